@@ -24,7 +24,8 @@ class EngineConfig(FrozenParams):
     """
 
     model: str = Field(
-        description="a local folder or GGUF file, a model's id on the Hugging Face hub, or the "
+        description="a local folder or GGUF file (its vision tower is the file with mmproj in its "
+        "name in the same folder), a model's id on the Hugging Face hub, or the "
         "name of a bundled model"
     )
     tokenizer: str | None = Field(

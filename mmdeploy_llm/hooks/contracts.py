@@ -112,6 +112,7 @@ class Checkpoint:
     video_preprocessor: options of the video processor.
     generation: generation_config.json.
     gguf_files: the GGUF files that hold the weights; (): safetensors files of the folder do.
+    gguf_tower: the GGUF file that holds the vision tower's weights; None: the others hold all.
     """
 
     folder: Path
@@ -120,6 +121,7 @@ class Checkpoint:
     video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
     gguf_files: tuple[Path, ...] = ()
+    gguf_tower: Path | None = None
 
     @property
     def architecture(self) -> str:

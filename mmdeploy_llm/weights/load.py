@@ -35,7 +35,7 @@ from mmdeploy_llm.parallel import Share
 from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile, TensorFile
 from .find import find_weights
-from .gguf import GGUFFile, read_headers
+from .gguf import GGUFFile, TowerFile, read_headers
 from .kept import CanKeep, Kept, hold, kept_weights
 from .map import Target
 from .quantized import readable_files
@@ -110,7 +110,11 @@ def _open(
 ) -> Sequence[TensorFile]:
     """Returns the files of a checkpoint, ready to be read. stack: closes them."""
     if checkpoint.gguf_files and load_format != "safetensors":
-        return [stack.enter_context(GGUFFile(read_headers(checkpoint.gguf_files)))]
+        found: list[TensorFile] = []
+        found.append(stack.enter_context(GGUFFile(read_headers(checkpoint.gguf_files))))
+        if checkpoint.gguf_tower is not None:
+            found.append(stack.enter_context(TowerFile(read_headers([checkpoint.gguf_tower]))))
+        return found
     paths = find_weights(checkpoint.folder)
     files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
     return readable_files(files, checkpoint.config)

@@ -16,7 +16,7 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelError
-from mmdeploy_llm.intake.checkpoint.gguf import check_tokenizer, config_of
+from mmdeploy_llm.intake.checkpoint.gguf import check_tokenizer, described
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.gguf import GGUFFile, read_headers
 
@@ -120,7 +120,7 @@ FILES = {
 def everything(path):
     """Reads all that is read of a GGUF file before its weights."""
     found = read_headers([path])
-    config_of([path])
+    described([path], None)
     check_tokenizer(found)
     with GGUFFile(found):
         pass

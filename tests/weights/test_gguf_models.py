@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -22,7 +23,7 @@ from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 from mmdeploy_llm.weights.gguf import GGUFFile, read_headers
 
-from .gguf_writing import ARCHITECTURES, write_gguf
+from .gguf_writing import ARCHITECTURES, separate_qkv, write_gguf
 
 PROMPTS = ([5, 9, 200, 31, 7, 77, 78, 79, 80], [40, 41, 42])
 NUM_TOKENS = 6
@@ -48,6 +49,18 @@ GEMMA3 = {
     "query_pre_attn_scalar": 16,
     "layer_types": [SLIDING] * 5 + [FULL],
 }
+GEMMA4_MOE = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+    "attention_k_eq_v": True,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
 
 CASES = {
     "llama": ("llama", {}),
@@ -67,8 +80,17 @@ CASES = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "num_hidden_layers": 4}),
     "gemma3": ("gemma3_text", GEMMA3),
+    "gemma4": ("gemma4_text", {}),
+    "gemma4 moe": ("gemma4_text", GEMMA4_MOE),
     "granite": ("granite", {}),
+    "granite hybrid": ("granite_hybrid", {}),
+    "granite hybrid dense": (
+        "granite_hybrid",
+        {"num_local_experts": 0, "shared_intermediate_size": 48, "intermediate_size": 48},
+    ),
     "lfm2": ("lfm2", {}),
+    "lfm2 moe": ("lfm2_moe", {"routed_scaling_factor": 1.0}),
+    "qwen3 next": ("qwen3_next", {"mlp_only_layers": []}),
     "ernie4.5": ("ernie4_5", {}),
     "ernie4.5 moe": ("ernie4_5_moe", {}),
     "ernie4.5 moe interval": (
@@ -79,12 +101,19 @@ CASES = {
     "phi3": ("phi3", {}),
 }
 NOT_STATED_BY = {  # what has no effect
+    "gemma4_text": {"vocab_size_per_layer_input", "use_bidirectional_attention"},
     "mistral": {"architectures", "model_type", "attention_bias", "mlp_bias", "pretraining_tp"},
     "gemma": {"hidden_activation"},
+    "granite_hybrid": {"max_position_embeddings"},
     "lfm2": {"intermediate_size", "block_auto_adjust_ff_dim", "block_multiple_of"},
 }
 # GGUF has no dense layers among those with experts.
-SPARSE = {"qwen2_moe": {"mlp_only_layers": []}, "qwen3_moe": {"decoder_sparse_step": 1}}
+SPARSE = {
+    "qwen2_moe": {"mlp_only_layers": []},
+    "qwen3_moe": {"decoder_sparse_step": 1},
+    "qwen3_next": {"mlp_only_layers": []},
+}
+GRANITE = re.compile(r"(shared_mlp|block_sparse_moe)\.(?:in|out)put_linear")
 KNOWN_TO_TRANSFORMERS = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 
 
@@ -142,12 +171,37 @@ def stored(paths):
         return found
 
 
+def as_stored(family, folder):
+    """Reads the weights of a checkpoint, with those apart that GGUF takes apart."""
+    found = load_file(folder / "model.safetensors")
+    if family == "qwen3_next":
+        return separate_qkv(found, json.loads((folder / "config.json").read_text()))
+    if family != "granite_hybrid":
+        return found
+    apart = {}
+    for key, tensor in found.items():
+        parts = {"down": tensor}
+        if "input_linear" in key:
+            parts = dict(zip(("gate", "up"), tensor.chunk(2, -2), strict=True))
+        kind = GRANITE.search(key)
+        if kind is None:
+            apart[key] = tensor
+        elif kind[1] == "shared_mlp":
+            own = key.replace(kind[0], "mlp.shared_experts.{}_proj")
+            apart |= {own.format(name): part for name, part in parts.items()}
+        else:
+            own = key.replace(kind[0], "mlp.experts.{}.{}_proj")
+            for name, part in parts.items():
+                apart |= {own.format(i, name): expert for i, expert in enumerate(part)}
+    return apart
+
+
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_weights_are_those_that_were_converted(tmp_path, family):
     write_model(family, tmp_path / "source", **SPARSE.get(family, {}))
     write_gguf(tmp_path / "source", tmp_path / "tiny.gguf", family)
     found = stored([tmp_path / "tiny.gguf"])
-    wanted = load_file(tmp_path / "source" / "model.safetensors")
+    wanted = as_stored(family, tmp_path / "source")
     has_head = "lm_head.weight" in found
     assert sorted(found) == sorted(key for key in wanted if has_head or key != "lm_head.weight")
     for key, tensor in found.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf
+from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf, find_tower
 
 DIGEST_BYTES = 8
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
@@ -104,7 +104,8 @@ def model_digest(place: Path) -> str:
     hasher = blake2b(digest_size=DIGEST_BYTES)
     folder = place if place.is_dir() else place.parent
     others = {path.name for path in folder.glob(f"*{GGUF_SUFFIX}")}
-    others -= {path.name for path in find_gguf(place)}
+    tower = find_tower(place) if others else None
+    others -= {path.name for path in (*find_gguf(place), *((tower,) if tower else ()))}
     names = sorted(
         name
         for name in os.listdir(folder)

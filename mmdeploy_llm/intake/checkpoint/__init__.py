@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.model_folder import check_folder, library_error, read_object, validated
-from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf
+from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf, find_tower
 
-from .gguf import config_of
+from .gguf import Described, described
 from .schema import (
     ChatTemplateFile,
     GenerationFile,
@@ -79,7 +79,7 @@ def read_checkpoint(place: Path) -> Checkpoint:
     """Reads the JSON files of a model, without running code of the checkpoint.
 
     place: its folder, or its GGUF file; where there is no config.json, the config is made of the
-    file's metadata.
+    metadata of this file and of the one with the vision tower.
 
     Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
@@ -87,19 +87,23 @@ def read_checkpoint(place: Path) -> Checkpoint:
     """
     folder = place if place.is_dir() else place.parent
     gguf_files = find_gguf(place)
+    tower = find_tower(place) if gguf_files else None
     if gguf_files and not os.path.lexists(folder / "config.json"):
-        config = config_of(gguf_files)
+        found = described(gguf_files, tower)
     else:
-        config = _read_config(folder)
+        found = Described(config=_read_config(folder))
+        if getattr(found.config, "vision_config", None) is None:
+            tower = None
+    image = _preprocessor(folder, "image_processor", "preprocessor_config.json")
+    video = _preprocessor(folder, "video_processor", "video_preprocessor_config.json")
     return Checkpoint(
         folder=folder,
-        config=config,
-        preprocessor=_preprocessor(folder, "image_processor", "preprocessor_config.json"),
-        video_preprocessor=_preprocessor(
-            folder, "video_processor", "video_preprocessor_config.json"
-        ),
+        config=found.config,
+        preprocessor=image or found.image,
+        video_preprocessor=video or found.video,
         generation=read_json(folder / "generation_config.json"),
         gguf_files=gguf_files,
+        gguf_tower=tower,
     )
 
 

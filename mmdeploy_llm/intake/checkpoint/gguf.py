@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks.model_folder import fault, library_error, shown
-from mmdeploy_llm.weights.gguf import Header, find_gguf, gguf_config, read_headers
+from mmdeploy_llm.weights.gguf import (
+    Header,
+    family_of,
+    find_gguf,
+    gguf_config,
+    media_config,
+    read_headers,
+)
 
 from .schema import MAX_VOCABULARY, check_config
 
@@ -31,21 +39,43 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in TOKENIZER_NAMES)
 
 
-def config_of(paths: Sequence[Path]) -> Any:
-    """Returns transformers' config, made of the metadata of a GGUF model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A model that its GGUF files describe. config: transformers'. image, video: options of the
+    processors, {} for a text model."""
+
+    config: Any
+    image: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
+
+
+def described(paths: Sequence[Path], tower: Path | None) -> Described:
+    """Describes a model by the metadata of its GGUF files. tower: the file with its vision tower.
 
     Raises ModelNotSupportedError for an architecture that is not known, CheckpointError for
-    metadata that are missing or out of range.
+    metadata that are missing or out of range, and for a missing vision tower.
     """
+    text = read_headers(paths)
+    if tower is None:
+        if family_of(text.architecture).needs_tower:
+            raise CheckpointError(
+                f"{paths[0]} is the text model of an image-text model; put the file with its "
+                "vision tower, mmproj-*.gguf, into the same folder"
+            )
+        return Described(config=_config(gguf_config(text), paths[0]))
+    media = media_config(text, read_headers([tower]))
+    return Described(config=_config(media.values, paths[0]), image=media.image, video=media.video)
+
+
+def _config(values: Mapping[str, Any], path: Path) -> Any:
     from transformers import AutoConfig
 
-    values = gguf_config(read_headers(paths))
-    check_config(values, paths[0].name)
+    check_config(values, path.name)
     try:
         return AutoConfig.for_model(**values)
     except Exception as error:  # transformers raises whatever its config classes raise
         raise CheckpointError(
-            f"the metadata of {paths[0]} cannot be used: {library_error(error)}"
+            f"the metadata of {path} cannot be used: {library_error(error)}"
         ) from error
 
 

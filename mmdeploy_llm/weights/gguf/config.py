@@ -7,20 +7,25 @@ every family here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .facts import MAX_LAYERS, Facts, num_layers
+from .facts import MAX_HEAD_DIM, MAX_LAYERS, Facts, has_biases, head_dim, num_layers
 from .families import Family, family_of
+from .gemma_config import gemma, gemma2, gemma3, gemma4
 from .header import Header, Scalar
-from .rope import MAX_HEAD_DIM, factors_of, rope_parameters
+from .rope import factors_of, rope_parameters
 
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, a turn, a message
-NO_MLP = "qwen35moe"  # has experts in every layer, and its files state no size of an MLP
-GEMMA_PERIOD = 6  # every so many layers of Gemma 3, one attends to everything
-# llama.cpp knows these models, whose scores are scaled by other channels, by their layers.
-WIDE_HEADS = MappingProxyType({"gemma2": 46, "gemma3": 62})
+BY_LAYER = (
+    "lfm2",
+    "lfm2moe",
+    "gemma4",
+)  # state heads for each layer, or have several kinds of them
+# The first has experts in every layer, and its files state no size of an MLP; the second has
+# several sizes.
+NO_MLP = ("qwen35moe", "gemma4")
 
 Values = dict[str, Any]
 
@@ -53,27 +58,14 @@ def _shared(facts: Facts, family: Family) -> Values:
         "pad_token_id": facts.token("padding_token_id"),
         "eos_token_id": _ends(facts),
     }
-    if facts.header.architecture != "lfm2":
+    if facts.header.architecture not in BY_LAYER:
         values["rms_norm_eps"] = facts.number("attention.layer_norm_rms_epsilon")
-        values["num_key_value_heads"] = facts.whole("attention.head_count_kv", num_heads)
-        values["head_dim"] = head_dim = _head_dim(facts)
-        values["rope_parameters"] = rope_parameters(facts, head_dim)
-    if facts.header.architecture != NO_MLP:
+        values["num_key_value_heads"] = facts.most("attention.head_count_kv", num_heads)
+        values["head_dim"] = size = head_dim(facts)
+        values["rope_parameters"] = rope_parameters(facts, size)
+    if facts.header.architecture not in NO_MLP:
         values["intermediate_size"] = facts.whole("feed_forward_length")
     return values
-
-
-def _head_dim(facts: Facts) -> int:
-    """Returns the channels of a head: as stated, else as the rows of the first query matrix."""
-    num_heads = facts.whole("attention.head_count")
-    if facts.has("attention.key_length"):
-        found = facts.whole("attention.key_length", high=MAX_HEAD_DIM)
-        if facts.whole("attention.value_length", found) != found:
-            raise facts.wrong("attention.value_length", f"the same as key_length, {found}")
-        return found
-    if "blk.0.attn_q.weight" in facts.tensors:
-        return max(1, facts.shape("blk.0.attn_q.weight", 2)[0] // num_heads)
-    return max(1, facts.whole("embedding_length") // num_heads)
 
 
 def _ends(facts: Facts) -> list[int] | int | None:
@@ -91,16 +83,16 @@ def _dtype(facts: Facts) -> str:
     return "float16" if "F16" in kinds else "float32"
 
 
-def _has_biases(facts: Facts, name: str) -> bool:
-    return f"blk.0.{name}.bias" in facts.tensors
-
-
 def _llama(facts: Facts) -> Values:
     if facts.whole("expert_count", 0, low=0):
         raise facts.wrong("expert_count", "0: of this architecture, models without experts")
+    return _biases(facts)
+
+
+def _biases(facts: Facts) -> Values:
     return {
-        "attention_bias": _has_biases(facts, "attn_q"),
-        "mlp_bias": _has_biases(facts, "ffn_up"),
+        "attention_bias": has_biases(facts, "attn_q"),
+        "mlp_bias": has_biases(facts, "ffn_up"),
     }
 
 
@@ -110,7 +102,7 @@ def _qwen2(facts: Facts) -> Values:
 
 
 def _qwen3(facts: Facts) -> Values:
-    return {"attention_bias": _has_biases(facts, "attn_q"), "use_sliding_window": False}
+    return {"attention_bias": has_biases(facts, "attn_q"), "use_sliding_window": False}
 
 
 def _experts(facts: Facts) -> Values:
@@ -126,14 +118,37 @@ def _experts(facts: Facts) -> Values:
 
 def _qwen2moe(facts: Facts) -> Values:
     return _experts(facts) | {
-        "qkv_bias": _has_biases(facts, "attn_q"),
+        "qkv_bias": has_biases(facts, "attn_q"),
         "norm_topk_prob": False,
         "shared_expert_intermediate_size": facts.shape("blk.0.ffn_down_shexp.weight", 2)[1],
     }
 
 
+def _sections(facts: Facts) -> dict[str, list[Scalar]]:
+    """Returns the channel pairs of time, height and width, where the file states them."""
+    found = [each for each in facts.values("rope.dimension_sections") or () if each]
+    return {"mrope_section": found} if found else {}
+
+
+def _qwen2vl(facts: Facts) -> Values:
+    shared = rope_parameters(facts, head_dim(facts))
+    return _qwen2(facts) | {"rope_parameters": shared | _sections(facts)}
+
+
+def _qwen3vl(facts: Facts) -> Values:
+    shared = rope_parameters(facts, head_dim(facts), theta=5e6)
+    return {
+        "attention_bias": has_biases(facts, "attn_q"),
+        "rope_parameters": shared | _sections(facts) | {"mrope_interleaved": True},
+    }
+
+
+def _qwen3vlmoe(facts: Facts) -> Values:
+    return _experts(facts) | _qwen3vl(facts)
+
+
 def _qwen3moe(facts: Facts) -> Values:
-    biases = {"attention_bias": _has_biases(facts, "attn_q")}
+    biases = {"attention_bias": has_biases(facts, "attn_q")}
     return _experts(facts) | biases | {"norm_topk_prob": True}
 
 
@@ -141,7 +156,6 @@ def _qwen35(facts: Facts) -> Values:
     period = facts.whole("full_attention_interval", 4)
     num_values = facts.whole("ssm.time_step_rank")
     shared = rope_parameters(facts, facts.whole("attention.key_length", high=MAX_HEAD_DIM))
-    sections = facts.values("rope.dimension_sections") or ()
     return {
         "attention_bias": f"blk.{period - 1}.attn_q.bias" in facts.tensors,
         "layer_types": [
@@ -153,8 +167,7 @@ def _qwen35(facts: Facts) -> Values:
         "linear_num_key_heads": facts.whole("ssm.group_count"),
         "linear_num_value_heads": num_values,
         "linear_value_head_dim": max(1, facts.whole("ssm.inner_size") // num_values),
-        "rope_parameters": shared
-        | {"mrope_section": [each for each in sections if each], "mrope_interleaved": True},
+        "rope_parameters": shared | _sections(facts) | {"mrope_interleaved": True},
     }
 
 
@@ -167,66 +180,52 @@ def _qwen35moe(facts: Facts) -> Values:
     }
 
 
-def _gemma(facts: Facts) -> Values:
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attention_bias": _has_biases(facts, "attn_q"),
-    }
-
-
-def _score_scalar(facts: Facts) -> int:
-    """Returns query_pre_attn_scalar, which no metadata hold, by llama.cpp's rule."""
-    if num_layers(facts) == WIDE_HEADS[facts.header.architecture]:
-        return max(1, facts.whole("embedding_length") // facts.whole("attention.head_count"))
-    return _head_dim(facts)
-
-
-def _layer_types(facts: Facts, period: int) -> list[str]:
-    """Returns the kind of each layer: as stated for each, else all but every so many slide."""
-    count = num_layers(facts)
-    slides: Sequence[Scalar] | None = facts.values("attention.sliding_window_pattern")
-    if slides is None:
-        period = facts.whole("attention.sliding_window_pattern", period)
-        slides = [(i + 1) % period != 0 for i in range(count)]
-    if len(slides) != count:
-        raise facts.wrong("attention.sliding_window_pattern", f"{count} values")
-    return ["sliding_attention" if each else "full_attention" for each in slides]
-
-
-def _gemma2(facts: Facts) -> Values:
-    return _gemma(facts) | {
-        "attn_logit_softcapping": facts.number("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": facts.number("final_logit_softcapping", 30.0),
-        "sliding_window": facts.whole("attention.sliding_window", 4096),
-        "query_pre_attn_scalar": _score_scalar(facts),
-        "layer_types": _layer_types(facts, 2),
-    }
-
-
-def _gemma3(facts: Facts) -> Values:
-    values = _gemma(facts) | {"query_pre_attn_scalar": _score_scalar(facts)}
-    local = {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", 10_000.0)}
-    values["rope_parameters"] = {
-        "full_attention": rope_parameters(facts, _head_dim(facts), theta=1e6),
-        "sliding_attention": local,
-    }
-    if facts.has("final_logit_softcapping"):
-        values["final_logit_softcapping"] = facts.number("final_logit_softcapping")
-    if facts.has("attention.sliding_window"):
-        values["sliding_window"] = facts.whole("attention.sliding_window")
-        values["layer_types"] = _layer_types(facts, GEMMA_PERIOD)
-    else:
-        values["layer_types"] = ["full_attention"] * num_layers(facts)
-    return values
+def _qwen3next(facts: Facts) -> Values:
+    values = _qwen35(facts)
+    for name in ("mrope_section", "mrope_interleaved"):
+        values["rope_parameters"].pop(name, None)
+    shared = facts.shape("blk.0.ffn_down_shexp.weight", 2)[1]
+    experts = _experts(facts) | {"shared_expert_intermediate_size": shared}
+    del experts["use_sliding_window"]
+    return values | experts | {"norm_topk_prob": True}
 
 
 def _granite(facts: Facts) -> Values:
-    return _llama(facts) | {
+    return _biases(facts) | {
         "embedding_multiplier": facts.number("embedding_scale", 1.0),
-        "attention_multiplier": facts.number("attention.scale", _head_dim(facts) ** -0.5),
+        "attention_multiplier": facts.number("attention.scale", head_dim(facts) ** -0.5),
         "residual_multiplier": facts.number("residual_scale", 1.0),
         "logits_scaling": facts.number("logit_scale", 1.0),
     }
+
+
+def _granite_hybrid(facts: Facts) -> Values:
+    count, inner = num_layers(facts), facts.whole("ssm.inner_size")
+    kinds = facts.values("attention.head_count_kv")
+    if kinds is None or len(kinds) != count:
+        raise facts.wrong("attention.head_count_kv", f"a number for each of {count} layers")
+    num_heads, size = facts.whole("ssm.time_step_rank"), facts.whole("embedding_length")
+    mamba = next((i for i, each in enumerate(kinds) if not each), 0)
+    num_experts = facts.whole("expert_count", 0, low=0)
+    is_rotated = facts.header.values.get("granitehybrid.rope.scaling.finetuned") is True
+    values = _granite(facts) | {
+        "layer_types": ["attention" if each else "mamba" for each in kinds],
+        "mamba_n_heads": num_heads,
+        "mamba_d_head": max(1, inner // num_heads),
+        "mamba_n_groups": facts.whole("ssm.group_count"),
+        "mamba_d_state": facts.whole("ssm.state_size"),
+        "mamba_d_conv": facts.whole("ssm.conv_kernel"),
+        "mamba_expand": max(1, inner // size),
+        "mamba_conv_bias": f"blk.{mamba}.ssm_conv1d.bias" in facts.tensors,
+        "mamba_proj_bias": f"blk.{mamba}.ssm_in.bias" in facts.tensors,
+        "num_local_experts": num_experts,
+        "position_embedding_type": "rope" if is_rotated else None,
+    }
+    del values["mlp_bias"]
+    if num_experts:
+        values["num_experts_per_tok"] = facts.whole("expert_used_count")
+    shared = facts.whole("expert_shared_feed_forward_length", facts.whole("feed_forward_length"))
+    return values | {"shared_intermediate_size": shared}
 
 
 def _phi3(facts: Facts) -> Values:
@@ -237,8 +236,8 @@ def _phi3(facts: Facts) -> Values:
         "original_max_position_embeddings": original,
     }
     if "rope_factors_long.weight" in facts.tensors:
-        head_dim = facts.whole("embedding_length") // facts.whole("attention.head_count")
-        values["rope_parameters"] = rope_parameters(facts, max(1, head_dim)) | {
+        size = facts.whole("embedding_length") // facts.whole("attention.head_count")
+        values["rope_parameters"] = rope_parameters(facts, max(1, size)) | {
             "rope_type": "longrope",
             "original_max_position_embeddings": original,
             "long_factor": factors_of(facts.header, "rope_factors_long.weight"),
@@ -269,8 +268,23 @@ def _lfm2(facts: Facts) -> Values:
     }
 
 
+def _lfm2moe(facts: Facts) -> Values:
+    values = _lfm2(facts)
+    del values["block_auto_adjust_ff_dim"]
+    first = facts.whole("leading_dense_block_count", 0, low=0, high=MAX_LAYERS)
+    return values | {
+        "num_dense_layers": first,
+        "num_experts": facts.whole("expert_count"),
+        "num_experts_per_tok": facts.whole("expert_used_count"),
+        "moe_intermediate_size": facts.whole("expert_feed_forward_length"),
+        "routed_scaling_factor": facts.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": True,
+        "use_expert_bias": f"blk.{first}.exp_probs_b.bias" in facts.tensors,
+    }
+
+
 def _ernie(facts: Facts) -> Values:
-    return {"use_bias": _has_biases(facts, "attn_q")}
+    return {"use_bias": has_biases(facts, "attn_q")}
 
 
 def _ernie_moe(facts: Facts) -> Values:
@@ -288,7 +302,11 @@ def _ernie_moe(facts: Facts) -> Values:
 
 
 def _glm4(facts: Facts) -> Values:
-    return {"attention_bias": _has_biases(facts, "attn_q")}
+    shared = rope_parameters(facts, head_dim(facts))
+    return {
+        "attention_bias": has_biases(facts, "attn_q"),
+        "rope_parameters": shared | _sections(facts),
+    }
 
 
 OF_FAMILY: Mapping[str, Callable[[Facts], Values]] = MappingProxyType(
@@ -298,14 +316,21 @@ OF_FAMILY: Mapping[str, Callable[[Facts], Values]] = MappingProxyType(
         "qwen2moe": _qwen2moe,
         "qwen3": _qwen3,
         "qwen3moe": _qwen3moe,
+        "qwen2vl": _qwen2vl,
+        "qwen3vl": _qwen3vl,
+        "qwen3vlmoe": _qwen3vlmoe,
+        "qwen3next": _qwen3next,
         "qwen35": _qwen35,
         "qwen35moe": _qwen35moe,
-        "gemma": _gemma,
-        "gemma2": _gemma2,
-        "gemma3": _gemma3,
+        "gemma": gemma,
+        "gemma2": gemma2,
+        "gemma3": gemma3,
+        "gemma4": gemma4,
         "granite": _granite,
+        "granitehybrid": _granite_hybrid,
         "phi3": _phi3,
         "lfm2": _lfm2,
+        "lfm2moe": _lfm2moe,
         "ernie4_5": _ernie,
         "ernie4_5-moe": _ernie_moe,
         "glm4": _glm4,

@@ -13,6 +13,7 @@ MAX_WHOLE = 2**31
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
 
 MAX_LAYERS = 10_000
+MAX_HEAD_DIM = 65_536
 
 
 class Facts:
@@ -61,6 +62,17 @@ class Facts:
         found = self.header.values.get(self._name(key))
         return found if isinstance(found, tuple) else None
 
+    def most(self, key: str, default: int | None = None) -> int:
+        """Returns an integer above 0, or the largest of those that the file states for each layer.
+        Raises CheckpointError as `whole` does."""
+        found = self.values(key)
+        if found is None:
+            return self.whole(key, default)
+        whole = [each for each in found if type(each) is int and 0 <= each <= MAX_WHOLE]
+        if len(whole) != len(found) or not any(whole):
+            raise self.wrong(key, f"integers from 0 to {MAX_WHOLE}, one of them above 0")
+        return max(whole)
+
     def token(self, key: str) -> int | None:
         """Returns the id of a special token, None where the file names none."""
         found = self.header.values.get(f"tokenizer.ggml.{key}")
@@ -105,3 +117,21 @@ def num_layers(facts: Facts) -> int:
     if found < 1:
         raise facts.wrong("nextn_predict_layers", "fewer than block_count")
     return found
+
+
+def head_dim(facts: Facts) -> int:
+    """Returns the channels of a head: as stated, else as the rows of the first query matrix."""
+    num_heads = facts.whole("attention.head_count")
+    if facts.has("attention.key_length"):
+        found = facts.whole("attention.key_length", high=MAX_HEAD_DIM)
+        if facts.whole("attention.value_length", found) != found:
+            raise facts.wrong("attention.value_length", f"the same as key_length, {found}")
+        return found
+    if "blk.0.attn_q.weight" in facts.tensors:
+        return max(1, facts.shape("blk.0.attn_q.weight", 2)[0] // num_heads)
+    return max(1, facts.whole("embedding_length") // num_heads)
+
+
+def has_biases(facts: Facts, name: str) -> bool:
+    """Whether a matrix of the first layer has biases."""
+    return f"blk.0.{name}.bias" in facts.tensors

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 
+TOWER = "clip"  # general.architecture of a file with a vision tower
 # Names within "blk.N." -> names within "model.layers.N.", both without ".weight" and ".bias".
 ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -40,10 +41,10 @@ NORMS_AFTER = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
-EXPERTS = {
-    "ffn_gate_exps": "gate_proj",
-    "ffn_up_exps": "up_proj",
-    "ffn_down_exps": "down_proj",
+EXPERTS = {  # {}: number of the expert
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
 PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 # Factors of rotary frequencies, which the config describes.
@@ -67,8 +68,12 @@ class Family:
     tiled_columns: the tensor whose columns were.
     logs: tensors that hold -exp(value).
     new_axes: tensors from which an axis of size 1 was removed -> the axis.
-    has_experts: whether experts may be stacked.
+    flat: tensors whose values have one axis only in transformers.
+    experts: names of stacked experts within a layer.
     has_extra_layers: whether layers that predict further tokens may follow.
+    halved: tensors whose rotated rows the converter reordered the other way, from pairs to halves,
+        in models with sections of rotary channels -> metadata key of their heads.
+    needs_tower: whether transformers has the model with a vision tower only.
     """
 
     model_type: str
@@ -89,8 +94,11 @@ class Family:
     tiled_columns: str = ""
     logs: tuple[str, ...] = ()
     new_axes: Mapping[str, int] = field(default_factory=dict)
-    has_experts: bool = False
+    flat: tuple[str, ...] = ()
+    experts: Mapping[str, str] = field(default_factory=dict)
     has_extra_layers: bool = False
+    halved: Mapping[str, str] = field(default_factory=dict)
+    needs_tower: bool = False
 
 
 GATED_DELTA = {
@@ -114,6 +122,36 @@ TILED = {
 }
 HYBRID = {**ATTENTION, **HEAD_NORMS, **GATED_DELTA}
 HYBRID["post_attention_norm"] = "post_attention_layernorm"
+GEMMA3_LAYER = {**ATTENTION, **MLP, **NORMS_AFTER, **HEAD_NORMS}
+GEMMA4 = Family(
+    model_type="gemma4_text",
+    model="Gemma4ForCausalLM",
+    layer={
+        **GEMMA3_LAYER,
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "ffn_gate_inp": "router.proj",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    },
+    outer={
+        "token_embd": "model.embed_tokens",
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+    },
+    whole={
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+        "ffn_down_exps.weight": "experts.down_proj",
+    },
+)
 LFM2_LAYER = {
     **ATTENTION,
     "attn_norm": "operator_norm",
@@ -147,6 +185,28 @@ QWEN35 = Family(
     new_axes={"ssm_conv1d": 1},
     has_extra_layers=True,
 )
+QWEN3_NEXT = replace(
+    QWEN35,
+    model_type="qwen3_next",
+    model="Qwen3NextForCausalLM",
+    layer={
+        **{name: own for name, own in HYBRID.items() if name not in ("ssm_alpha", "ssm_beta")},
+        "ssm_ba": "linear_attn.in_proj_ba",
+        "ffn_gate_inp": "mlp.gate",
+        **SHARED_EXPERT,
+    },
+    tiled={},
+    tiled_columns="",
+    new_axes={**QWEN35.new_axes, "ffn_gate_inp_shexp": 0},
+    experts=EXPERTS,
+)
+LFM2 = Family(
+    model_type="lfm2",
+    model="Lfm2ForCausalLM",
+    layer=LFM2_LAYER,
+    outer=LFM2_OUTER,
+    new_axes={"shortconv.conv": 1},
+)
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(model_type="llama", model="LlamaForCausalLM", permuted=PERMUTED),
@@ -156,7 +216,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             model="Qwen2MoeForCausalLM",
             layer={**SPARSE, **SHARED_EXPERT},
             new_axes={"ffn_gate_inp_shexp": 0},
-            has_experts=True,
+            experts=EXPERTS,
         ),
         "qwen3": Family(
             model_type="qwen3", model="Qwen3ForCausalLM", layer={**DENSE, **HEAD_NORMS}
@@ -165,7 +225,25 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             model_type="qwen3_moe",
             model="Qwen3MoeForCausalLM",
             layer={**SPARSE, **HEAD_NORMS},
-            has_experts=True,
+            experts=EXPERTS,
+        ),
+        "qwen2vl": Family(
+            model_type="qwen2_vl_text",
+            model="Qwen2VLForConditionalGeneration",
+            needs_tower=True,
+        ),
+        "qwen3vl": Family(
+            model_type="qwen3_vl_text",
+            model="Qwen3VLForConditionalGeneration",
+            layer={**DENSE, **HEAD_NORMS},
+            needs_tower=True,
+        ),
+        "qwen3vlmoe": Family(
+            model_type="qwen3_vl_moe_text",
+            model="Qwen3VLMoeForConditionalGeneration",
+            layer={**SPARSE, **HEAD_NORMS},
+            experts=EXPERTS,
+            needs_tower=True,
         ),
         "qwen35": QWEN35,
         "qwen35moe": replace(
@@ -174,8 +252,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             model="Qwen3_5MoeForCausalLM",
             layer={**HYBRID, "ffn_gate_inp": "mlp.gate", **SHARED_EXPERT},
             new_axes={**QWEN35.new_axes, "ffn_gate_inp_shexp": 0},
-            has_experts=True,
+            experts=EXPERTS,
         ),
+        "qwen3next": QWEN3_NEXT,
         "gemma": Family(model_type="gemma", model="GemmaForCausalLM", adds_one=True),
         "gemma2": Family(
             model_type="gemma2",
@@ -186,10 +265,32 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gemma3": Family(
             model_type="gemma3_text",
             model="Gemma3ForCausalLM",
-            layer={**ATTENTION, **MLP, **NORMS_AFTER, **HEAD_NORMS},
+            layer=GEMMA3_LAYER,
             adds_one=True,
         ),
+        "gemma4": GEMMA4,
         "granite": Family(model_type="granite", model="GraniteForCausalLM", permuted=PERMUTED),
+        "granitehybrid": Family(
+            model_type="granitemoehybrid",
+            model="GraniteMoeHybridForCausalLM",
+            layer={
+                **DENSE,
+                "ssm_in": "mamba.in_proj",
+                "ssm_conv1d": "mamba.conv1d",
+                "ssm_norm": "mamba.norm",
+                "ssm_out": "mamba.out_proj",
+                "ffn_gate_inp": "block_sparse_moe.router.layer",
+                "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+                "ffn_up_shexp": "mlp.shared_experts.up_proj",
+                "ffn_down_shexp": "mlp.shared_experts.down_proj",
+            },
+            whole={"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"},
+            permuted=PERMUTED,
+            logs=("ssm_a",),
+            flat=("ssm_a", "ssm_d", "ssm_norm"),
+            new_axes={"ssm_conv1d": 1},
+            experts=EXPERTS,
+        ),
         "phi3": Family(
             model_type="phi3",
             model="Phi3ForCausalLM",
@@ -201,12 +302,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 **FUSED_MLP,
             },
         ),
-        "lfm2": Family(
-            model_type="lfm2",
-            model="Lfm2ForCausalLM",
-            layer=LFM2_LAYER,
-            outer=LFM2_OUTER,
-            new_axes={"shortconv.conv": 1},
+        "lfm2": LFM2,
+        "lfm2moe": replace(
+            LFM2,
+            model_type="lfm2_moe",
+            model="Lfm2MoeForCausalLM",
+            layer={**LFM2_LAYER, "ffn_gate_inp": "feed_forward.gate"},
+            whole={"exp_probs_b.bias": "feed_forward.expert_bias"},
+            experts={
+                "ffn_gate_exps": "feed_forward.experts.{}.w1",
+                "ffn_up_exps": "feed_forward.experts.{}.w3",
+                "ffn_down_exps": "feed_forward.experts.{}.w2",
+            },
         ),
         "ernie4_5": Family(model_type="ernie4_5", model="Ernie4_5ForCausalLM"),
         "ernie4_5-moe": Family(
@@ -221,7 +328,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             whole={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
             new_axes={"exp_probs_b.bias": 0},
-            has_experts=True,
+            experts=EXPERTS,
         ),
         "glm4": Family(
             model_type="glm4",
@@ -233,6 +340,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "ffn_norm": "post_attention_layernorm",
                 "post_ffw_norm": "post_mlp_layernorm",
             },
+            halved=PERMUTED,
         ),
     }
 )
@@ -241,6 +349,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 def family_of(architecture: str) -> Family:
     """Returns the family of general.architecture. Raises ModelNotSupportedError for one that is not
     known."""
+    if architecture == TOWER:
+        raise ModelNotSupportedError(
+            "a GGUF file with a vision tower holds no text model; name the file of the text model "
+            "that lies beside it"
+        )
     if architecture not in FAMILIES:
         raise ModelNotSupportedError(
             f"a GGUF file of the architecture {architecture[:60]!r} cannot be read; known: "

@@ -10,7 +10,7 @@ from mmdeploy_llm.hooks.model_folder import check_regular
 
 GGUF_SUFFIX = ".gguf"
 SPLIT = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf")
-NOT_WEIGHTS = "mmproj"  # in the name of a file with a vision tower
+IN_NAME = "mmproj"  # of a file with a vision tower
 MAX_FILES = 1000  # of one model
 MAX_NAMED = 10
 
@@ -27,7 +27,7 @@ def find_gguf(place: Path) -> tuple[Path, ...]:
     names = sorted(
         path.name
         for path in place.glob(f"*{GGUF_SUFFIX}")
-        if NOT_WEIGHTS not in path.name.lower() and not path.is_dir()
+        if IN_NAME not in path.name.lower() and not path.is_dir()
     )
     if not names or any(place.glob("*.safetensors")):
         return ()
@@ -39,6 +39,31 @@ def find_gguf(place: Path) -> tuple[Path, ...]:
             f"of them: model={str(place / models[0])!r}"
         )
     return _parts(place / models[0])
+
+
+def find_tower(place: Path) -> Path | None:
+    """Returns the GGUF file with the vision tower of a model that `find_gguf` finds; None where
+    there is none.
+
+    Raises CheckpointError when several lie in the folder.
+    """
+    folder = place if place.is_dir() else place.parent
+    if not place.is_dir() and IN_NAME in place.name.lower():
+        return None
+    names = sorted(
+        path.name
+        for path in folder.glob(f"*{GGUF_SUFFIX}")
+        if IN_NAME in path.name.lower() and not path.is_dir()
+    )
+    if len(names) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(names)} vision towers: {', '.join(names[:MAX_NAMED])}; leave "
+            "the one that you want with the model, and move the others elsewhere"
+        )
+    if not names:
+        return None
+    check_regular(folder / names[0])
+    return folder / names[0]
 
 
 def _first_part(name: str) -> str:

@@ -18,10 +18,10 @@ from mmdeploy_llm.weights.files import Entry
 from mmdeploy_llm.weights.quantized.reading import copy_rows
 
 from .codes import LAYOUTS, coded_rows
-from .facts import Facts, num_layers
-from .families import EXPERTS, NOT_WEIGHTS, Family, family_of
+from .facts import MAX_HEAD_DIM, Facts, num_layers
+from .families import NOT_WEIGHTS, Family, family_of
 from .header import Header, StoredTensor
-from .order import Order, halves_to_pairs, tiled_heads
+from .order import Order, halves_to_pairs, pairs_to_halves, tiled_heads
 from .rows import TensorRows
 
 LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(.+)")
@@ -113,13 +113,14 @@ class _Weight:
     def rows(self, start: int, end: int) -> Tensor:
         """Returns rows start .. end (first axis) of the entry."""
         source = self._source
-        if len(source.tensor.shape) == 1:  # few values
-            values = self._rows.read(source.tensor, 0, 1).view(source.shape)
+        if len(source.tensor.shape) == 1 or len(source.shape) == 1:  # few values
+            num_rows = math.prod(source.tensor.shape[:-1])
+            values = self._rows.read(source.tensor, 0, num_rows).view(source.shape)
             places = torch.arange(start, end)
             values = values[places if source.rows is None else source.rows.places(start, end)]
         elif source.rows is None:
-            first = source.first_row
-            values = self._rows.read(source.tensor, first + start, first + end)
+            first, inner = source.first_row, math.prod(source.shape[1:-1])
+            values = self._rows.read(source.tensor, first + start * inner, first + end * inner)
         else:
             places = source.rows.places(start, end)
             low, high = int(places.min()), int(places.max()) + 1
@@ -177,24 +178,28 @@ def _entries(
         return
     elif leaf in family.layer:
         yield f"{prefix}.{family.layer[leaf]}.{suffix}", _source(family, facts, leaf, tensor)
-    elif family.has_experts and leaf in EXPERTS and suffix == "weight":
+    elif leaf in family.experts and suffix == "weight":
         num_experts, num_rows, size = facts.shape(name, 3)
         if num_experts > MAX_ENTRIES:
             raise CheckpointError(f"{name} of {facts.header.paths[0]} holds {num_experts} experts")
         for expert in range(num_experts):
-            key = f"{prefix}.mlp.experts.{expert}.{EXPERTS[leaf]}.weight"
+            key = f"{prefix}.{family.experts[leaf].format(expert)}.weight"
             shape = (num_rows, size)
             yield key, _Source(tensor=tensor, first_row=expert * num_rows, shape=shape)
 
 
 def _source(family: Family, facts: Facts, leaf: str, tensor: StoredTensor) -> _Source:
     shape = tensor.shape
-    if leaf in family.new_axes and len(shape) < family.new_axes[leaf] + 2:
-        axis = family.new_axes[leaf]
+    axis = None if tensor.name.endswith(f"{leaf}.bias") else family.new_axes.get(leaf)
+    if axis is not None and len(shape) < axis + 2:
         shape = (*shape[:axis], 1, *shape[axis:])
+    if leaf in family.flat:
+        shape = (math.prod(shape),)
     rows = columns = None
     if leaf in family.permuted:
         rows = _halves(facts, tensor, family.permuted[leaf])
+    elif leaf in family.halved and facts.has("rope.dimension_sections"):
+        rows = _pairs(facts, tensor, family.halved[leaf])
     elif leaf in family.tiled or leaf == family.tiled_columns:
         heads = _tiled(facts, tensor, family.tiled.get(leaf))
         rows, columns = (None, heads) if leaf == family.tiled_columns else (heads, None)
@@ -211,7 +216,7 @@ def _source(family: Family, facts: Facts, leaf: str, tensor: StoredTensor) -> _S
 
 
 def _halves(facts: Facts, tensor: StoredTensor, key: str) -> Order:
-    heads = facts.whole(key, facts.whole("attention.head_count"))
+    heads = facts.most(key, facts.whole("attention.head_count"))
     num_rows = tensor.shape[0]
     if num_rows % (2 * heads):
         raise CheckpointError(
@@ -219,6 +224,19 @@ def _halves(facts: Facts, tensor: StoredTensor, key: str) -> Order:
             "heads of an even size"
         )
     return halves_to_pairs(num_rows, heads)
+
+
+def _pairs(facts: Facts, tensor: StoredTensor, key: str) -> Order:
+    heads = facts.most(key, facts.whole("attention.head_count"))
+    num_rows = tensor.shape[0]
+    size = num_rows // heads
+    rotary_dim = facts.whole("rope.dimension_count", max(1, size), high=MAX_HEAD_DIM)
+    if num_rows % heads or rotary_dim > size or rotary_dim % 2:
+        raise CheckpointError(
+            f"{tensor.name} of {facts.header.paths[0]} has {num_rows} rows, which are not {heads} "
+            f"heads whose first {rotary_dim} rows are pairs"
+        )
+    return pairs_to_halves(size, rotary_dim)
 
 
 def _tiled(facts: Facts, tensor: StoredTensor, kind: str | None) -> Order:

@@ -9,7 +9,7 @@ import torch
 
 from mmdeploy_llm.errors import CheckpointError
 
-from .facts import Facts
+from .facts import MAX_HEAD_DIM, Facts
 from .header import Header
 from .rows import TensorRows
 
@@ -17,7 +17,7 @@ LLAMA3_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
 # Llama 3.1 and later; the converter writes the factors that follow, and not these numbers.
 LOW_FACTOR, HIGH_FACTOR, ORIGINAL_POSITIONS = 1.0, 4.0, 8192
-MAX_HEAD_DIM = 65_536
+NOT_ROTATED = 1e20  # and larger factors: the angles vanish
 MAX_FACTORS = 65_536
 
 
@@ -54,6 +54,25 @@ def rope_parameters(facts: Facts, head_dim: int, *, theta: float = 10_000.0) -> 
     if LLAMA3_FACTORS in facts.tensors:
         values |= _llama3(facts, values["rope_theta"], rotary_dim)
     return values
+
+
+def proportional_rope(facts: Facts) -> dict[str, Any]:
+    """Returns the parameters of Gemma 4's layers without a window: those channels are rotated whose
+    factor is 1; the others have huge ones. Raises CheckpointError for other factors."""
+    stored = factors_of(facts.header, LLAMA3_FACTORS)
+    num_rotated = sum(factor == 1 for factor in stored)
+    if any(factor != 1 for factor in stored[:num_rotated]) or any(
+        factor < NOT_ROTATED for factor in stored[num_rotated:]
+    ):
+        raise CheckpointError(
+            f"{LLAMA3_FACTORS} of {facts.header.paths[0]} scales frequencies in a way that is not "
+            "Gemma 4's; put the model's config.json into the folder, which says how"
+        )
+    return {
+        "rope_type": "proportional",
+        "rope_theta": facts.number("rope.freq_base", 1e6),
+        "partial_rotary_factor": num_rotated / len(stored),
+    }
 
 
 def _llama3(facts: Facts, theta: float, rotary_dim: int) -> dict[str, Any]:
