@@ -160,7 +160,7 @@ class ForwardInputs:
     """All tokens of one step: those of the first sequence, then those of the next, and so on.
 
     token_ids: [T] int64.
-    positions: [T] int64, or [3, T] (time, height, width) for M-RoPE models.
+    positions: [T] int64, or [axes, T] for M-RoPE models, mostly time, height, width.
     in_prompt: [T] bool, False for tokens that the model generated.
     has_prompt: whether any of in_prompt may be True, known on the host without a synchronisation.
     states: of the layers that keep one; None for a model without such layers.

@@ -49,7 +49,8 @@ class Model(Protocol):
         ...
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """Returns [3, num_tokens] int64 M-RoPE positions of a prompt; None when position i is i.
+        """Returns [axes, num_tokens] int64 M-RoPE positions of a prompt, mostly on 3 axes (time,
+        height, width); None when position i is i.
 
         Called once at start with (1, ()), where None says that the model has no M-RoPE, and then
         for each prompt with media. Tokens of a prompt without media have their index as the

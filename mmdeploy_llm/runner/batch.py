@@ -63,7 +63,7 @@ def prepare(
     scheduled: Sequence[ScheduledTokens],
     slots: Slots,
     block_size: int,
-    has_mrope: bool,
+    num_axes: int,
     device: torch.device,
     *,
     has_atomic_media: bool = False,
@@ -79,8 +79,9 @@ def prepare(
     rows = np.repeat(indices, counts)  # [T] slot of each token
     offsets = np.arange(stops[-1]) + np.repeat(starts - stops + counts, counts)  # [T]
     positions = offsets
-    if has_mrope:
-        positions = _mrope_positions(scheduled, slots, offsets + slots.deltas[rows], stops - counts)
+    if num_axes:
+        generated = np.repeat((offsets + slots.deltas[rows])[None], num_axes, axis=0)
+        positions = _mrope_positions(scheduled, slots, generated, stops - counts)
     where = (indices, starts + counts, rows, offsets, block_size)
     arrays = StepArrays(
         token_ids=slots.token_ids[rows, offsets],
@@ -154,11 +155,10 @@ def _tensors(
 
 
 def _mrope_positions(
-    scheduled: Sequence[ScheduledTokens], slots: Slots, generated: Ints, first_rows: Ints
+    scheduled: Sequence[ScheduledTokens], slots: Slots, positions: Ints, first_rows: Ints
 ) -> Ints:
-    """Returns [3, T]: the model's positions for prompt tokens, `generated` [T] on all axes for the
-    others. first_rows: [B] row of each item's first token."""
-    positions = np.repeat(generated[None], 3, axis=0)
+    """Returns `positions` [axes, T] of generated tokens, with the model's own for those of prompts.
+    first_rows: [B] row of each item's first token."""
     for item, row in zip(scheduled, first_rows.tolist(), strict=True):
         own = slots[item.request_id].positions
         if own is not None and item.start < own.shape[1]:

@@ -16,13 +16,16 @@ class CheckedModel:
     """Calls a plugin's model and checks its outputs. Raises PluginContractError for one of a wrong
     shape, in which the runner might read rows of other requests.
 
-    name: the model in messages, such as "Qwen2ForCausalLM (plugin 'qwen')".
+    name: the model in messages, such as "Qwen2ForCausalLM (plugin 'qwen')". num_axes: of its M-RoPE
+    positions; 0 where token i has position i.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:
         self._model = model
         self._name = name
         self._vocab_size = vocab_size
+        first = model.positions(1, ())
+        self.num_axes = 0 if first is None else len(first)
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns hidden states [T, hidden]."""
@@ -37,12 +40,12 @@ class CheckedModel:
         return self._checked("logits", self._model.logits(hidden), shape, meaning)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """Returns M-RoPE positions [3, num_tokens]; None where token i has position i."""
+        """Returns M-RoPE positions [num_axes, num_tokens]; None where token i has position i."""
         found = self._model.positions(num_tokens, media)
         if found is None:
             return None
-        meaning = "time, height and width of each token; or None"
-        return self._checked("positions", found, (3, num_tokens), meaning)
+        meaning = "time, height and width of each token, or the model's own axes; or None"
+        return self._checked("positions", found, (self.num_axes, num_tokens), meaning)
 
     def _checked(self, method: str, found: Tensor, shape: tuple[int, int], meaning: str) -> Tensor:
         if isinstance(found, Tensor) and tuple(found.shape) == shape:

@@ -66,12 +66,12 @@ class ForwardPass:
         slots: Slots,
         encoder: EncoderCache,
         device: torch.device,
-        has_mrope: bool,
+        num_axes: int,
         has_atomic_media: bool,
         peers: Peers,
         states: StateTable | None = None,
     ) -> None:
-        """states: None for a model whose layers keep none."""
+        """num_axes: see CheckedModel. states: None for a model whose layers keep none."""
         self._states = states
         self._model = model
         self._backend = backend
@@ -79,7 +79,7 @@ class ForwardPass:
         self._slots = slots
         self._encoder = encoder
         self._device = device
-        self._has_mrope = has_mrope
+        self._num_axes = num_axes
         self._has_atomic_media = has_atomic_media
         self._peers = peers
         self._graphs: DecodeGraphs | None = None
@@ -104,7 +104,7 @@ class ForwardPass:
             scheduled,
             self._slots,
             self._cache.block_size,
-            self._has_mrope,
+            self._num_axes,
             self._device,
             has_atomic_media=self._has_atomic_media,
             frame_for=self._graphs.frame_for if self._graphs else None,
@@ -139,7 +139,7 @@ class ForwardPass:
             num_seqs=num_seqs,
             num_blocks=self._slots.tables[0].ids.shape[1],
             max_context=self._slots.token_ids.shape[1] - 1,
-            has_mrope=self._has_mrope,
+            num_axes=self._num_axes,
             device=self._device,
             has_windows=len(self._slots.tables) > 1,
             has_long=self._slots.is_long is not None,

@@ -80,7 +80,6 @@ class Runner:
         self._device = device
         self._has_atomic_media = has_atomic_media
         self._encoder = EncoderCache(model, name, device, self._peers)
-        self._has_mrope = model.positions(1, ()) is not None
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
@@ -88,7 +87,7 @@ class Runner:
             slots=slots,
             encoder=self._encoder,
             device=device,
-            has_mrope=self._has_mrope,
+            num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
             states=states,
@@ -186,8 +185,8 @@ class Runner:
             outcome.errors[new.request_id] = failure_of("the request could not start", error)
 
     def _positions(self, new: NewRequest) -> NDArray[np.int64] | None:
-        """Returns M-RoPE positions [3, prompt_len] of a prompt with media; None for all others."""
-        if not self._has_mrope or not new.media:
+        """Returns M-RoPE positions [axes, prompt_len] of a prompt with media; None for others."""
+        if not self._model.num_axes or not new.media:
             return None
         positions = self._model.positions(new.prompt_len, new.media)
         return None if positions is None else positions.cpu().numpy()

@@ -17,7 +17,7 @@ from mmdeploy_llm.request import MediaSpan
 class SlotInfo:
     """The values that do not change while a request is in its slot.
 
-    positions: M-RoPE positions of the prompt, [3, prompt_len]; None where token i has position i.
+    positions: M-RoPE positions of the prompt, [axes, prompt_len]; None: token i has position i.
     """
 
     index: int

@@ -27,7 +27,7 @@ class StepArrays:
     table."""
 
     token_ids: Array  # [T] int64
-    positions: Array  # [T] or [3, T] int64
+    positions: Array  # [T] or [axes, T] int64
     in_prompt: Array  # [T] bool
     query_lens: Array  # [B] int64
     context_lens: Array  # [B] int64
@@ -58,14 +58,14 @@ class DecodeFrame:
         num_seqs: int,
         num_blocks: int,
         max_context: int,
-        has_mrope: bool,
+        num_axes: int,
         device: torch.device,
         has_windows: bool = False,
         has_long: bool = False,
     ) -> None:
         self.num_seqs, self.num_blocks = num_seqs, num_blocks
         self._has_windows = has_windows
-        shape = (3, num_seqs) if has_mrope else (num_seqs,)
+        shape = (num_axes, num_seqs) if num_axes else (num_seqs,)
         self._fixed = [
             ((num_seqs,), torch.int64),
             (shape, torch.int64),

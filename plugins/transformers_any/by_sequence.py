@@ -175,7 +175,7 @@ class BySequence:
         if inputs is not None:
             given |= self._parts.features(inputs, rows.start, rows.end)
         if embeds is None and "input_ids" in self._accepted:
-            given["input_ids"] = token_ids[own].unsqueeze(0)
+            given["input_ids"] = self._parts.embedded_ids(token_ids[own]).unsqueeze(0)
         else:
             if embeds is None:
                 embeds = self._parts.embed(token_ids)

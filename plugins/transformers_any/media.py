@@ -113,13 +113,16 @@ def features(config: Any, inputs: ForwardInputs, size: int, start: int, end: int
 
 
 def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
-    """Returns the positions [3, num_tokens] that the model's get_rope_index computes."""
-    if not spans:
-        return torch.arange(num_tokens).expand(3, -1)
+    """Returns the positions [axes, num_tokens] that the model's get_rope_index computes."""
     kinds = torch.zeros(1, num_tokens, dtype=torch.int64)
     for span in spans:
         for start, end in span.runs:
             kinds[0, start:end] = IMAGE
+    if any(span.item.grid_thw is None for span in spans):
+        raise MediaError(
+            f"get_rope_index of {type(base).__name__} needs what the image processor does not give "
+            "(a grid of patches); use a plugin made for this model"
+        )
     grids = torch.tensor([span.item.grid_thw for span in spans])
     index, ids = base.get_rope_index, torch.zeros_like(kinds)
     if _accepts(index, "mm_token_type_ids") and _accepts(index, "image_grid_thw"):

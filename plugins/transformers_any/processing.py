@@ -134,7 +134,17 @@ def _assembled(base: Any, components: Mapping[str, Any], options: Mapping[str, A
     def accept(*_: Any) -> None:
         """Accepts None for a component."""
 
-    subclass: Any = type(base.__name__, (base,), {"check_argument_for_proper_class": accept})
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keeps what is written for images, which some processors do not return."""
+        text, self.written = base.get_text_with_replacements(self, *args, **kwargs)
+        return text, self.written
+
+    own_methods = {
+        "check_argument_for_proper_class": accept,
+        "get_text_with_replacements": write,
+        "written": (),
+    }
+    subclass: Any = type(base.__name__, (base,), own_methods)
     own = {name: value for name, value in options.items() if name not in NO_OPTIONS}
     names = base.get_attributes()
     try:

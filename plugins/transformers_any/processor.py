@@ -189,12 +189,14 @@ class AnyImageProcessor(MediaProcessor):
                 return_text_replacement_offsets=True,
                 return_mm_token_type_ids=False,
             )
-        if "text_replacement_offsets" not in made:
+            written = made.get("text_replacement_offsets") or processor.written
+            processor.written = ()
+        if not written:
             raise MediaError(
                 f"transformers' {type(self._processor).__name__} does not say how it writes an "
                 "image in a prompt; use a plugin made for this model"
             )
-        (replaced,) = made["text_replacement_offsets"][0]
+        (replaced,) = written[0]
         tensors = {
             name: value
             for name, value in made.items()

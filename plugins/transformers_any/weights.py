@@ -3,7 +3,8 @@
     key --renamings, at most one converter--> name in transformers' modules --> Target
 
 A converter is a list of operations on whole tensors. Those that only move rows become Targets; one
-that interleaves rows is applied after loading; one that computes values is an error that names it.
+that changes the order of a parameter's rows is applied after loading; one that computes values is
+an error that names it.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ class WeightTable:
         self._base = model.base_model_prefix
         ignored = (*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
-        self._interleaved: dict[str, Any] = {}  # name -> transformers' operation
+        self._reordered: dict[str, tuple[Any, str]] = {}  # name -> (operation, its own pattern)
 
     def complete(self, model: Any) -> None:
         """Brings the rows of loaded parameters into the order of transformers' modules."""
-        for name, operation in self._interleaved.items():
+        for name, (operation, pattern) in self._reordered.items():
             param = model.get_parameter(name)
-            param.data = operation.convert({name: param.data}, [name], [name])[name]
-        self._interleaved.clear()
+            given = {pattern: param.data}
+            found = operation.convert(given, [pattern], [pattern], config=model.config)
+            param.data = found[pattern]
+        self._reordered.clear()
 
     def targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map. Raises CheckpointError for a conversion that is not a copy."""
@@ -121,8 +124,44 @@ class WeightTable:
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
         """Maps one tensor to a parameter that `complete` changes."""
-        (self._interleaved[name],) = converter.operations
+        self._reordered[name] = converter.operations[-1], converter.target_patterns[0]
         return (Target(name=self._prefix + name),)
+
+    def _float_experts(
+        self, key: str, name: str, pattern: str, position: int, converter: Any
+    ) -> Sequence[Target] | None:
+        """Maps experts that may be stored in few bits, where they are not."""
+        if position:
+            raise CheckpointError(
+                f"{key} belongs to experts in few bits, which transformers_any cannot dequantise "
+                "for this model; use a checkpoint in bfloat16"
+            )
+        if len(converter.operations) > 1:
+            return self._whole(key, name, pattern, position, converter)
+        return (Target(name=self._prefix + name),)
+
+    def _queries(
+        self, key: str, name: str, pattern: str, position: int, converter: Any
+    ) -> Sequence[Target]:
+        """Maps pairs of queries, one after the other, to the four of each layer: (query, MLP) or
+        (key, value) to (query, key, value, MLP)."""
+        places = (slice(1, 2), slice(2, 3)) if position else (slice(0, 1), slice(3, 4))
+        return [
+            Target(
+                name=self._prefix + name,
+                index=layer,
+                rows=rows,
+                source=slice(2 * layer + i, 2 * layer + i + 1),
+            )
+            for layer in range(self._shapes[name][0])
+            for i, rows in enumerate(places)
+        ]
+
+    def _first_rows(
+        self, key: str, name: str, pattern: str, position: int, converter: Any
+    ) -> Sequence[Target]:
+        """Maps the first rows of a padded tensor."""
+        return (Target(name=self._prefix + name, source=slice(0, self._shapes[name][0])),)
 
     def _split(
         self, key: str, name: str, pattern: str, position: int, converter: Any
@@ -135,17 +174,26 @@ class WeightTable:
             end = start + self._shapes[own][0]
             found.append(Target(name=self._prefix + own, source=slice(start, end)))
             start = end
+        if len(converter.operations) > 1:
+            pairs = zip(names, patterns, strict=True)
+            self._reordered |= {own: (converter.operations[-1], other) for own, other in pairs}
         return found
 
 
-Rule = Callable[[WeightTable, str, str, str, int, Any], Sequence[Target]]
+Rule = Callable[[WeightTable, str, str, str, int, Any], Sequence[Target] | None]
 _RULES: Mapping[tuple[tuple[str, int | None], ...], Rule] = {
     (("MergeModulelist", 0),): WeightTable._stacked,
     (("MergeModulelist", 0), ("Concatenate", 1)): WeightTable._stacked,
     (("Concatenate", 0),): WeightTable._joined,
     (("Chunk", 0),): WeightTable._split,
     (("Split", 0),): WeightTable._split,
+    (("Chunk", 0), ("PermuteForRope", None)): WeightTable._split,
+    (("PermuteForRope", None),): WeightTable._whole,
     (("Interleave", 1),): WeightTable._whole,
+    (("Inkling2LoopDequantizeExperts", None),): WeightTable._float_experts,
+    (("Inkling2LoopDequantizeExperts", None), ("Interleave", 1)): WeightTable._float_experts,
+    (("Inkling2LoopMergeMessageQueries", None),): WeightTable._queries,
+    (("Inkling2UnpadVocab", None),): WeightTable._first_rows,
 }
 
 

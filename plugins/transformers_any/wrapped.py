@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,16 +16,19 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
-from . import buffers, head, media, structure
+from . import buffers, head, media, placeholders, structure
 from .interface import refused
 from .linear import use_engine_layers
 from .weights import WeightTable
+
+NUM_AXES = 3  # time, height, width; HunYuan-VL has four
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """The parts of a transformers model. inner: the whole. base: its child that is or contains the
-    decoder. head: a view of the whole that computes logits of the decoder's output."""
+    decoder. head: a view of the whole that computes logits of the decoder's output. replaced: see
+    placeholders.py; Wrapped writes it once."""
 
     name: str
     inner: Any
@@ -33,11 +36,15 @@ class Parts:
     decoder: Any
     head: Any
     hidden_size: int
+    replaced: dict[int, int] = field(default_factory=dict)
 
     @property
-    def has_mrope(self) -> bool:
-        """Whether positions have three axes."""
-        return hasattr(self.base, "get_rope_index")
+    def num_axes(self) -> int:
+        """The number of axes of M-RoPE positions; 0 where token i has position i."""
+        if not hasattr(self.base, "get_rope_index"):
+            return 0
+        rope = getattr(self.decoder.config, "rope_parameters", None) or {}
+        return max(NUM_AXES, len(rope.get("mrope_section") or ()))
 
     @property
     def has_indicators(self) -> bool:
@@ -46,8 +53,12 @@ class Parts:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Returns the embeddings of token ids."""
-        found: Tensor = self.inner.get_input_embeddings()(ids)
+        found: Tensor = self.inner.get_input_embeddings()(self.embedded_ids(ids))
         return found
+
+    def embedded_ids(self, ids: Tensor) -> Tensor:
+        """Returns the ids whose embeddings those of `ids` are."""
+        return placeholders.replace(ids, self.replaced)
 
     def embed_inputs(self, inputs: ForwardInputs) -> Tensor:
         """Returns the embeddings of a step, those of media in place of their tokens."""
@@ -68,9 +79,9 @@ class Parts:
         return head.logits(self.head, hidden)
 
     def count_up(self, start: int, end: int, device: torch.device) -> Tensor:
-        """Returns the positions of text tokens, [n] or [3, n]."""
+        """Returns the positions of text tokens, [n] or [axes, n]."""
         positions = torch.arange(start, end, device=device)
-        return positions.expand(3, -1) if self.has_mrope else positions
+        return positions.expand(self.num_axes, -1) if self.num_axes else positions
 
 
 class Wrapped(nn.Module):
@@ -111,6 +122,8 @@ class Wrapped(nn.Module):
         self._weights.complete(self.inner)
         buffers.retie(self.inner, self._ties)
         buffers.compute(self.inner, device)
+        with torch.inference_mode():
+            self.parts.replaced.update(placeholders.replaced_ids(self.inner))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits: [N, hidden] -> [N, vocab]."""
@@ -122,9 +135,13 @@ class Wrapped(nn.Module):
         return [media.encode(parts.name, parts.inner, parts.base, item) for item in items]
 
     def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
-        """Returns [3, num_tokens] by the model's get_rope_index; None without M-RoPE."""
+        """Returns [axes, num_tokens] by the model's get_rope_index; None without M-RoPE."""
         parts = self.parts
-        return media.positions(parts.base, num_tokens, spans) if parts.has_mrope else None
+        if not parts.num_axes:
+            return None
+        if not spans:
+            return parts.count_up(0, num_tokens, torch.device("cpu"))
+        return media.positions(parts.base, num_tokens, spans)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map."""

@@ -64,7 +64,7 @@ def step(*items):
 
 
 def test_tokens_positions_and_slots(slots):
-    batch = prepare(step(("a", 11, 1), ("b", 1, 4)), slots, BLOCK_SIZE, False, CPU)
+    batch = prepare(step(("a", 11, 1), ("b", 1, 4)), slots, BLOCK_SIZE, 0, CPU)
     assert batch.tensors.token_ids.tolist() == [111, 201, 202, 203, 204]
     assert batch.tensors.positions.tolist() == [11, 1, 2, 3, 4]
     assert batch.tensors.in_prompt.tolist() == [False, True, True, True, True]
@@ -90,26 +90,33 @@ def test_tokens_positions_and_slots(slots):
     [([("a", 11, 1), ("b", 5, 1)], 2), ([("a", 2, 3), ("b", 0, 2)], 0), ([("a", 0, 9)], 0)],
 )
 def test_how_many_decode(slots, items, num_decode):
-    assert (
-        prepare(step(*items), slots, BLOCK_SIZE, False, CPU).tensors.layout.num_decode == num_decode
-    )
+    assert prepare(step(*items), slots, BLOCK_SIZE, 0, CPU).tensors.layout.num_decode == num_decode
 
 
 @pytest.mark.parametrize(("place", "has_prompt"), [(8, True), (9, True), (10, False), (11, False)])
 def test_whether_a_token_is_of_a_prompt(slots, place, has_prompt):
-    batch = prepare(step(("a", place, 1)), slots, BLOCK_SIZE, False, CPU)
+    batch = prepare(step(("a", place, 1)), slots, BLOCK_SIZE, 0, CPU)
     assert batch.has_prompt == has_prompt
 
 
 def test_mrope_positions(slots):
     """Positions in the prompt of b come from the model; tokens after it continue from their largest
     value + 1 on all axes."""
-    batch = prepare(step(("b", 1, 5)), slots, BLOCK_SIZE, True, CPU)
+    batch = prepare(step(("b", 1, 5)), slots, BLOCK_SIZE, 3, CPU)
     assert batch.tensors.positions.tolist() == [[1, 2, 2, 2, 3], [1, 2, 3, 4, 5], [1, 2, 2, 3, 4]]
     slots.append(np.array([1]), np.array([6]), [206])
-    batch = prepare(step(("a", 11, 1), ("b", 6, 1)), slots, BLOCK_SIZE, True, CPU)
+    batch = prepare(step(("a", 11, 1), ("b", 6, 1)), slots, BLOCK_SIZE, 3, CPU)
     assert batch.tensors.positions.tolist() == [[11, 6], [11, 6], [11, 6]]
     assert batch.tensors.token_ids.tolist() == [111, 206]
+
+
+def test_positions_on_four_axes(slots):
+    """A model may have axes of its own besides time, height and width."""
+    positions = np.array([[0, 1, 2, 3], [0, 0, 1, 3], [0, 0, 0, 3], [0, 9, 9, 3]])
+    slots.add(new("c", range(300, 304), media=(span(1, 2),)), positions)
+    batch = prepare(step(("c", 1, 3), ("a", 11, 1)), slots, BLOCK_SIZE, 4, CPU)
+    wanted = [[1, 2, 3, 11], [0, 1, 3, 11], [0, 0, 3, 11], [9, 9, 3, 11]]
+    assert batch.tensors.positions.tolist() == wanted
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_mrope_positions(slots):
     ],
 )
 def test_media_pieces(slots, start, count, pieces):
-    batch = prepare(step(("b", start, count)), slots, BLOCK_SIZE, False, CPU)
+    batch = prepare(step(("b", start, count)), slots, BLOCK_SIZE, 0, CPU)
     found = [(piece.begin, piece.end, piece.rows.tolist()) for piece in batch.media]
     assert found == [
         (begin, end, list(range(row, row + end - begin))) for begin, end, row in pieces
@@ -143,7 +150,7 @@ def test_media_pieces(slots, start, count, pieces):
 )
 def test_media_pieces_with_marks_between(slots, start, count, pieces):
     slots.add(new("c", range(300, 308), media=(broken_span(),)), None)
-    batch = prepare(step(("c", start, count)), slots, BLOCK_SIZE, False, CPU)
+    batch = prepare(step(("c", start, count)), slots, BLOCK_SIZE, 0, CPU)
     found = [(piece.begin, piece.end, piece.rows.tolist()) for piece in batch.media]
     assert found == pieces
 
@@ -157,12 +164,10 @@ def broken_span():
 def test_runs_of_atomic_media_reach_the_attention(slots):
     slots.add(new("c", range(300, 308), media=(broken_span(),)), None)
     items = step(("a", 10, 1), ("c", 0, 6))
-    spans = prepare(
-        items, slots, BLOCK_SIZE, False, CPU, has_atomic_media=True
-    ).tensors.layout.spans
+    spans = prepare(items, slots, BLOCK_SIZE, 0, CPU, has_atomic_media=True).tensors.layout.spans
     assert spans == ((1, 2, 4), (1, 5, 7))
     assert broken_span().end == 7
-    assert prepare(items, slots, BLOCK_SIZE, False, CPU).tensors.layout.spans == ()
+    assert prepare(items, slots, BLOCK_SIZE, 0, CPU).tensors.layout.spans == ()
 
 
 def test_lengths_lie_on_another_device(slots, monkeypatch):
@@ -170,12 +175,12 @@ def test_lengths_lie_on_another_device(slots, monkeypatch):
     device here."""
     monkeypatch.setattr(batches, "to_device_together", lambda arrays, _: transfer.pack(arrays, CPU))
     items = step(("a", 11, 1), ("b", 1, 4))
-    lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).tensors.layout.lengths
+    lengths = prepare(items, slots, BLOCK_SIZE, 0, torch.device("meta")).tensors.layout.lengths
     assert lengths.query_starts.tolist() == [0, 1, 5]
     assert lengths.context_lens.tolist() == [12, 5]
     assert {lengths.query_starts.dtype, lengths.context_lens.dtype} == {torch.int32}
     assert (lengths.max_query, lengths.max_context) == (4, 12)
-    assert prepare(items, slots, BLOCK_SIZE, False, CPU).tensors.layout.lengths is None
+    assert prepare(items, slots, BLOCK_SIZE, 0, CPU).tensors.layout.lengths is None
 
 
 def long_and_short(device, frame_for=None):
@@ -185,7 +190,7 @@ def long_and_short(device, frame_for=None):
     for request_id, count in (("a", 8), ("b", 5)):
         slots.add(new(request_id, range(count)), None)
     items = step(("a", 7, 1), ("b", 4, 1 if frame_for else 2))
-    return prepare(items, slots, BLOCK_SIZE, False, device, frame_for=frame_for).tensors
+    return prepare(items, slots, BLOCK_SIZE, 0, device, frame_for=frame_for).tensors
 
 
 def test_each_token_knows_whether_its_sequence_is_long():
@@ -196,16 +201,16 @@ def test_each_token_knows_whether_its_sequence_is_long():
 
 
 def test_without_long_after_no_token_is_long(slots):
-    assert prepare(step(("a", 11, 1)), slots, BLOCK_SIZE, False, CPU).tensors.is_long is None
+    assert prepare(step(("a", 11, 1)), slots, BLOCK_SIZE, 0, CPU).tensors.is_long is None
 
 
 class TestDecodeFrame:
-    def frame(self, has_mrope=False, num_seqs=4, num_blocks=6, **options):
+    def frame(self, num_axes=0, num_seqs=4, num_blocks=6, **options):
         return step_inputs.DecodeFrame(
             num_seqs=num_seqs,
             num_blocks=num_blocks,
             max_context=24,
-            has_mrope=has_mrope,
+            num_axes=num_axes,
             device=CPU,
             **options,
         )
@@ -217,12 +222,12 @@ class TestDecodeFrame:
         assert tensors.is_long.tolist() == [True, False, False, False]
         assert tensors.layout.slots.tolist() == [3, 0, -1, -1]
 
-    @pytest.mark.parametrize("has_mrope", [False, True])
-    def test_holds_the_step_and_padding(self, slots, has_mrope):
-        frame = self.frame(has_mrope)
+    @pytest.mark.parametrize("num_axes", [0, 3])
+    def test_holds_the_step_and_padding(self, slots, num_axes):
+        frame = self.frame(num_axes)
         for items in (step(("a", 11, 1), ("b", 5, 1)), step(("b", 0, 1))):  # the second is smaller
-            batch = prepare(items, slots, BLOCK_SIZE, has_mrope, CPU, frame_for=lambda _: frame)
-            plain = prepare(items, slots, BLOCK_SIZE, has_mrope, CPU)
+            batch = prepare(items, slots, BLOCK_SIZE, num_axes, CPU, frame_for=lambda _: frame)
+            plain = prepare(items, slots, BLOCK_SIZE, num_axes, CPU)
             count, width = plain.tensors.layout.block_tables.shape
             assert batch.frame is frame
             assert batch.tensors.token_ids is frame.tensors.token_ids
@@ -249,7 +254,7 @@ class TestDecodeFrame:
         frame = self.frame()
         before = frame.tensors
         places = [before.token_ids.data_ptr(), before.layout.block_tables.data_ptr()]
-        prepare(step(("a", 11, 1)), slots, BLOCK_SIZE, False, CPU, frame_for=lambda _: frame)
+        prepare(step(("a", 11, 1)), slots, BLOCK_SIZE, 0, CPU, frame_for=lambda _: frame)
         after = frame.tensors
         assert [after.token_ids.data_ptr(), after.layout.block_tables.data_ptr()] == places
 
@@ -277,7 +282,7 @@ class TestDecodeFrame:
             assert not self.frame(num_seqs=0).fits(arrays)
             assert not self.frame(num_blocks=0).fits(arrays)
 
-        prepare(step(*items), slots, BLOCK_SIZE, False, CPU, frame_for=choose)
+        prepare(step(*items), slots, BLOCK_SIZE, 0, CPU, frame_for=choose)
         assert asked == [fits]
 
     def test_steps_with_media_have_no_frame(self, slots):
@@ -289,7 +294,7 @@ class TestDecodeFrame:
                 step(("b", 3, 1)),
                 slots,
                 BLOCK_SIZE,
-                False,
+                0,
                 CPU,
                 has_atomic_media=has_spans,
                 frame_for=choose,

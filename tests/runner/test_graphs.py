@@ -250,9 +250,7 @@ def arrays(num_seqs, num_blocks=2, *, num_tokens=None, in_prompt=False):
 
 def test_steps_that_need_more_than_a_decode_get_no_frame():
     def frame(num_seqs):
-        return DecodeFrame(
-            num_seqs=num_seqs, num_blocks=4, max_context=16, has_mrope=False, device=CPU
-        )
+        return DecodeFrame(num_seqs=num_seqs, num_blocks=4, max_context=16, num_axes=0, device=CPU)
 
     def compute(tensors):
         rows = tensors.token_ids.float()

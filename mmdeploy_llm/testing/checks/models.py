@@ -279,12 +279,14 @@ def _check_positions(model: Any, name: str, ids: Sequence[int], media: Sequence[
     positions = model.positions(len(ids), media)
     if positions is None:
         return
+    first = model.positions(1, ())
+    num_axes = 3 if first is None else len(first)
     demand(
         isinstance(positions, torch.Tensor)
         and positions.dtype is torch.int64
-        and tuple(positions.shape) == (3, len(ids)),
+        and tuple(positions.shape) == (num_axes, len(ids)),
         f"case {name!r}: positions returns {_shape(positions)}; return None, or int64 of shape "
-        f"{(3, len(ids))} (time, height, width)",
+        f"{(num_axes, len(ids))} (time, height, width)",
     )
 
 

@@ -18,6 +18,8 @@ SAMPLE = (
     "LlavaForConditionalGeneration",
     "CohereCompassForConditionalGeneration",
     "Ovis2ForConditionalGeneration",
+    "HunYuanVLForConditionalGeneration",
+    "MistralLarge4ForConditionalGeneration",
     "Qwen2_5OmniThinkerForConditionalGeneration",
     "MoshiForCausalLM",
     "MambaForCausalLM",

@@ -8,7 +8,7 @@ from mmdeploy_llm_plugins.transformers_any import media
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.forward import ForwardInputs
-from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
 PIXELS = torch.arange(6.0).view(1, 3, 2)
 ITEM = MediaInput(
@@ -65,3 +65,9 @@ def test_features_of_the_rows_of_one_sequence():
         0: [[10.0, 11.0]],
         2: [[14.0, 15.0]],  # the last of a layer counts, as in transformers
     }
+
+
+def test_positions_need_a_grid():
+    base = SimpleNamespace(get_rope_index=lambda ids, mm_token_type_ids, image_grid_thw: None)
+    with pytest.raises(MediaError, match=r"\(a grid of patches\)"):
+        media.positions(base, 4, [MediaSpan(offset=0, item=ITEM)])

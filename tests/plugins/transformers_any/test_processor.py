@@ -104,6 +104,24 @@ def test_a_processor_that_does_not_tell_the_text_of_an_image(tmp_path, picture):
         processor.process(item, {})
 
 
+def test_a_processor_that_does_not_return_the_text_of_an_image(tmp_path, picture):
+    """Some write it as others do, and keep it to themselves (Nemotron Omni)."""
+    processor = AnyImageProcessor(idefics(tmp_path), {})
+    item = processor.decode(picture(0, 56, 30), MediaLimits())
+    wanted = processor.process(item, {}).prompt_text
+    silent = AnyImageProcessor(idefics(tmp_path), {})
+    made = type(silent._processor)
+    base = made.__mro__[1]
+
+    def call(self, **given):
+        found = base.__call__(self, **given)
+        del found["text_replacement_offsets"]
+        return found
+
+    made.__call__ = call
+    assert silent.process(item, {}).prompt_text == wanted
+
+
 def test_no_two_threads_use_the_same_tokenizer(tmp_path):
     processor = AnyImageProcessor(idefics(tmp_path), {})
     with processor._borrowed() as first, processor._borrowed() as second:

@@ -333,8 +333,8 @@ text, each with small random weights ({date}):
 
 Images are processed by transformers' own classes, where there are two by the one that needs no
 torchvision. Where the table says that images need torchvision, an error asks for it where it is not
-installed (the plugin of LFM2-VL needs none). Each image is encoded alone; the two images of Emu3
-have one size, because transformers pads others.
+installed (the plugin of LFM2-VL needs none); FastVLM, Gemma 3n and PerceptionLM need timm too. Each image is encoded alone; the two images of Emu3
+have one size, because transformers pads others, and those of PerceptionLM, because it takes no others together.
 
 What `equal` does not say: lengths at which a model chooses tokens by their scores; such a request
 is refused.

@@ -25,6 +25,7 @@ NAMED = re.compile(r"""tokenizer(?:\.|, ["'])(\w+_token)\b(?!_id)""")
 PLAIN = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token")
 PROCESSORS = {  # model type -> processor, where transformers' table has none
     "cosmos3_omni": "Qwen3VLProcessor",
+    "fast_vlm": "LlavaProcessor",
     "glm_ocr": "Glm46VProcessor",
     "kosmos-2": "Kosmos2Processor",
     "kosmos-2.5": "Kosmos2_5Processor",
@@ -32,18 +33,20 @@ PROCESSORS = {  # model type -> processor, where transformers' table has none
     "qwen3_omni_moe_thinker": "Qwen3OmniMoeProcessor",
 }
 IMAGE_PROCESSORS = {
+    "fast_vlm": "CLIPImageProcessor",
     "glm4v_moe": "Glm4vImageProcessor",
     "glm_ocr": "Glm46VImageProcessor",
     "qwen3_vl_moe": "Qwen2VLImageProcessor",
     "qwen2_5_omni_thinker": "Qwen2VLImageProcessor",
     "qwen3_omni_moe_thinker": "Qwen2VLImageProcessor",
 }
-# Image processor, or processor -> fields of the former that the rules below do not find.
+# Image processor, processor or model type -> fields of the former that the rules below do not find.
 OPTIONS = {
     "ChameleonImageProcessor": {
         "size": {"shortest_edge": 64},
         "crop_size": {"height": 64, "width": 64},
     },
+    "Apertus1p5ImageProcessor": {"size": {"min_pixels": 48 * 48, "max_pixels": 64 * 64}},
     "AriaImageProcessor": {"max_image_size": 980},
     "Cohere2VisionImageProcessor": {"patch_size": 2},  # a tile's side, in tokens
     "Inkling2ImageProcessor": {"size": {"height": 28, "width": 28}},  # of a token
@@ -57,6 +60,12 @@ OPTIONS = {
     },
     "MuseGlimmerImageProcessor": {"max_image_tokens": 16},
     "MiniCPMOcrImageProcessor": {"scale_resolution": SIDE, "max_slice_nums": 4},
+    "Dots3NoteProcessor": {"temporal_patch_size": 1},
+    "fast_vlm": {  # its tower has one feature for 64 x 64 pixels
+        "size": {"shortest_edge": 256},
+        "crop_size": {"height": 256, "width": 256},
+    },
+    "PerceptionLMImageProcessor": {"tile_size": SIDE, "max_num_tiles": 4},
     "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
@@ -66,6 +75,12 @@ PROCESSOR_OPTIONS = {
     "AyaVisionProcessor": {"img_size": SIDE, "downsample_factor": 2},
     "DeepseekOcr2Processor": {"patch_size": 2},
     "Granite4VisionProcessor": {"downsample_rate": "1/2"},
+    "fast_vlm": {
+        "patch_size": 64,
+        "vision_feature_select_strategy": "full",
+        "num_additional_image_tokens": 0,
+    },
+    "PerceptionLMProcessor": {"patch_size": 14, "pooling_ratio": 1},
     "LlavaOnevisionProcessor": {"num_image_tokens": 16},
     "LlavaProcessor": {"vision_feature_select_strategy": "default"},
 }
@@ -94,7 +109,8 @@ AROUND = {  # what a processor writes before and after a prompt with images
     "ChameleonProcessor": ("", "</s>"),
     "Emu3Processor": ("<s>", ""),
 }
-ALONE = ("Emu3Processor",)  # pads images of one prompt to one size, which changes the smaller one
+# Pads images of one prompt to one size, which changes the smaller one; takes no others together.
+ALONE = ("Emu3Processor", "PerceptionLMProcessor")
 TYPED = (
     "Cosmos3EdgeProcessor",
     "Gemma4Processor",
@@ -270,7 +286,14 @@ def write_processor(folder, kind, config):
     base, name = processor_class(kind)
     made, file_name = image_processor_class(kind)
     fields = (
-        {**made().to_dict(), **image_options(made, config), **OPTIONS.get(name, {})} if made else {}
+        {
+            **made().to_dict(),
+            **image_options(made, config),
+            **OPTIONS.get(name, {}),
+            **OPTIONS.get(kind, {}),
+        }
+        if made
+        else {}
     )
     fields |= {"image_processor_type": file_name}
     (folder / "preprocessor_config.json").write_text(json.dumps(fields, default=str))
@@ -293,7 +316,8 @@ def processor_options(base, config):
             if name in known and isinstance(own, (int, str)):
                 given[name] = own
                 break
-    return given | PROCESSOR_OPTIONS.get(base.__name__, {})
+    own = PROCESSOR_OPTIONS.get(config.model_type, {})
+    return given | PROCESSOR_OPTIONS.get(base.__name__, {}) | own
 
 
 def set_number(name, folder, processor):

@@ -205,6 +205,7 @@ EXCEPTIONS = {
         "attention_head_dim": 2 * HEAD_SIZE,
     },
     "Zamba2Config": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "MiniCPMOcrConfig": {"image_token_id": 10, "video_token_id": 11},
     "MiniCPMV4_6Config": {"insert_layer_id": 1, "image_token_id": 10, "video_token_id": 11},
     "MiniCPMV4_7Config": {"insert_layer_id": 1, "image_token_id": 10, "video_token_id": 11},
     "xLSTMConfig": {"qk_dim_factor": 1.0},
@@ -316,4 +317,52 @@ EXCEPTIONS = {
     "HunYuanVLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 2, 2, 2]}},
     "VipLlavaConfig": {"vision_feature_layer": [-2, -1]},
     "Gemma3Config": {"mm_tokens_per_image": 4},
+    "Kimi_K25Config": {"projection_hidden_size": HIDDEN},
+    "WavTokenizerEncoderConfig": {"codebook_dim": HIDDEN, "codebook_size": 16},
+    "Apertus1p5VisionTokenizerConfig": {
+        "codebook_size": 16,
+        "embed_dim": 32,
+        "latent_channels": 32,
+        "base_channels": 32,
+        "channel_multiplier": [1] * 5,
+        "num_res_blocks": 1,
+    },
+    "Apertus1p5Config": {"image_token_offset": 400, "audio_token_offset": 416},
+    "HYV4VLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 1, 1]}},
+    "Glm5NextTextConfig": {"linear_num_heads": HEADS, "linear_head_dim": HEAD_SIZE},
+    "NemotronH_Omni_Reasoning_V3_Config": {
+        "vision_hidden_size": HIDDEN,
+        "image_token_id": 10,
+        "video_token_id": 11,
+        "audio_token_id": 12,
+    },
+    "FastVlmConfig": {
+        "vision_config": {
+            "model_type": "timm_wrapper",
+            "architecture": "fastvit_mci3",
+            "do_pooling": True,
+            "global_pool": "avg",
+            "hidden_size": 3072,
+            "model_args": {"inference_mode": True},
+        }
+    },
+    "PerceptionLMConfig": {
+        "vision_config": {
+            "model_type": "timm_wrapper",
+            "architecture": "vit_pe_core_large_patch14_336",
+            "model_args": {
+                "embed_dim": HIDDEN,
+                "img_size": [SIDE, SIDE],
+                "depth": 2,
+                "num_heads": HEADS,
+                "global_pool": "",
+                "use_post_transformer_norm": False,
+                "init_values": 0.1,
+                "ref_feat_shape": [SIDE // 14, SIDE // 14],
+            },
+        }
+    },
+    "RadioConfig": {"video_temporal_patch_size": 2},
+    "Dots3NoteAudioConfig": {"adapter_input_size": HIDDEN},
+    "Dots3NoteVisionConfig": {"mlp_layer_types": ["dense", "sparse"] * 2},
 }
