@@ -29,7 +29,10 @@ MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per promp
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="Folder of a model, its Hugging Face id, or a bundled model's name."
+        "--model",
+        "-m",
+        help="Folder of a model, its Hugging Face id, a bundled model's name, or a GGUF file; the "
+        "file with its vision tower, mmproj-*.gguf, is found in the same folder.",
     ),
 ]
 Parser = Annotated[
