@@ -64,7 +64,11 @@ SHARED_BY_PLUGINS = {
         "mmdeploy_llm_processors.isolation",
     ),
     "mmdeploy_llm_processors.image": ("mmdeploy_llm_processors.isolation",),
-    "mmdeploy_llm_plugins.transformers_any": ("mmdeploy_llm_processors.image",),
+    "mmdeploy_llm_plugins.transformers_any": (
+        "mmdeploy_llm_processors.image",
+        "mmdeploy_llm_processors.isolation",
+        "mmdeploy_llm_processors.video",
+    ),
 }
 MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
 USES_THE_KIT = {  # package -> parts of the kit that it runs

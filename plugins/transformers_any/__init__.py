@@ -14,14 +14,14 @@ ANY = ModelSpec(
     name="transformers_any",
     architectures=("*",),
     factory=MODEL,
-    media=("image",),
+    media=("image", "video"),
     priority=PRIORITY,
 )
 ANY_ATOMIC = ModelSpec(
     name="transformers_any_atomic",
     architectures=ATOMIC,
     factory=MODEL,
-    media=("image",),
+    media=("image", "video"),
     atomic_media=True,
     priority=PRIORITY,
 )
@@ -29,6 +29,13 @@ IMAGES = MediaProcessorSpec(
     name="transformers_any-image",
     kind="image",
     factory="mmdeploy_llm_plugins.transformers_any.processor:AnyImageProcessor",
+    models=(ANY.name, ANY_ATOMIC.name),
+    priority=PRIORITY,
+)
+VIDEOS = MediaProcessorSpec(
+    name="transformers_any-video",
+    kind="video",
+    factory="mmdeploy_llm_plugins.transformers_any.video.processor:AnyVideoProcessor",
     models=(ANY.name, ANY_ATOMIC.name),
     priority=PRIORITY,
 )
@@ -42,5 +49,5 @@ def provide_models() -> tuple[ModelSpec, ...]:
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
-    """Returns the spec for images, which the checkpoint's own processor prepares."""
-    return (IMAGES,)
+    """Returns the specs for images and videos, which the checkpoint's own processor prepares."""
+    return (IMAGES, VIDEOS)

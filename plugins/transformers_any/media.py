@@ -14,7 +14,10 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
-IMAGE = 1  # in transformers' mm_token_type_ids
+TYPES = {"image": 1, "video": 2}  # in transformers' mm_token_type_ids
+VIDEO_PIXELS = "pixel_values_videos"
+# Seconds between two steps of a video's grid: the names of the tensor and of the argument.
+SECONDS = {"second_per_grid_ts": "second_per_grid_ts", "video_second_per_grid": "second_per_grids"}
 # Arguments of a decoder that adds features of media in some layers (DeepStack): in the first ones,
 # or in those of a map.
 FIRST = ("visual_pos_masks", "deepstack_visual_embeds")
@@ -23,14 +26,13 @@ MAPPED = ("vision_mask", "deepstack_features")
 
 def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
     """Returns [num_tokens, hidden] of one item by get_image_features of the base, else of the
-    model, whose arguments are the item's tensors of the same names. Features for single layers are
-    further columns."""
-    methods = (getattr(owner, "get_image_features", None) for owner in (base, model))
+    model, whose arguments are the item's tensors of the same names; of pixels of videos by
+    get_video_features. Features for single layers are further columns."""
+    own = "get_video_features" if VIDEO_PIXELS in item.tensors else "get_image_features"
+    methods = (getattr(owner, own, None) for owner in (base, model))
     method = next(filter(None, methods), None)
     if method is None:
-        raise MediaError(
-            f"transformers' {name} has no get_image_features; use a plugin made for this model"
-        )
+        raise MediaError(f"transformers' {name} has no {own}; use a plugin made for this model")
     weight = model.get_input_embeddings().weight
     inputs = {
         key: _to_device(tensor, weight)
@@ -51,8 +53,8 @@ def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
         )
     except (TypeError, ValueError) as error:
         raise MediaError(
-            f"get_image_features of transformers' {name} does not return the embeddings of an "
-            f"image's tokens ({error}); use a plugin made for this model"
+            f"{own} of transformers' {name} does not return the embeddings of the {item.kind}'s "
+            f"tokens ({error}); use a plugin made for this model"
         ) from error
     return torch.cat([embeds, *rows], 1)
 
@@ -117,19 +119,19 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     kinds = torch.zeros(1, num_tokens, dtype=torch.int64)
     for span in spans:
         for start, end in span.runs:
-            kinds[0, start:end] = IMAGE
+            kinds[0, start:end] = TYPES[span.item.kind]
     if any(span.item.grid_thw is None for span in spans):
         raise MediaError(
             f"get_rope_index of {type(base).__name__} needs what the image processor does not give "
             "(a grid of patches); use a plugin made for this model"
         )
-    grids = torch.tensor([span.item.grid_thw for span in spans])
     index, ids = base.get_rope_index, torch.zeros_like(kinds)
+    given = {name: value for name, value in _grids(spans).items() if _accepts(index, name)}
     if _accepts(index, "mm_token_type_ids") and _accepts(index, "image_grid_thw"):
-        found, _ = index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
+        found, _ = index(ids, mm_token_type_ids=kinds, **given)
     elif hasattr(base.config, "vision_start_token_id") and _accepts(index, "image_grid_thw"):
         _write_ids(ids, kinds, base.config)
-        found, _ = index(ids, image_grid_thw=grids, attention_mask=torch.ones_like(ids))
+        found, _ = index(ids, **given, attention_mask=torch.ones_like(ids))
     else:
         raise MediaError(
             f"get_rope_index of {type(base).__name__} needs token ids, which are not known here; "
@@ -137,6 +139,20 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
         )
     result: Tensor = found[:, 0]
     return result
+
+
+def _grids(spans: Sequence[MediaSpan]) -> dict[str, Any]:
+    """Returns the arguments of get_rope_index that describe images and videos."""
+    found: dict[str, Any] = {}
+    for kind in TYPES:
+        grids = [span.item.grid_thw for span in spans if span.item.kind == kind]
+        if grids:
+            found[f"{kind}_grid_thw"] = torch.tensor(grids)
+    for tensor, name in SECONDS.items():
+        items = [span.item.tensors for span in spans if tensor in span.item.tensors]
+        if items:
+            found[name] = torch.cat([tensors[tensor].view(-1) for tensors in items])
+    return found
 
 
 def _write_ids(ids: Tensor, kinds: Tensor, config: Any) -> None:
@@ -148,8 +164,9 @@ def _write_ids(ids: Tensor, kinds: Tensor, config: Any) -> None:
         if name.endswith(("token_id", "token_index")) and isinstance(value, int)
     }
     ids.fill_(next(number for number in itertools.count() if number not in special))
-    ids[kinds == IMAGE] = config.image_token_id
-    is_first = (kinds == IMAGE) & (kinds.roll(1, -1) != IMAGE)
+    for kind, number in TYPES.items():
+        ids[kinds == number] = getattr(config, f"{kind}_token_id", 0)
+    is_first = (kinds > 0) & (kinds.roll(1, -1) != kinds)
     ids[is_first.roll(-1, -1)] = config.vision_start_token_id
 
 

@@ -22,8 +22,11 @@ VIDEO_PREFIX = "video_"  # options of a video processor
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
-def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
-    """Loads the processor with its image processor (Pillow) and tokenizer, nothing else.
+def load_processor(
+    checkpoint: Checkpoint, options: Mapping[str, Any], video_processor: Any = None
+) -> Any:
+    """Loads the processor with its image processor (Pillow) and tokenizer, and with the video
+    processor that is given, nothing else.
 
     Raises UnsupportedMediaError when the model has none for images, ConfigError for unknown
     options, CheckpointError for files that transformers cannot use.
@@ -38,6 +41,8 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
         )
         image_processor = _with_options(image_processor, options)
         components = {"image_processor": image_processor, "tokenizer": tokenizer}
+        if video_processor is not None:
+            components["video_processor"] = video_processor
         processor = _assembled(base, components, checkpoint.read_json("processor_config.json"))
     except ConfigError:
         raise

@@ -44,7 +44,7 @@ def test_features_for_layers_are_further_columns(pair):
 
 @pytest.mark.parametrize("found", [{"pixels": PIXELS}, torch.zeros(1, 3, 4), None])
 def test_other_results_are_refused(found):
-    with pytest.raises(MediaError, match="does not return the embeddings of an image's tokens"):
+    with pytest.raises(MediaError, match="does not return the embeddings of the image's tokens"):
         media.encode("M", Model(found), None, ITEM)
 
 
