@@ -1,5 +1,5 @@
-"""A text model and its mmproj file generate the tokens of transformers' image-text model whose
-weights they hold."""
+"""A text model and its mmproj file generate the tokens of the safetensors model whose weights they
+hold; tests of plugins compare that one with transformers."""
 
 from __future__ import annotations
 
