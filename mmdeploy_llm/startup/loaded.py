@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,6 +28,8 @@ from .deterministic import check_model
 from .machine import Machine
 from .model_files import ModelFiles
 from .sizes import check_size, model_length
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ def load_model(
 
     def build(config: Any) -> Any:
         built = check_size(files.plugins.build(files.spec, config), runtime, group.size)
-        model_length(built, blueprint.config, runtime)  # raises before weights are read
+        model_length(built, blueprint.config, runtime)  # raises before the weights are read
         return built
 
     model: Model = build_model(
@@ -106,13 +109,16 @@ def load_model(
             check_model(model)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
+    max_model_len = model_length(model, blueprint.config, runtime)
+    if max_model_len < runtime.max_model_len:
+        logger.info("max_model_len is reduced to %d, which the model can compute", max_model_len)
     return LoadedModel(
         files=files,
         blueprint=blueprint,
         runtime=replace(
             runtime,
             encoder_cache_tokens=max(1, num_tokens),
-            max_model_len=model_length(model, blueprint.config, runtime),
+            max_model_len=max_model_len,
         ),
         machine=machine,
         model=model,

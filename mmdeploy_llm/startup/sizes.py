@@ -3,7 +3,6 @@ bytes unless the name says tokens or blocks."""
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -19,8 +18,6 @@ from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
 from .cards import check_memory
-
-logger = logging.getLogger(__name__)
 
 CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and other programs
 CPU_MAX_BYTES = 8 * 2**30
@@ -178,5 +175,4 @@ def model_length(model: Any, config: EngineConfig, runtime: RuntimeConfig) -> in
             f"max_model_len = {config.max_model_len}, but {type(model).__name__} computes "
             f"sequences of at most {most} tokens; lower it"
         )
-    logger.info("max_model_len is reduced to %d, the most that the model computes", most)
     return int(most)
