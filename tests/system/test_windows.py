@@ -63,3 +63,24 @@ def test_speculation_drafts_are_given_back(folder, expected):
     with LLM(str(folder), speculative="ngram", **OPTIONS) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [one.outputs.token_ids for one in outputs] == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "kv_cache_dtype"), [("native", "int8"), ("native", "int4"), ("reference", "int4")]
+)
+def test_few_bits(folder, expected, backend, kv_cache_dtype):
+    """Keys and values in 8 and 4 bits: tokens in chunks, in batches and from the prefix cache are
+    those of a sequence alone, and in 8 bits begin as transformers' do."""
+    own = {"attention_backend": backend, "kv_cache_dtype": kv_cache_dtype}
+    alone = {"max_num_batched_tokens": 256, "max_num_seqs": 1, "enable_prefix_caching": False}
+    with LLM(str(folder), **OPTIONS | own | alone) as llm:
+        wanted = [one.outputs.token_ids for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    with LLM(str(folder), **OPTIONS | own) as llm:
+        windows = llm._desk.engine._scheduler._requests.windows
+        for _ in range(2):
+            outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            assert [one.error_msg for one in outputs] == [None] * len(PROMPTS)
+            assert [one.outputs.token_ids for one in outputs] == wanted
+        assert windows.pool.num_free == windows.pool.num_blocks
+    if kv_cache_dtype == "int8":
+        assert [ids[0] for ids in wanted] == [ids[0] for ids in expected]
