@@ -112,7 +112,8 @@ def _matrix_shape(experts: Experts, name: str) -> tuple[int, int]:
 
 
 def _is_whole(target: Target) -> bool:
-    return target.index is None and target.rows is None and target.source is None
+    fields = (target.index, target.rows, target.source_index, target.source)
+    return all(field is None for field in fields)
 
 
 def _stem(model: Any, key: str, name: str, parts: Mapping[str, slice | None]) -> str | None:

@@ -166,10 +166,14 @@ def _piece(
         wanted = (last - first, *wanted[1:])
     first_value = 0
     found = stored
-    if target.source is not None and stored:
-        first, last, _ = target.source.indices(stored[0])
-        first_value = first * math.prod(stored[1:])
-        found = (last - first, *stored[1:])
+    if target.source_index is not None:
+        is_there = len(found) > 0 and target.source_index < found[0]
+        first_value = target.source_index * math.prod(found[1:])
+        found = found[1:] if is_there else ()
+    if target.source is not None and found:
+        first, last, _ = target.source.indices(found[0])
+        first_value += first * math.prod(found[1:])
+        found = (last - first, *found[1:])
     transpose = found != wanted if target.transpose is None else target.transpose
     expected = (*wanted[:-2], *wanted[:-3:-1]) if transpose else wanted
     if found != expected:

@@ -102,12 +102,16 @@ def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
 
 def _source_around(around: nn.Module, decoder: nn.Module) -> str:
     """Returns the source of the module of code that defines `around`, without the classes of vision
-    towers: these may mask their own attention."""
+    towers, which may mask their own attention, and without a decoder that is not told which tokens
+    are of media: its masks are observed."""
     code = inspect.getsource(sys.modules[type(around).__module__])
     holders = {type(part) for part in around.modules() if decoder in part.modules()}
     towers = (
         {type(part) for part in around.modules()} - holders - {type(x) for x in decoder.modules()}
     )
+    own = inspect.getsource(type(decoder))
+    if "token_type_ids" not in own:
+        code = code.replace(own, "")
     for kind in towers:
         if kind.__module__ == type(around).__module__:
             code = code.replace(inspect.getsource(kind), "")

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -42,6 +43,8 @@ class WeightTable:
         ignored = (*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
         self._reordered: dict[str, tuple[Any, str]] = {}  # name -> (operation, its own pattern)
+        # names -> (operations on all of them, joined; their patterns)
+        self._interleaved: dict[tuple[str, ...], tuple[Sequence[Any], list[str]]] = {}
 
     def complete(self, model: Any) -> None:
         """Brings the rows of loaded parameters into the order of transformers' modules."""
@@ -51,6 +54,15 @@ class WeightTable:
             found = operation.convert(given, [pattern], [pattern], config=model.config)
             param.data = found[pattern]
         self._reordered.clear()
+        for names, (operations, patterns) in self._interleaved.items():
+            params = [model.get_parameter(name) for name in names]
+            first, last = operations
+            given = {patterns[0]: torch.cat([param.data for param in params], last.dim)}
+            joined = first.convert(given, patterns[:1], patterns[:1], config=model.config)
+            found = last.convert(joined, patterns[:1], patterns, config=model.config)
+            for param, pattern in zip(params, patterns, strict=True):
+                param.data = found[pattern]
+        self._interleaved.clear()
 
     def targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map. Raises CheckpointError for a conversion that is not a copy."""
@@ -109,6 +121,17 @@ class WeightTable:
             rows = slice(sum(sizes[:position]), sum(sizes[: position + 1]))
         return (Target(name=self._prefix + name, rows=rows),)
 
+    def _joined_experts(
+        self, key: str, name: str, pattern: str, position: int, converter: Any
+    ) -> Sequence[Target]:
+        """Maps one tensor of all experts to its rows of each."""
+        count, size, *_ = self._shapes[name]
+        rows = _chunk(size, position, len(converter.source_patterns))
+        return [
+            Target(name=self._prefix + name, index=expert, rows=rows, source_index=expert)
+            for expert in range(count)
+        ]
+
     def _projections(self, name: str, patterns: Sequence[str]) -> list[int] | None:
         """Returns the rows of the projections before joined convolutions, whose values may have
         more channels than queries and keys; None for other parameters."""
@@ -163,6 +186,25 @@ class WeightTable:
         """Maps the first rows of a padded tensor."""
         return (Target(name=self._prefix + name, source=slice(0, self._shapes[name][0])),)
 
+    def _halves(
+        self, key: str, name: str, pattern: str, position: int, converter: Any
+    ) -> Sequence[Target]:
+        """Maps one tensor of alternating rows of several parameters, along the second axis for all
+        experts at once, to these in turn; `complete` puts the rows in order."""
+        patterns = converter.target_patterns
+        names = tuple(name.replace(patterns[0], other) for other in patterns)
+        self._interleaved[names] = converter.operations, patterns
+        size = self._shapes[name][converter.operations[-1].dim]
+        places = [slice(i * size, (i + 1) * size) for i in range(len(names))]
+        if converter.operations[-1].dim == 0:
+            pairs = zip(names, places, strict=True)
+            return [Target(name=self._prefix + own, source=rows) for own, rows in pairs]
+        return [
+            Target(name=self._prefix + own, index=expert, source_index=expert, source=rows)
+            for own, rows in zip(names, places, strict=True)
+            for expert in range(self._shapes[name][0])
+        ]
+
     def _split(
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
@@ -185,11 +227,14 @@ _RULES: Mapping[tuple[tuple[str, int | None], ...], Rule] = {
     (("MergeModulelist", 0),): WeightTable._stacked,
     (("MergeModulelist", 0), ("Concatenate", 1)): WeightTable._stacked,
     (("Concatenate", 0),): WeightTable._joined,
+    (("Concatenate", 1),): WeightTable._joined_experts,
     (("Chunk", 0),): WeightTable._split,
     (("Split", 0),): WeightTable._split,
     (("Chunk", 0), ("PermuteForRope", None)): WeightTable._split,
     (("PermuteForRope", None),): WeightTable._whole,
     (("Interleave", 1),): WeightTable._whole,
+    (("Interleave", 0), ("Chunk", 0)): WeightTable._halves,
+    (("Interleave", 1), ("Chunk", 1)): WeightTable._halves,
     (("Inkling2LoopDequantizeExperts", None),): WeightTable._float_experts,
     (("Inkling2LoopDequantizeExperts", None), ("Interleave", 1)): WeightTable._float_experts,
     (("Inkling2LoopMergeMessageQueries", None),): WeightTable._queries,

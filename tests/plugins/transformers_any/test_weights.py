@@ -63,6 +63,32 @@ def test_a_model_with_images(reference_of, tmp_path, is_published):
     assert_same(load(tmp_path), model)
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("Step3p7ForConditionalGeneration", ["model.layers.1.moe.up_proj.weight"]),
+        (
+            "InklingForConditionalGeneration",
+            [
+                "model.llm.layers.0.mlp.w13_dn.weight",
+                "model.llm.layers.1.mlp.shared_experts.shared_w13_weight",
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_published", [True, False])
+def test_gates_and_ups_of_experts(load_file, tmp_path, name, published, is_published):
+    """Both in one tensor with alternating rows, or each in one tensor of all experts."""
+    shrink = load_file("plugins/transformers_any/census/shrink.py")
+    architecture = getattr(transformers, name)
+    text = {"n_shared_experts": 2, "mlp_layer_types": ["dense", "sparse"] * 2}
+    config = shrink.shrunk(architecture.config_class, text_config=text)
+    model = architecture(config)
+    model.save_pretrained(tmp_path, save_original_format=is_published)
+    assert keys(tmp_path).issuperset(published) == is_published
+    assert_same(load(tmp_path), model)
+
+
 def test_a_key_without_a_place_is_an_error(moe, tmp_path):
     shutil.copytree(moe, tmp_path, dirs_exist_ok=True)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")

@@ -49,6 +49,7 @@ OPTIONS = {
     "Apertus1p5ImageProcessor": {"size": {"min_pixels": 48 * 48, "max_pixels": 64 * 64}},
     "AriaImageProcessor": {"max_image_size": 980},
     "Cohere2VisionImageProcessor": {"patch_size": 2},  # a tile's side, in tokens
+    "InklingImageProcessor": {"size": {"height": 14, "width": 14}},  # of a token
     "Inkling2ImageProcessor": {"size": {"height": 28, "width": 28}},  # of a token
     "Lfm2VlImageProcessor": {
         "encoder_patch_size": 14,
@@ -69,6 +70,10 @@ OPTIONS = {
     "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
+    "Step3p7ImageProcessor": {  # one token of 56 x 56 pixels, in the whole and in its tiles
+        "size": {"height": 112, "width": 112},
+        "patch_size": 56,
+    },
     "DeepseekVLHybridImageProcessor": {"high_res_size": {"height": SIDE, "width": SIDE}},
 }
 PROCESSOR_OPTIONS = {

@@ -336,6 +336,11 @@ EXCEPTIONS = {
         "video_token_id": 11,
         "audio_token_id": 12,
     },
+    "Step3p7TextConfig": {
+        "sliding_window": 7,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "mlp_layer_types": ["dense", "sparse"] * 2,
+    },
     "FastVlmConfig": {
         "vision_config": {
             "model_type": "timm_wrapper",
