@@ -121,6 +121,8 @@ def glm_ocr(folder: Path) -> Comparison:
         "eos_token_id": tokenizer.eos_token_id,
     }
     config = transformers.GlmOcrConfig(text_config=text, **ids)
+    file = folder / "processor_config.json"
+    file.write_text('{"processor_class": "Glm46VProcessor"}', "utf-8")
     write_checkpoint(config, folder, tokenizer=tokenizer, dtype=torch.bfloat16)
     return Comparison(
         native=Engine(folder=folder),
@@ -142,8 +144,14 @@ def deepseek_ocr2(folder: Path) -> Comparison:
     }
     small = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     vision = {"sam_config": small, "encoder_config": {**small, "num_key_value_heads": 2}}
-    config = transformers.DeepseekOcr2Config(text_config=text, vision_config=vision)
+    config = transformers.DeepseekOcr2Config(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+    )
     write_checkpoint(config, folder / "deepseek", tokenizer=tokenizer, dtype=torch.bfloat16)
+    file = folder / "deepseek" / "preprocessor_config.json"
+    file.write_text('{"image_processor_type": "DeepseekOcr2ImageProcessor"}', "utf-8")
     peer = transformers.Qwen2MoeConfig(
         **EXPERTS,
         **ends,
@@ -182,7 +190,7 @@ def rate(llm: LLM, prompts: list[Any]) -> float:
     begin = time.process_time()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.process_time() - begin
-    assert all(output.error_msg is None for output in outputs)
+    assert all(output.is_ok for output in outputs), outputs[0].error_msg
     return sum(len(output.outputs.token_ids) for output in outputs) / seconds
 
 

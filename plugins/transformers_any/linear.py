@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection
 from typing import cast
 
 from torch import Tensor, nn
 
 from mmdeploy_llm.layers import Linear
+
+TEXTS = re.compile(r"""(["'])[\w.]*\1""")  # names, quoted
 
 
 class AnyLinear(Linear):
@@ -56,8 +59,9 @@ def _shared(model: nn.Module) -> Collection[int]:
 
 
 def _source(module_class: type[nn.Module]) -> str | None:
-    """Returns the source code of a class, None where it cannot be read."""
+    """Returns the source code of a class without its texts, which only name weights (the lists of
+    tied ones do); None where it cannot be read."""
     try:
-        return inspect.getsource(module_class)
+        return TEXTS.sub("", inspect.getsource(module_class))
     except (OSError, TypeError):
         return None

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from mmdeploy_llm_plugins.transformers_any.linear import AnyLinear
+import transformers
+from mmdeploy_llm_plugins.transformers_any.linear import AnyLinear, use_engine_layers
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear
@@ -51,3 +52,14 @@ def test_transposed_inputs(kernels):
     assert fast.packed is not None
     x = torch.randn(1, 16, 5).transpose(1, 2)
     torch.testing.assert_close(fast(x), plain(x))
+
+
+def test_a_head_is_replaced_unless_it_is_tied():
+    """A class that lists tied weights by name does not read them."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    for is_tied in (False, True):
+        config = transformers.LlamaConfig(**sizes, tie_word_embeddings=is_tied)
+        model = transformers.LlamaForCausalLM(config)
+        use_engine_layers(model)
+        assert isinstance(model.lm_head, AnyLinear) != is_tied
+        assert isinstance(model.model.layers[0].mlp.up_proj, AnyLinear)
