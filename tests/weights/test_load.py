@@ -72,6 +72,28 @@ class TestValues:
         model = load(tensors)
         assert torch.equal(model.attn.qkv_proj.weight, tensors["attn.qkv_proj.weight"])
 
+    @pytest.mark.parametrize(("index", "rows"), [(0, None), (2, None), (1, slice(0, 8))])
+    def test_rows_of_one_of_several_stacked_tensors(
+        self, load, tensors, factory, monkeypatch, index, rows
+    ):
+        own = factory.weight_targets
+        target = Target(name="attn.qkv_proj.bias", rows=rows, source_index=index, source=rows)
+
+        def targets(self, key):
+            return (target,) if key == "three" else own(self, key)
+
+        monkeypatch.setattr(factory, "weight_targets", targets)
+        tensors["three"] = torch.randn(3, 8)
+        model = load({key: value for key, value in tensors.items() if ".bias" not in key})
+        assert torch.equal(model.attn.qkv_proj.bias, tensors["three"][index])
+
+    @pytest.mark.parametrize("shape", [(2, 8), (0, 8), ()])
+    def test_a_stack_that_is_too_short(self, load, tensors, factory, monkeypatch, shape):
+        target = Target(name="attn.qkv_proj.bias", source_index=2)
+        monkeypatch.setattr(factory, "weight_targets", lambda self, key: (target,))
+        with pytest.raises(CheckpointError, match=r"three .* has shape .* needs \[8\]"):
+            load({"three": torch.zeros(shape)})
+
     def test_ignored_keys(self, load, tensors):
         load({**tensors, "unused.weight": torch.zeros(7)})
 
