@@ -109,22 +109,27 @@ def load_model(
             check_model(model)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
-    max_model_len = model_length(model, blueprint.config, runtime)
-    if max_model_len < runtime.max_model_len:
-        logger.info("max_model_len is reduced to %d, which the model can compute", max_model_len)
     return LoadedModel(
         files=files,
         blueprint=blueprint,
         runtime=replace(
             runtime,
             encoder_cache_tokens=max(1, num_tokens),
-            max_model_len=max_model_len,
+            max_model_len=_lowered(model, blueprint),
         ),
         machine=machine,
         model=model,
         threads=threads,
         group=group,
     )
+
+
+def _lowered(model: Model, blueprint: Blueprint) -> int:
+    """Returns max_model_len as the model lowers it, with a line in the log."""
+    length = model_length(model, blueprint.config, blueprint.runtime)
+    if length < blueprint.runtime.max_model_len:
+        logger.info("max_model_len is reduced to %d, which the model can compute", length)
+    return length
 
 
 def _can_keep(

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
 import transformers
 
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
@@ -216,7 +217,17 @@ def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:
         reason = "transformers' default config is incomplete; give a model folder"
         yield _skipped("builds_on_meta", what, reason)
         return
-    yield from _run(ON_META, what, _subject(spec, config, Path(), {}))
+    subject = _subject(spec, config, Path(), {})
+    try:
+        with torch.device("meta"):
+            models.factory_of(spec)(config)
+    except ModelNotSupportedError as error:
+        reason = f"it refuses transformers' default config ({error}); give a model folder"
+        yield _skipped("builds_on_meta", what, reason)
+        return
+    except Exception:  # the checks say what is wrong
+        pass
+    yield from _run(ON_META, what, subject)
 
 
 def _subject(

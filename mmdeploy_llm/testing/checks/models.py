@@ -280,7 +280,7 @@ def _check_positions(model: Any, name: str, ids: Sequence[int], media: Sequence[
     if positions is None:
         return
     first = model.positions(1, ())
-    num_axes = 3 if first is None else len(first)
+    num_axes = 3 if first is None or first.dim() != 2 else len(first)
     demand(
         isinstance(positions, torch.Tensor)
         and positions.dtype is torch.int64

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Mapping
-from pathlib import Path
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 import transformers
@@ -90,7 +90,7 @@ def _loaded(name: str) -> dict[str, Any]:
     vars(module).update(NAMES, __builtins__={**vars(builtins), "__import__": _import})
     sys.modules[own] = module
     try:
-        exec(compile(Path(spec.origin).read_bytes(), spec.origin, "exec"), vars(module))
+        SourceFileLoader(own, spec.origin).exec_module(module)
     except Exception as error:  # transformers' code: anything may come
         del sys.modules[own]
         raise UnsupportedMediaError(
