@@ -33,7 +33,7 @@ from .checks import (
     ranks,
     tools,
 )
-from .checks.base import Check, CheckFailed, CheckSkipped
+from .checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from .checks.processor_subject import ProcessorSubject
 from .prompts import make_prompt
 from .samples import samples
@@ -220,7 +220,7 @@ def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:
     subject = _subject(spec, config, Path(), {})
     try:
         with torch.device("meta"):
-            models.factory_of(spec)(config)
+            factory_of(spec)(config)
     except ModelNotSupportedError as error:
         reason = f"it refuses transformers' default config ({error}); give a model folder"
         yield _skipped("builds_on_meta", what, reason)

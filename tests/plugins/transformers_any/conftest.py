@@ -410,9 +410,8 @@ def make_llm():
 
     def make(folder, **options):
         defaults = {"limit_mm_per_prompt": {"image": 4}, "block_size": 16, "use_warmup": False}
-        defaults |= {
-            "blocked_plugins": ("gemma", "glm", "internvl")
-        }  # they would serve their families
+        # They would serve their families.
+        defaults |= {"blocked_plugins": ("gemma", "glm", "internvl")}
         llm = LLM(model=str(folder), num_threads=1, **{**defaults, **options})
         opened.append(llm)
         stats = Stats()
