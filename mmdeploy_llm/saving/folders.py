@@ -19,6 +19,7 @@ from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES
 logger = logging.getLogger(__name__)
 
 MARK = ".being-written"  # a file in a folder that is not whole yet: its digest, and what is done
+NEW = ".new"  # ends the name of a file while it is written
 
 
 class Partial:
@@ -39,7 +40,7 @@ class Partial:
         """Returns the state of an earlier run that can be continued; {} for none."""
         folder = self.folder
         if not (folder / MARK).is_file():
-            if folder.exists() or folder.is_symlink():
+            if folder.is_symlink() or (folder.exists() and not _is_begun(folder)):
                 raise ConfigError(
                     f"{folder} is in the way, and no run that was cut off left it: move it, or "
                     "give another folder"
@@ -67,17 +68,22 @@ class Partial:
         aside = self.output.with_name(f"{self.output.name}.replaced")
         if self.output.exists() and aside.exists():
             raise ConfigError(f"{aside} is in the way: move it. The new folder is {self.folder}")
-        (self.folder / MARK).unlink()
         if self.output.exists():
             self.output.rename(aside)
         self.folder.rename(self.output)
+        (self.output / MARK).unlink()
         if aside.exists():
             shutil.rmtree(aside)
 
 
+def _is_begun(folder: Path) -> bool:
+    """Whether a run left the folder that was killed before it wrote the mark."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {f"{MARK}{NEW}"}
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file that is never seen half written."""
-    new = path.with_name(f"{path.name}.new")
+    new = path.with_name(f"{path.name}{NEW}")
     with new.open("wb") as file:
         file.write(data)
         file.flush()

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.quantize import quantize_checkpoint
 from mmdeploy_llm.saving import folders, writer
 from mmdeploy_llm.testing.tiny import write_tiny
@@ -106,6 +107,24 @@ def test_another_run_is_not_mixed_in(tmp_path, monkeypatch, caplog):
     quantize_checkpoint(str(plain), output, bits=4, group_size=32)
     assert "of other options or weights left, is removed" in caplog.text
     same(whole, output)
+
+
+@pytest.mark.parametrize("left", [(), (f"{folders.MARK}.new",)])
+def test_killed_before_the_first_word(tmp_path, left):
+    """Nothing is in the folder yet that says which run it is of."""
+    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    whole, output = tmp_path / "whole", tmp_path / "out"
+    quantize_checkpoint(str(plain), whole, bits=4, group_size=32)
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    for name in left:
+        (partial / name).write_text("{")
+    quantize_checkpoint(str(plain), output, bits=4, group_size=32)
+    same(whole, output)
+    partial.mkdir()
+    (partial / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is in the way, and no run that was cut off left it"):
+        quantize_checkpoint(str(plain), tmp_path / "out", bits=4, group_size=32)
 
 
 def same(first, second):
