@@ -3,7 +3,7 @@
     python examples/benchmarks/transformers_any.py [--model qwen25vl] [--rounds 3]
 
 qwen25vl       Qwen2.5-VL of 130 M parameters, by both
-glm_ocr        GLM-OCR in its published sizes, by both
+glm_ocr        GLM-OCR of 1.1 B parameters, by both
 deepseek_ocr2  texts of DeepSeek-OCR 2 (4 layers), and a Qwen2-MoE of the same sizes by its plugin
 
 Weights are random, in bf16. Both run in one process on one thread, alternating, greedily with
@@ -107,7 +107,7 @@ def qwen25vl(folder: Path) -> Comparison:
 
 
 def glm_ocr(folder: Path) -> Comparison:
-    """Writes GLM-OCR in its published sizes."""
+    """Writes a GLM-OCR of 1.1 B parameters."""
     write_tiny("glm_ocr", folder)
     tokenizer = make_tokenizer("glm_ocr")
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in GLM_TOKENS.items()}
