@@ -121,10 +121,11 @@ def test_killed_before_the_first_word(tmp_path, left):
         (partial / name).write_text("{")
     quantize_checkpoint(str(plain), output, bits=4, group_size=32)
     same(whole, output)
-    partial.mkdir()
-    (partial / "notes.txt").write_text("mine")
+    own = tmp_path / "other.partial"
+    own.mkdir()
+    (own / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is in the way, and no run that was cut off left it"):
-        quantize_checkpoint(str(plain), tmp_path / "out", bits=4, group_size=32)
+        quantize_checkpoint(str(plain), tmp_path / "other", bits=4, group_size=32)
 
 
 def same(first, second):
