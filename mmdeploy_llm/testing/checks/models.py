@@ -252,10 +252,11 @@ def encoding_together_equals_one_by_one(subject: ModelSubject) -> None:
     items = [span.item for _, media in subject.prompts.values() for span in media]
     if not items:
         raise CheckSkipped("no case has media")
+    model = subject.model  # loaded here: tensors of inference mode take no transposed weights
     with torch.inference_mode():
-        together = subject.model.encode_media(items)
+        together = model.encode_media(items)
         for item, embed in zip(items, together, strict=True):
-            (alone,) = subject.model.encode_media([item])
+            (alone,) = model.encode_media([item])
             error = float((embed.float() - alone.float()).abs().max())
             demand(
                 error < subject.tolerance,
