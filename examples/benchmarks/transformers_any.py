@@ -59,7 +59,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is compared. image: the text that stands for an image in a prompt; None: texts only."""
+    """Describes what is compared. image: stands for an image in a prompt; None: texts only."""
 
     native: Engine
     other: Engine

@@ -7,17 +7,16 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
-from mmdeploy_llm.weights.files import Entry
-from mmdeploy_llm.weights.quantized.reading import copy_rows
+from mmdeploy_llm.weights.quantized.layer import WeightRows
 
 from .codes import LAYOUTS, coded_rows
+from .entries import EntryFile
 from .facts import MAX_HEAD_DIM, Facts, num_layers
 from .families import NOT_WEIGHTS, Family, family_of
 from .header import Header, StoredTensor
@@ -52,39 +51,16 @@ class _Source:
         return self.tensor.type.dtype or torch.float32
 
 
-class GGUFFile:
-    """The weights in the GGUF files of one model, used as a context manager; see TensorFile."""
+class GGUFFile(EntryFile[_Source]):
+    """The weights in the GGUF files of one model."""
 
     def __init__(self, header: Header) -> None:
         """Raises ModelNotSupportedError for an unknown architecture, CheckpointError for a tensor
         that this architecture does not have."""
-        self.path = header.paths[0]
-        self._sources = dict(_sources(header))
-        self.entries = {
-            key: Entry(dtype=source.dtype, shape=source.shape, offset=0)
-            for key, source in self._sources.items()
-        }
-        self._rows = TensorRows(header.paths)
+        super().__init__(header, dict(_sources(header)))
 
-    def __enter__(self) -> GGUFFile:
-        self._rows.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._rows.__exit__(kind, error, trace)
-
-    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
-        """See TensorFile. first_value: the first one of a row."""
-        source = self._sources[key]
-        first, rest = divmod(first_value, math.prod(source.shape[1:]))
-        assert rest == 0, "a tensor is read by whole rows"
-        weight = _Weight(source, self._rows)
-        copy_rows(weight, source.shape, first, out, transpose=transpose)
+    def _weight(self, source: _Source) -> WeightRows:
+        return _Weight(source, self._rows)
 
     def layout(self, key: str) -> CodeLayout | None:
         """Returns the layout of a weight that can stay in few bits; None where it cannot."""

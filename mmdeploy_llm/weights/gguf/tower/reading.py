@@ -7,17 +7,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights.files import Entry
+from mmdeploy_llm.weights.gguf.entries import EntryFile
 from mmdeploy_llm.weights.gguf.header import Header, StoredTensor
 from mmdeploy_llm.weights.gguf.rows import TensorRows
-from mmdeploy_llm.weights.quantized.reading import copy_rows
+from mmdeploy_llm.weights.quantized.layer import WeightRows
 
 from .names import Tower, tower_of
 
@@ -61,40 +60,15 @@ class _Source:
         return torch.cat(parts).view(self.shape)
 
 
-class TowerFile:
-    """The weights in an mmproj file, used as a context manager; see TensorFile. Towers are small,
-    and a matrix is read as a whole."""
+class TowerFile(EntryFile[_Source]):
+    """The weights in an mmproj file. Towers are small, and a matrix is read as a whole."""
 
     def __init__(self, header: Header) -> None:
         """Raises CheckpointError for an unknown tower, and for a tensor that it does not have."""
-        self.path = header.paths[0]
-        self._sources = _sources(header)
-        self.entries = {
-            key: Entry(dtype=source.dtype, shape=source.shape, offset=0)
-            for key, source in self._sources.items()
-        }
-        self._rows = TensorRows(header.paths)
+        super().__init__(header, _sources(header))
 
-    def __enter__(self) -> TowerFile:
-        self._rows.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._rows.__exit__(kind, error, trace)
-
-    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
-        """See TensorFile. first_value: the first one of a row."""
-        source = self._sources[key]
-        first, rest = divmod(first_value, math.prod(source.shape[1:]))
-        assert rest == 0, "a tensor is read by whole rows"
-        shape = source.shape or (1,)
-        whole = _Whole(source.read(self._rows).view(shape))
-        copy_rows(whole, shape, first, out, transpose=transpose)
+    def _weight(self, source: _Source) -> WeightRows:
+        return _Whole(source.read(self._rows).view(source.shape or (1,)))
 
 
 class _Whole:
