@@ -4,16 +4,26 @@
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from .option_types import CacheDType, CpuLevel, Domains, DType, Names, Quantization, Schemes
+from .option_types import (
+    CacheDType,
+    CpuLevel,
+    Domains,
+    DType,
+    GroupSize,
+    MediaLimits,
+    Names,
+    NoCode,
+    Quantization,
+    Schemes,
+)
 from .params import MAX_SEED, EarlyStopParams, FrozenParams, read_early_stop
-from .params.counterparts import SERVING_OPTIONS
+from .params.counterparts import without_serving
 
 
 class EngineConfig(FrozenParams):
@@ -108,6 +118,13 @@ class EngineConfig(FrozenParams):
         "that are stored in 4 or 8 bits stay so in any case, and int8 and int4a8 then say only "
         "that activations are rounded; stored 8-bit floats stay so with fp8 or None",
     )
+    quantization_group_size: GroupSize | None = Field(
+        default=None,
+        description="columns of a row that share a scale: a multiple of 16, or -1 for the whole "
+        "row; fewer are nearer to the unrounded weights and take more memory. Of int4 and int4a8 "
+        "it is said of the decoder's layers; int8 has a scale for each row. None: 64 in 4 bits, "
+        "128 in 8",
+    )
     kv_cache_dtype: CacheDType = Field(
         default="auto",
         description="dtype of the KV cache; int8 and fp8 take half of bfloat16's memory: int8 on "
@@ -131,7 +148,7 @@ class EngineConfig(FrozenParams):
         description="whether to compute a long prompt in chunks over several steps, together with "
         "other requests",
     )
-    limit_mm_per_prompt: Mapping[str, int] | None = Field(
+    limit_mm_per_prompt: MediaLimits | None = Field(
         default=None,
         description='upper bound on media items in one prompt for each kind, such as {"image": '
         "100}; None, or a kind that is not named: 1",
@@ -336,7 +353,7 @@ class EngineConfig(FrozenParams):
         description="whether to leave out the lines on stderr after loading: the dtype where it is "
         "auto, and the number of KV cache blocks (total_block_num)",
     )
-    trust_remote_code: bool = Field(
+    trust_remote_code: NoCode = Field(
         default=False,
         description="whether code from checkpoints may run: only False is accepted",
     )
@@ -357,24 +374,6 @@ class EngineConfig(FrozenParams):
     def _read_early_stop(cls, values: Any) -> Any:
         return read_early_stop(values)
 
-    @field_validator("limit_mm_per_prompt")
-    @classmethod
-    def _limits_are_counts(cls, value: Mapping[str, int] | None) -> Mapping[str, int] | None:
-        for kind, limit in (value or {}).items():
-            if limit < 0:
-                raise ValueError(f"the limit for {kind!r} must be 0 or more")
-        return value
-
-    @field_validator("trust_remote_code")
-    @classmethod
-    def _code_is_refused(cls, value: bool) -> bool:
-        if value:
-            raise ValueError(
-                "code that comes with a checkpoint is never run; leave the option out: the model "
-                "loads if a plugin or transformers itself supports its architecture"
-            )
-        return value
-
     @model_validator(mode="after")
     def _private_addresses_need_names(self) -> Self:
         if self.allow_private_media_addresses and not self.allowed_media_domains:
@@ -384,17 +383,17 @@ class EngineConfig(FrozenParams):
             )
         return self
 
+    @model_validator(mode="after")
+    def _groups_are_of_codes(self) -> Self:
+        if self.quantization_group_size is not None and self.quantization in (None, "int8"):
+            raise ValueError(
+                f"quantization_group_size needs a quantization that has groups (int4, int4a8, "
+                f"int8wo or fp8), and quantization is {self.quantization!r}"
+            )
+        return self
+
     @classmethod
     def from_options(cls, model: str, options: Mapping[str, Any]) -> EngineConfig:
         """Makes the config of `LLM(model, **options)`. Warns about options that only a server has
         and leaves them out."""
-        serving = sorted(set(options) & SERVING_OPTIONS)
-        if serving:
-            warnings.warn(
-                f"ignored, without a meaning offline: {', '.join(serving)}",
-                UserWarning,
-                stacklevel=3,
-            )
-        return cls(
-            model=model, **{name: value for name, value in options.items() if name not in serving}
-        )
+        return cls(model=model, **without_serving(options))

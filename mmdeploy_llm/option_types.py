@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -14,6 +15,8 @@ DTYPES = {
     "fp32": "float32",
     "float": "float32",
 }
+WHOLE_ROW = -1  # as a group size
+GROUP_STEP = 16  # of columns, of which the kernels read whole ones
 QUANTIZATIONS = {"w8a8": "int8", "wint4": "int4", "wint8": "int8wo"}
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
@@ -61,6 +64,31 @@ def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
     return schemes
 
 
+def _no_code(value: bool) -> bool:
+    if value:
+        raise ValueError(
+            "code that comes with a checkpoint is never run; leave the option out: the model "
+            "loads if a plugin or transformers itself supports its architecture"
+        )
+    return value
+
+
+def _media_limits(value: Mapping[str, int]) -> Mapping[str, int]:
+    for kind, limit in value.items():
+        if limit < 0:
+            raise ValueError(f"the limit for {kind!r} must be 0 or more")
+    return value
+
+
+def _group_size(value: int) -> int:
+    if value != WHOLE_ROW and (value < GROUP_STEP or value % GROUP_STEP):
+        raise ValueError(
+            f"a group of {value} columns: give a multiple of {GROUP_STEP}, such as 32, 64 or 128, "
+            f"or {WHOLE_ROW} for the whole row"
+        )
+    return value
+
+
 CpuLevel = Literal["avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"]
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
 QuantizationName = Literal["int8", "int4", "int8wo", "int4a8", "fp8"]
@@ -69,6 +97,9 @@ CacheDType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8"],
     BeforeValidator(_dtype_name),
 ]
+GroupSize = Annotated[int, AfterValidator(_group_size)]
+MediaLimits = Annotated[Mapping[str, int], AfterValidator(_media_limits)]
+NoCode = Annotated[bool, AfterValidator(_no_code)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Domains = Annotated[Names, AfterValidator(_domains)]
 Schemes = Annotated[Names, AfterValidator(_schemes)]

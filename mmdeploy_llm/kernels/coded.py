@@ -22,8 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmdeploy_llm.option_types import WHOLE_ROW, QuantizationName
+
 Bits = Literal[4, 8]
 UNIT_BYTES = 4
+MAX_GROUP = 2**31 - 1  # columns: more than a row has
 # The kernels keep an integer zero in the lowest bits of its scale, where these are free.
 ZERO_BITS = 8
 LARGEST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
@@ -65,6 +68,17 @@ CODES: Mapping[str, CodeLayout] = MappingProxyType(
         "fp8": CodeLayout(bits=8, group_size=128, is_float8=True),
     }
 )
+
+
+def code_layouts(
+    quantization: QuantizationName | None, group_size: int | None
+) -> Mapping[str, CodeLayout]:
+    """Returns CODES with another group size for `quantization`: -1 for whole rows, None as it
+    is."""
+    if quantization is None or quantization not in CODES or group_size is None:
+        return CODES
+    size = MAX_GROUP if group_size == WHOLE_ROW else group_size
+    return MappingProxyType({**CODES, quantization: replace(CODES[quantization], group_size=size)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_int32
 from pathlib import Path
 from typing import get_args
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.kernels import ActivationName, VisibleKeys
+from mmdeploy_llm.kernels.coded import CODES, CodeLayout
 
 from .build import BuildError, Level, build, cpu_levels
 from .draws import Draws
@@ -353,13 +354,17 @@ class CpuKernels(Products, StateProducts, Draws):
 
 
 def load(
-    cache: Path | None = None, level: Level | str | None = None, *, fixed_order: bool = False
+    cache: Path | None = None,
+    level: Level | str | None = None,
+    *,
+    fixed_order: bool = False,
+    layouts: Mapping[str, CodeLayout] = CODES,
 ) -> CpuKernels:
     """Loads the kernels for `level` (default: the best one of this processor): those of the wheel
     where it has some for these sources, else those that are built on first use into `cache`
     (default: a folder in the user's home; a cache that is given is always used). Raises BuildError
-    when they cannot be built or loaded, or when the processor cannot execute them. fixed_order: see
-    Library."""
+    when they cannot be built or loaded, or when the processor cannot execute them. fixed_order,
+    layouts: see Library."""
     levels = cpu_levels()
     level = levels[0] if level is None else Level(level)
     if level not in levels:
@@ -368,9 +373,9 @@ def load(
     if cache is None:
         prebuilt = find_prebuilt(level)
         if prebuilt is not None:
-            return CpuKernels(prebuilt, fixed_order=fixed_order)
+            return CpuKernels(prebuilt, fixed_order=fixed_order, layouts=layouts)
         try:
             cache = Path.home() / ".cache" / "mmdeploy_llm"
         except RuntimeError as error:
             raise BuildError(f"there is no home directory to build them in: {error}") from error
-    return CpuKernels(build(level, cache), fixed_order=fixed_order)
+    return CpuKernels(build(level, cache), fixed_order=fixed_order, layouts=layouts)

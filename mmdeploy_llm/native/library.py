@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from mmdeploy_llm.kernels.coded import CODES, CodeLayout
 
 from .build import BuildError
 from .memory import LargePages
@@ -28,9 +30,16 @@ class Library:
         AVX, for which the kernels have no level.
     has_fixed_order: whether every product is computed here, where the order of a row's sums does
         not depend on the other rows; torch's depends on their number.
+    layouts: how weights are rounded to codes, by quantization.
     """
 
-    def __init__(self, path: Path, *, fixed_order: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fixed_order: bool = False,
+        layouts: Mapping[str, CodeLayout] = CODES,
+    ) -> None:
         """Loads the library. Raises BuildError when it or torch's OpenMP runtime cannot be
         loaded."""
         try:
@@ -49,6 +58,7 @@ class Library:
         self.has_wide_registers = library.mm_vector_bytes() > 16
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
         self.has_fixed_order = fixed_order
+        self.layouts = layouts
         is_narrow = is_x86 and not self.has_wide_registers
         self.leaves_many_rows_to_torch = is_narrow and not fixed_order
         self._recorded_memory = Memory()

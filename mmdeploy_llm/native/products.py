@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.kernels import PackedWeight, Quantization, rounds_inputs
-from mmdeploy_llm.kernels.coded import CODES
 
 from .coded import PANEL, CodedProducts
 from .library import DTYPES
@@ -40,7 +39,7 @@ class Products(CodedProducts):
             return FloatWeight(self, weight)
         if quantization == "int8":
             return S8Weight(self, weight)
-        layout = CODES[quantization]
+        layout = self.layouts[quantization]
         group_size = min(layout.group_size, weight.shape[1])
         if layout.is_float8:
             coded = self.round_float8(weight, group_size)

@@ -3,8 +3,10 @@ with what to write here instead: for error messages and for the guide."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 _NO_LORA = (
     "LoRA adapters are not supported; merge the adapter into the weights (merge_and_unload of "
@@ -159,3 +161,14 @@ SERVING_OPTIONS = frozenset(
         "swap_space",
     }
 )
+
+
+def without_serving(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the options of `LLM(model, **options)` but for those that only a server has, of which
+    it warns."""
+    serving = sorted(set(options) & SERVING_OPTIONS)
+    if serving:
+        warnings.warn(
+            f"ignored, without a meaning offline: {', '.join(serving)}", UserWarning, stacklevel=4
+        )
+    return {name: value for name, value in options.items() if name not in serving}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CODES, Bits, CodedWeight
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout
 from mmdeploy_llm.layers.install import ELSEWHERE
 from mmdeploy_llm.option_types import QuantizationName
 
@@ -51,7 +52,12 @@ class GroupRounder:
 
 
 class RoundsCodes(Protocol):
-    """The kernels that round the weights of a model while it is loaded."""
+    """The kernels that round the weights of a model while it is loaded.
+
+    layouts: how, by quantization.
+    """
+
+    layouts: Mapping[str, CodeLayout]
 
     def round_codes(self, weight: Tensor, bits: Bits, group_size: int) -> CodedWeight:
         """Rounds a matrix, contiguous, to codes with integer zeros and scales in bf16."""
@@ -71,7 +77,9 @@ class KernelRounder:
     def scheme(self, place: Place) -> Scheme | None:
         """See Rounder. None too where 8 bits have a scale for each row only (int4a8's head)."""
         is_inside = place in ("layers", "experts")
-        own = CODES.get(self._quantization if is_inside else ELSEWHERE[self._quantization])
+        own = self._kernels.layouts.get(
+            self._quantization if is_inside else ELSEWHERE[self._quantization]
+        )
         return None if own is None else Scheme(bits=own.bits, group_size=own.group_size)
 
     def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:

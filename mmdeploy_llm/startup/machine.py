@@ -12,6 +12,7 @@ from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.coded import code_layouts
 from mmdeploy_llm.layers.linear import has_product
 from mmdeploy_llm.native import Placement
 from mmdeploy_llm.runtime_config import HostFacts
@@ -101,7 +102,11 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
         problem = "the device is not a CPU: leave it out, or use device='cpu'"
     else:
         try:
-            return native.load(level=config.cpu_level, fixed_order=config.deterministic)
+            return native.load(
+                level=config.cpu_level,
+                fixed_order=config.deterministic,
+                layouts=code_layouts(config.quantization, config.quantization_group_size),
+            )
         except native.BuildError as error:
             problem = str(error)
             logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)

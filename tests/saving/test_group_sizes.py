@@ -1,0 +1,75 @@
+"""quantization_group_size: how many columns of a row share a scale while a model is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.native import load
+from mmdeploy_llm.testing.tiny import write_tiny
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "tie_word_embeddings": False}
+PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPT = [5, 9, 200, 31, 7]
+
+
+def saved(tmp_path, **options):
+    """Returns the tokens of a rounded model, and the folder that it was saved to."""
+    plain, folder = write_tiny("qwen2", tmp_path / "plain", **SIZES), tmp_path / "saved"
+    with LLM(str(plain), dtype="float32", **options) as llm:
+        (out,) = llm.generate([PROMPT], PARAMS, use_tqdm=False)
+        llm.save(folder)
+    return out.outputs.token_ids, folder
+
+
+@pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
+@pytest.mark.parametrize(
+    ("quantization", "size", "columns"),
+    [("int4", 16, 16), ("int4", None, 64), ("int4", -1, 64), ("int8wo", 32, 32)],
+)
+def test_transformers_gives_the_tokens(tmp_path, quantization, size, columns):
+    options = {"quantization": quantization, "quantization_group_size": size}
+    found, folder = saved(tmp_path, **options)
+    (path,) = folder.glob("*.safetensors")
+    scales = load_file(path)["model.layers.0.self_attn.q_proj.weight_scale"]
+    assert scales.shape == (64, 64 // columns)
+    own = CompressedTensorsConfig(dequantize=True)
+    with pytest.warns(UserWarning, match="quantization_config"):
+        reference = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, quantization_config=own
+        ).eval()
+    ids = list(PROMPT)
+    for _ in range(PARAMS.max_tokens):
+        ids.append(int(reference(torch.tensor([ids])).logits[0, -1].argmax()))
+    assert found == ids[len(PROMPT) :]
+
+
+@pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
+def test_only_what_the_quantization_names_has_the_groups(tmp_path):
+    _, folder = saved(tmp_path, quantization="int4", quantization_group_size=32)
+    groups = json.loads((folder / "config.json").read_text())["quantization_config"][
+        "config_groups"
+    ]
+    found = {(own["weights"]["num_bits"], own["weights"]["group_size"]) for own in groups.values()}
+    assert found == {(4, 32), (8, 64)}  # the head's rows of 64 columns are one group
+
+
+@pytest.mark.parametrize(
+    ("quantization", "size", "words"),
+    [
+        ("int4", 24, "a group of 24 columns: give a multiple of 16"),
+        ("int4", 0, "a group of 0 columns"),
+        ("int8", 64, "needs a quantization that has groups"),
+        (None, 64, "needs a quantization that has groups"),
+    ],
+)
+def test_refusals(quantization, size, words):
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig(model="any", quantization=quantization, quantization_group_size=size)
