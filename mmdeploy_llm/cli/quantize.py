@@ -15,20 +15,23 @@ if TYPE_CHECKING:
 QUANTIZE_EPILOG = """\b
 MODEL is a folder, a Hugging Face id or a bundled model's name. OUTPUT becomes a
 folder in compressed-tensors' format (pack-quantized, by groups of columns,
-asymmetric but for experts), with the tokenizer and the other files of MODEL. Linear layers and
-experts of the decoder are rounded; embeddings, output head, norms, routers and
-vision towers are copied, and so are layers that --group-size does not divide.
-It is written as OUTPUT.partial and renamed at the end; a run that was killed
-is continued by the same command.
+asymmetric but for experts), with the tokenizer and the other files of MODEL.
+Linear layers and experts of the decoder are rounded; embeddings, output head,
+norms, routers and vision towers are copied, and so are layers that --group-size
+does not divide.
+--towers int8 rounds towers too; transformers (up to 5.24) misreads such a folder,
+since it reads all layers by the decoder's scheme. OUTPUT is written as
+OUTPUT.partial and renamed at the end; a run that was killed is continued by the
+same command.
 
 \b
 --calibrate makes 4 bits better. It takes 50 to 500 prompts like those that the
 model will answer: a folder of images and videos (each is described), or a JSONL
 file of requests as `mmdeploy-llm batch` reads them. The model answers them once;
 then its decoder is scaled (AWQ) and rounded (GPTQ), two layers at a time, so
-that these prompts and answers change least. Vision towers are rounded to 8 bits. Every tenth
-item is held out: on these, perplexity and divergence before and after are
-printed and written to OUTPUT/quantization_loss.json.
+that these prompts and answers change least. Every tenth item is held out: on
+these, perplexity and divergence before and after are printed and written to
+OUTPUT/quantization_loss.json.
 
 \b
 Examples:
@@ -45,13 +48,23 @@ class Scheme(StrEnum):
     INT8 = "int8"
 
 
+class Towers(StrEnum):
+    """Whether vision towers are copied or rounded."""
+
+    COPY = "copy"
+    INT8 = "int8"
+
+
 def quantize(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Folder, Hugging Face id or bundled model.")],
     output: Annotated[Path, typer.Argument(help="The new folder.")],
     scheme: Annotated[Scheme, typer.Option(help="Bits of a weight.")] = Scheme.INT4,
     group_size: Annotated[
-        int, typer.Option(help="Columns that share a scale and a zero; a multiple of 8.")
+        int,
+        typer.Option(
+            help="Columns that share a scale and a zero: a multiple of 8, or -1 for whole rows."
+        ),
     ] = 64,
     calibrate: Annotated[
         str | None,
@@ -60,6 +73,9 @@ def quantize(
             help="Images and videos, or requests, to calibrate the decoder with.",
         ),
     ] = None,
+    towers: Annotated[
+        Towers, typer.Option(help="What becomes of vision towers: copied, or rounded to 8 bits.")
+    ] = Towers.COPY,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUTPUT if it is a model's folder.")
     ] = False,
@@ -73,6 +89,7 @@ def quantize(
         bits=4 if scheme is Scheme.INT4 else 8,
         group_size=group_size,
         calibrate_with=calibrate,
+        rounds_towers=towers is Towers.INT8,
         overwrite=overwrite,
         **ctx.obj,
     )

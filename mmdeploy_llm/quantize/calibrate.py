@@ -258,13 +258,13 @@ def _joined(file: Any, site: Site) -> Rounded:
 
 
 class CalibratedRounder:
-    """A Rounder with the weights that `calibrate` has rounded; others are rounded to the nearest
-    codes, those of towers in 8 bits."""
+    """A Rounder with the weights that `calibrate` has rounded."""
 
-    def __init__(self, folder: Path, scheme: Scheme, stack: ExitStack) -> None:
-        """stack: closes the files. norms: the tensors that take the place of a checkpoint's."""
+    def __init__(self, folder: Path, nearest: GroupRounder, stack: ExitStack) -> None:
+        """nearest: rounds the other weights. stack: closes the files. norms: the tensors that take
+        the place of a checkpoint's."""
         self.norms: dict[str, Tensor] = {}
-        self._nearest = GroupRounder(scheme, TOWERS)
+        self._nearest = nearest
         self._places: dict[str, Any] = {}
         self._errors: dict[str, float] = {}
         for path in sorted(folder.glob("window-*.safetensors")):

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
-from mmdeploy_llm.kernels.coded import Bits
+from mmdeploy_llm.kernels.coded import MAX_GROUP, Bits
+from mmdeploy_llm.option_types import WHOLE_ROW
 from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
 from mmdeploy_llm.saving.rounding import Scheme
 from mmdeploy_llm.weights.find import find_weights
 
-from .calibrate import Calibrated, CalibratedRounder, calibrate, clear, measured
+from .calibrate import TOWERS, Calibrated, CalibratedRounder, calibrate, clear, measured
 from .loss import Loss
 from .samples import digests_of, read_items
 
@@ -45,41 +47,42 @@ def quantize_checkpoint(
     bits: Bits,
     group_size: int,
     calibrate_with: str | None = None,
+    rounds_towers: bool = False,
     overwrite: bool = False,
     plugins: Sequence[str] | None = None,
     blocked_plugins: Sequence[str] = (),
 ) -> Quantized:
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
-    calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; the
-    towers are then rounded to 8 bits. What was lost is written to quantization_loss.json.
+    group_size: columns that share a scale, or -1 for whole rows.
+    calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with. What
+    was lost is written to quantization_loss.json.
+    rounds_towers: whether vision towers are rounded to 8 bits in groups of 128, not copied.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
     is continued by the next one with the same arguments. Holds one tensor and one file of the
     output in memory, and while it calibrates the model and the moments of two layers' inputs.
     Raises ConfigError for a size, folder or item that cannot be used, CheckpointError for weights
     that cannot be rounded, and errors of the model's files and plugins.
     """
-    scheme = _scheme(bits, group_size)
+    scheme, towers = _scheme(bits, group_size), TOWERS if rounds_towers else None
     options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins)}
     config = EngineConfig.from_options(model, options)
-    checkpoint = _read(model)
+    checkpoint, values = _read(model)
     source = checkpoint.folder
-    values = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    if is_quantized(values):
-        raise ConfigError(f"{model} is quantised already; give the folder that it was made from")
     check_output(output, source, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(source)
     items = () if calibrate_with is None else read_items(calibrate_with)
-    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 3}
+    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 4}
+    facts |= {"towers": rounds_towers}
     partial = Partial(output, digest_of(facts, paths))
     with ExitStack() as stack:
         done: Calibrated | None = None
         if calibrate_with is not None:
             done = calibrate(config, paths, items, scheme, partial.folder)
-            rounder = CalibratedRounder(done.folder, scheme, stack)
+            rounder = CalibratedRounder(done.folder, GroupRounder(scheme, towers), stack)
             writer = Writer(partial, empty, rounder, rounder.norms)
         else:
-            writer = Writer(partial, empty, GroupRounder(scheme))
+            writer = Writer(partial, empty, GroupRounder(scheme, towers))
         writer.copy(paths)
         summary = writer.finish(values)
     copy_others(source, partial.folder)
@@ -91,17 +94,26 @@ def quantize_checkpoint(
 
 
 def _scheme(bits: Bits, group_size: int) -> Scheme:
+    if group_size == WHOLE_ROW:
+        return Scheme(bits=bits, group_size=MAX_GROUP)
     if group_size < 8 or group_size % 8:
-        raise ConfigError(f"group size {group_size}: give a multiple of 8, such as 32, 64 or 128")
+        raise ConfigError(
+            f"group size {group_size}: give a multiple of 8, such as 32, 64 or 128, or {WHOLE_ROW} "
+            "for whole rows"
+        )
     return Scheme(bits=bits, group_size=group_size)
 
 
-def _read(model: str) -> Checkpoint:
-    """Reads the JSON files of a model with safetensors files."""
+def _read(model: str) -> tuple[Checkpoint, Mapping[str, Any]]:
+    """Reads the JSON files of a model with safetensors files that is not quantised; returns its
+    config.json too."""
     checkpoint = read_checkpoint(resolve_model(model, None, MODEL_FILES))
     if checkpoint.gguf_files:
         raise ConfigError(f"{model} is a GGUF file; give a folder with safetensors files")
-    return checkpoint
+    values = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
+    if is_quantized(values):
+        raise ConfigError(f"{model} is quantised already; give the folder that it was made from")
+    return checkpoint, values
 
 
 def _compared(

@@ -24,7 +24,7 @@ def round_by_moments(weight: Tensor, moments: Tensor, scheme: Scheme) -> Rounded
 def round_by_factor(weight: Tensor, factor: Tensor, scheme: Scheme) -> Rounded:
     """Rounds `weight` [n, k] float32 with the factor [k, k] that `factor_of` gives. The scale and
     zero of a group are chosen when its first column is reached, for the values as they are then."""
-    size, rest = scheme.group_size, weight.clone()
+    size, rest = min(scheme.group_size, weight.shape[1]), weight.clone()
     parts = []
     for start in range(0, weight.shape[1], size):
         columns = slice(start, start + size)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import Bits
+from mmdeploy_llm.kernels.coded import MAX_GROUP, Bits
 
 from .rounding import Rounded, Scheme
 
@@ -85,11 +85,11 @@ def _shape(name: str, num_kept: int) -> str:
 
 
 def _weights(scheme: Scheme) -> Mapping[str, Any]:
+    groups: Mapping[str, Any] = {"strategy": "group", "group_size": scheme.group_size}
     return {
         "num_bits": scheme.bits,
         "type": "int",
         "symmetric": scheme.is_symmetric,
-        "strategy": "group",
-        "group_size": scheme.group_size,
+        **({"strategy": "channel"} if scheme.group_size == MAX_GROUP else groups),
         "dynamic": False,
     }

@@ -75,18 +75,22 @@ class KernelRounder:
         self._kernels, self._quantization, self._dtype = kernels, quantization, dtype
 
     def scheme(self, place: Place) -> Scheme | None:
-        """See Rounder. None too where 8 bits have a scale for each row only (int4a8's head)."""
+        """See Rounder. None where a place is not rounded as the decoder's layers are: transformers
+        reads every layer but experts by one scheme. What is copied is rounded when the folder is
+        loaded."""
         is_inside = place in ("layers", "experts")
-        own = self._kernels.layouts.get(
-            self._quantization if is_inside else ELSEWHERE[self._quantization]
-        )
-        return None if own is None else Scheme(bits=own.bits, group_size=own.group_size)
+        layouts, name = self._kernels.layouts, self._quantization
+        own = layouts[name]
+        if not is_inside and layouts.get(ELSEWHERE[name]) != own:
+            return None
+        return Scheme(bits=own.bits, group_size=own.group_size)
 
     def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:
         """See Rounder."""
         del key
         weight = weight.to(self._dtype).contiguous()
-        coded = self._kernels.round_codes(weight, scheme.bits, scheme.group_size)
+        size = min(scheme.group_size, weight.shape[1])
+        coded = self._kernels.round_codes(weight, scheme.bits, size)
         assert coded.zeros is not None
         return Rounded(
             codes=coded.codes(),

@@ -21,7 +21,8 @@ BLOCK_VALUES = 2**22  # values that are rounded at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """The way to round a matrix: bits of a code, and columns of a group. is_symmetric: the zero of
+    """The way to round a matrix: bits of a code, and columns of a group, MAX_GROUP
+    for whole rows. is_symmetric: the zero of
     each group is the middle code and is not stored; its scale may then be negative."""
 
     bits: Bits
@@ -44,9 +45,9 @@ def round_groups(weight: Tensor, scheme: Scheme) -> Rounded:
     """Rounds `weight` [n, k], finite floats of any dtype; groups divide k. In 4 bits each group's
     range is cut where that makes its squared error smaller."""
     n, k = weight.shape
-    num_groups = k // scheme.group_size
+    size = min(scheme.group_size, k)
     parts = [
-        _round_block(block.float().view(-1, num_groups, scheme.group_size), scheme)
+        _round_block(block.float().view(-1, k // size, size), scheme)
         for block in torch.split(weight, max(1, BLOCK_VALUES // k))
     ]
     codes, scales, zeros, errors = (torch.cat(part) for part in zip(*parts, strict=True))

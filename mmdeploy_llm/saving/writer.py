@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
+from mmdeploy_llm.kernels.coded import MAX_GROUP
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.layers.linear import Linear
@@ -230,7 +231,8 @@ def unstacked(
 
 
 def fitting(scheme: Scheme, module: nn.Module, k: int) -> Scheme | None:
-    """Returns the scheme of a matrix of k columns: a row that is shorter than a group is one. None
+    """Returns the scheme of a matrix of k columns: a row that is shorter than a group is one; whole
+    rows have one scheme whatever their length. None
     where groups do not divide it, or do not divide the other matrices of the same experts: these
     stay in few bits together or not at all."""
     widths = [k]
@@ -238,4 +240,5 @@ def fitting(scheme: Scheme, module: nn.Module, k: int) -> Scheme | None:
         widths += [stack.shape[-1] for stack in (module.gate_up_proj, module.down_proj)]
     if any(width % 8 or width % min(scheme.group_size, width) for width in widths):
         return None
-    return replace(scheme, group_size=min(scheme.group_size, k))
+    whole = scheme.group_size == MAX_GROUP
+    return scheme if whole else replace(scheme, group_size=min(scheme.group_size, k))

@@ -54,6 +54,7 @@ def test_command(tmp_path):
     bad = {"messages": [{"role": "user", "content": [image]}]}
     given = requests(tmp_path / "data", bad, {"promt": "typo"})
     command = ["quantize", str(plain), str(output), "--group-size", "32", "--calibrate", given]
+    command += ["--towers", "int8"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "none.png" in result.output
