@@ -55,40 +55,38 @@ def quantize_checkpoint(
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
     group_size: columns that share a scale, or -1 for whole rows.
-    calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with. What
-    was lost is written to quantization_loss.json.
-    rounds_towers: whether vision towers are rounded to 8 bits in groups of 128, not copied.
+    calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; what
+    was lost is written to quantization_loss.json. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
     is continued by the next one with the same arguments. Holds one tensor and one file of the
     output in memory, and while it calibrates the model and the moments of two layers' inputs.
     Raises ConfigError for a size, folder or item that cannot be used, CheckpointError for weights
     that cannot be rounded, and errors of the model's files and plugins.
     """
-    scheme, towers = _scheme(bits, group_size), TOWERS if rounds_towers else None
+    scheme = _scheme(bits, group_size)
+    nearest = GroupRounder(scheme, TOWERS if rounds_towers else None)
     options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins)}
     config = EngineConfig.from_options(model, options)
     checkpoint, values = _read(model)
-    source = checkpoint.folder
-    check_output(output, source, overwrite=overwrite)
-    empty, paths = built(config, checkpoint), find_weights(source)
+    check_output(output, checkpoint.folder, overwrite=overwrite)
+    empty, paths = built(config, checkpoint), find_weights(checkpoint.folder)
     items = () if calibrate_with is None else read_items(calibrate_with)
     facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 4}
     facts |= {"towers": rounds_towers}
     partial = Partial(output, digest_of(facts, paths))
     with ExitStack() as stack:
         done: Calibrated | None = None
+        writer = Writer(partial, empty, nearest)
         if calibrate_with is not None:
             done = calibrate(config, paths, items, scheme, partial.folder)
-            rounder = CalibratedRounder(done.folder, GroupRounder(scheme, towers), stack)
+            rounder = CalibratedRounder(done.folder, nearest, stack)
             writer = Writer(partial, empty, rounder, rounder.norms)
-        else:
-            writer = Writer(partial, empty, GroupRounder(scheme, towers))
         writer.copy(paths)
         summary = writer.finish(values)
-    copy_others(source, partial.folder)
-    found = (
-        Quantized(summary=summary) if done is None else _compared(config, summary, done, partial)
-    )
+    copy_others(checkpoint.folder, partial.folder)
+    found = Quantized(summary=summary)
+    if done is not None:
+        found = _compared(config, summary, done, partial)
     partial.finish()
     return found
 
