@@ -1,34 +1,19 @@
 """MiniCPM-V 4.6 from end to end: chats with images against transformers' model and processor."""
 
-import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
     MiniCPMV4_6ImageProcessorPil,
 )
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
-from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.testing.tiny.minicpm import TOKENS
 
-NUM_TOKENS = 12
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-OPTIONS = {
-    "limit_mm_per_prompt": {"image": 4},
-    "block_size": 16,
-    "num_gpu_blocks_override": 128,
-    "max_model_len": 768,
-    "max_num_seqs": 8,
-    "num_threads": 1,
-    "use_warmup": False,
-}
+from .image_chats import check_chats, check_ids, check_refused, new_tokens, noise
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +21,12 @@ def folder(tmp_path_factory):
     return write_tiny("minicpmv4_6", tmp_path_factory.mktemp("minicpm"))
 
 
-def picture(seed, width, height):
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
-
-
 GROUPS = [
     [],
-    [picture(0, 60, 50)],
-    [picture(1, 300, 90)],
-    [picture(2, 120, 200), picture(3, 50, 50)],
+    [noise(0, 60, 50)],
+    [noise(1, 300, 90)],
+    [noise(2, 120, 200), noise(3, 50, 50)],
 ]
-
-
-def chat(images):
-    parts = [{"type": "image", "image": image} for image in images]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
 
 
 def processor_of(folder):
@@ -77,40 +52,19 @@ def expected(folder, prompt, images, **options):
     )
     mode = {"downsample_mode": options["downsample_mode"]} if options else {}
     with torch.inference_mode():
-        settings = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": None}
-        found = model.generate(**inputs, **mode, **settings)
-    ids = inputs["input_ids"][0].tolist()
-    return ids, found[0, len(ids) :].tolist()
+        return new_tokens(model, inputs, **mode)
 
 
 @pytest.mark.parametrize("options", [{}, {"downsample_mode": "4x"}], ids=["16x", "4x"])
 @pytest.mark.parametrize("budget", [512, 40], ids=["whole", "in chunks"])
 def test_chats_equal_transformers(budget, options, folder):
-    given = {"max_num_batched_tokens": budget, "mm_processor_kwargs": options}
-    with LLM(str(folder), dtype="float32", **given, **OPTIONS) as llm:
-        outputs = llm.chat([chat(images) for images in GROUPS], GREEDY, use_tqdm=False)
-        again = llm.chat([chat(images) for images in GROUPS], GREEDY, use_tqdm=False)
-        counts = [llm.count_tokens(chat(images)) for images in GROUPS]
-    for output, repeated, count, images in zip(outputs, again, counts, GROUPS, strict=True):
-        assert output.is_ok, output.error_msg
-        ids, tokens = expected(folder, output.prompt, images, **options)
-        assert list(output.prompt_token_ids) == ids
-        assert list(output.outputs.token_ids) == list(repeated.outputs.token_ids) == tokens
-        assert count.num_input_image_tokens == output.num_input_image_tokens
-        assert not images or repeated.num_cached_tokens > 0
+    outputs = check_chats(folder, GROUPS, expected, budget, options)
     found = [output.num_input_image_tokens for output in outputs[:2]]
     assert found == [0, 16 if options else 4]
 
 
 def test_ids_that_transformers_processor_made(folder):
-    with LLM(str(folder), dtype="float32", **OPTIONS) as llm:
-        rendered = llm.chat(chat(GROUPS[3]), GREEDY, use_tqdm=False)[0]
-        ids, tokens = expected(folder, rendered.prompt, GROUPS[3])
-        prompt = {"prompt_token_ids": ids, "multimodal_data": {"image": GROUPS[3]}}
-        output = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
-    assert output.is_ok, output.error_msg
-    assert list(output.prompt_token_ids) == ids
-    assert list(output.outputs.token_ids) == tokens
+    check_ids(folder, GROUPS[3], expected)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +80,4 @@ def test_ids_that_transformers_processor_made(folder):
     ids=str,
 )
 def test_configs_that_are_refused(part, name, value, folder, tmp_path):
-    for file in folder.glob("*.json"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
-    (config[part] if part else config)[name] = value
-    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    with pytest.raises(ModelNotSupportedError, match="not supported"):
-        LLM(str(tmp_path), load_format="dummy", **OPTIONS)
+    check_refused(folder, tmp_path, part, name, value)
