@@ -18,6 +18,7 @@ class GatedAttention(Attention, KernelLayer):
     rows of q_proj hold query and gate of each head in turn."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
+        assert not config.has_full_qk_norm, "queries lie between gates: no norm over all heads"
         super().__init__(config, layer)
         size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = {"q_proj": 2 * size, "k_proj": kv_size, "v_proj": kv_size}

@@ -168,6 +168,7 @@ def _piece(
     found = stored
     if target.source_index is not None:
         is_there = len(found) > 0 and target.source_index < found[0]
+        is_there = is_there and target.num_sources in (None, found[0])
         first_value = target.source_index * math.prod(found[1:])
         found = found[1:] if is_there else ()
     if target.source is not None and found:

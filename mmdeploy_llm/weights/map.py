@@ -34,7 +34,8 @@ class Target:
     name: the parameter.
     index: index on the parameter's first axis, such as an expert.
     rows: the rows to fill (first axis, after `index`); None is all.
-    source_index: index on the first axis of the checkpoint's tensor.
+    source_index: index on the first axis of the checkpoint's tensor. num_sources: the size of that
+        axis, which is checked; None: any that holds the index.
     source: the rows of the checkpoint's tensor to read (first axis, after `source_index`); None is
         all.
     transpose: whether the checkpoint stores the last two axes swapped; None decides by the shapes,
@@ -45,6 +46,7 @@ class Target:
     index: int | None = None
     rows: slice | None = None
     source_index: int | None = None
+    num_sources: int | None = None
     source: slice | None = None
     transpose: bool | None = False
 

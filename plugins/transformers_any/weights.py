@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -127,10 +128,8 @@ class WeightTable:
         """Maps one tensor of all experts to its rows of each."""
         count, size, *_ = self._shapes[name]
         rows = _chunk(size, position, len(converter.source_patterns))
-        return [
-            Target(name=self._prefix + name, index=expert, rows=rows, source_index=expert)
-            for expert in range(count)
-        ]
+        target = Target(name=self._prefix + name, rows=rows, num_sources=count)
+        return [replace(target, index=expert, source_index=expert) for expert in range(count)]
 
     def _projections(self, name: str, patterns: Sequence[str]) -> list[int] | None:
         """Returns the rows of the projections before joined convolutions, whose values may have
@@ -199,10 +198,15 @@ class WeightTable:
         if converter.operations[-1].dim == 0:
             pairs = zip(names, places, strict=True)
             return [Target(name=self._prefix + own, source=rows) for own, rows in pairs]
-        return [
-            Target(name=self._prefix + own, index=expert, source_index=expert, source=rows)
+        count = self._shapes[name][0]
+        targets = [
+            Target(name=self._prefix + own, source=rows, num_sources=count)
             for own, rows in zip(names, places, strict=True)
-            for expert in range(self._shapes[name][0])
+        ]
+        return [
+            replace(own, index=expert, source_index=expert)
+            for own in targets
+            for expert in range(count)
         ]
 
     def _split(

@@ -94,6 +94,12 @@ class TestValues:
         with pytest.raises(CheckpointError, match=r"three .* has shape .* needs \[8\]"):
             load({"three": torch.zeros(shape)})
 
+    def test_a_stack_that_is_too_long(self, load, tensors, factory, monkeypatch):
+        target = Target(name="attn.qkv_proj.bias", source_index=1, num_sources=2)
+        monkeypatch.setattr(factory, "weight_targets", lambda self, key: (target,))
+        with pytest.raises(CheckpointError, match=r"three .* has shape \[3, 8\]"):
+            load({"three": torch.zeros(3, 8)})
+
     def test_ignored_keys(self, load, tensors):
         load({**tensors, "unused.weight": torch.zeros(7)})
 
