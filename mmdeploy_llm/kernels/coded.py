@@ -26,6 +26,8 @@ from mmdeploy_llm.option_types import WHOLE_ROW, QuantizationName
 
 Bits = Literal[4, 8]
 UNIT_BYTES = 4
+NAN = 0x7F  # of 8-bit floats, beside the sign
+BLOCK_UNITS = 2**18  # that are looked at at a time
 MAX_GROUP = 2**31 - 1  # columns: more than a row has
 # The kernels keep an integer zero in the lowest bits of its scale, where these are free.
 ZERO_BITS = 8
@@ -129,6 +131,13 @@ class CodedWeight:
         """The memory of all parts."""
         parts = (self.units, self.scales, self.offsets, self.zeros)
         return sum(part.nbytes for part in parts if part is not None)
+
+    def has_nan(self) -> bool:
+        """Whether a code is an 8-bit float that is no number."""
+        if not self.is_float8:
+            return False
+        blocks = torch.split(self.units, max(1, BLOCK_UNITS // self.units.shape[1]))
+        return any(bool((own.view(torch.uint8) & NAN == NAN).any()) for own in blocks)
 
     def codes(self) -> Tensor:
         """Returns the codes, [n, k] uint8."""

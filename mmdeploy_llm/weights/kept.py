@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.coded import (
     CodedWeight,
     CodeLayout,
@@ -146,7 +147,8 @@ def _layout(read: Read) -> CodeLayout | None:
 
 def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
     """Reads a parameter in few bits and hands it to its module. Returns it. units: int32 of
-    `units_shape`, without values; what the file stores as words of codes is read into its place."""
+    `units_shape`, without values; what the file stores as words of codes is read into its place.
+    Raises CheckpointError for 8-bit floats that are no numbers, which the kernels do not know."""
     rows = [read.shape[0] for read in kept.reads]
     whole = units
     if kept.share is not None:
@@ -159,6 +161,12 @@ def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
         weight = read.file.read_coded(read.key, target)
         parts.append(weight.rows(slice(first, first + read.shape[0])))
     weight = joined(parts, whole)
+    if weight.has_nan():
+        keys = ", ".join(dict.fromkeys(read.key for read in kept.reads))
+        raise CheckpointError(
+            f"{keys} in {kept.reads[0].file.path}: 8-bit floats that are no numbers (NaN). Values "
+            "above 448 become NaN when a checkpoint is converted without scales; convert it again"
+        )
     if kept.share is not None:
         weight = _taken(weight, kept.shape, kept.share)
         weight = replace(weight, units=units.copy_(weight.units))

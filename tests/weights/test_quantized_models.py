@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.coded import float8_codes
 from mmdeploy_llm.testing import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
@@ -250,6 +251,16 @@ def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(tmp_path, quan
     assert ("12 weights stay in few bits" in caplog.text) == (quantization == "fp8")
     if quantization != "fp8":
         assert found == tokens_of(dequantised, quantization=quantization)
+
+
+def test_floats_of_8_bits_that_are_no_numbers(tmp_path):
+    folder, _ = quantised_pair(tmp_path, "fp8", write_tiny("qwen2", tmp_path / "plain", **SIZES))
+    tensors = load_file(folder / "model.safetensors")
+    key = "model.layers.1.mlp.down_proj.weight"
+    tensors[key].view(torch.uint8)[3, 5] = 0xFF
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{key} .* no numbers \(NaN\)"):
+        LLM(str(folder))
 
 
 def test_rounding_to_floats_of_8_bits_while_loading(tmp_path):
