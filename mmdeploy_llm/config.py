@@ -127,8 +127,8 @@ class EngineConfig(FrozenParams):
     )
     kv_cache_dtype: CacheDType = Field(
         default="auto",
-        description="dtype of the KV cache; int8 and fp8 take half of bfloat16's memory: int8 on "
-        "CPU, and both on CUDA with Triton; int4 takes 28 % of it, on CPU; auto: as dtype",
+        description="dtype of the KV cache; int8 and fp8 take half of bfloat16's memory, int4 "
+        "takes 28 % of it: all on CUDA with Triton, int8 and int4 on CPU; auto: as dtype",
     )
     enable_prefix_caching: bool = Field(
         default=True,

@@ -65,15 +65,13 @@ LIMITS: Mapping[str, Limits] = MappingProxyType(
         ),
         "flash-attn": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
         "torch-varlen": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
-        "triton": Limits(
-            dtypes=(*HALF_DTYPES, "float32"), lowest=(7, 0), cache_dtypes=("int8", FLOAT8)
-        ),
+        "triton": Limits(dtypes=(*HALF_DTYPES, "float32"), lowest=(7, 0), cache_dtypes=QUANTIZED),
     }
 )
 # The order of "auto" on CUDA. flash-attn 3 is made for Hopper, prefill and decode; 4 is as good at
 # prefill on Hopper, but our kernels compute its decode. flash-attn 2 comes before torch's copy of
 # it, which has no softcap. Our Triton kernels come last, because the others were tuned for years;
-# they alone support float32, 8-bit caches, other block sizes and old cards.
+# they alone support float32, caches of few bits, other block sizes and old cards.
 CUDA_ORDER = ("flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "triton")
 BACKENDS = (*CUDA_ORDER, "native", "reference")
 NATIVE_DTYPES = ("bfloat16", "float32")
@@ -210,7 +208,7 @@ def _best(needs: AttentionNeeds, host: _Host) -> str:
         suits = needs.block_size is None or needs.block_size % multiple == 0
         if suits and _problem(name, needs, host) is None and host.is_installed(name):
             return name
-    # Only our Triton kernels support 8 bits: their error says what is missing.
+    # Only our Triton kernels support few bits: their error says what is missing.
     return "triton" if needs.kv_cache_dtype in QUANTIZED else "reference"
 
 
@@ -289,7 +287,7 @@ def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None
         name = "fp8" if wanted == FLOAT8 else wanted
         where = {
             "int8": "attention_backend='triton' on a GPU, or the C++ kernels on a CPU",
-            "int4": "a CPU, kv_cache_dtype='int8' on a GPU, or attention_backend='reference'",
+            "int4": "attention_backend='triton' on a GPU, or 'reference'",
             FLOAT8: "attention_backend='triton' on a GPU",
         }[wanted]
         return (

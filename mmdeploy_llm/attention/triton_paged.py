@@ -1,4 +1,4 @@
-"""The backend with our own Triton kernels: any block size, 8-bit caches, windows, softcap, and
+"""The backend with our own Triton kernels: any block size, caches of few bits, windows, softcap and
 atomic media. A token attends to a range of its sequence's keys, as on the CPU."""
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ KVCacheDType = Annotated[
     str,
     typer.Option(
         help="Number format of the KV cache. auto: the model's; int8, int4: about half and a "
-        "quarter of the memory of bfloat16 (CPU only)."
+        "quarter of the memory of bfloat16."
     ),
 ]
 Dummy = Annotated[

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .int4 import write_int4
 
 if TYPE_CHECKING:
     from mmdeploy_llm.forward import QKRotary
@@ -221,9 +224,16 @@ def write_cache(
     cache's dtype; scales: [N, P, K] float32, of 8-bit caches. Skips negative slots.
 
     With `q` [T, H, D] and `rotary` it first norms and rotates q and k, bit-equal to `rotate`, but
-    writes only `q` in place. The channels of q must be contiguous.
+    writes only `q` in place. The channels of q must be contiguous. A cache of 4 bits (see
+    attention/int4.py) takes a launch of its own, and k is rotated in place too: the channels of a
+    byte may lie in any two of the pieces of a head.
     """
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
+    if keys.dtype is torch.uint8:
+        if q is not None and rotary is not None:
+            _launch(q, k, None, rotary)
+        write_int4(k, v, keys, values, slots, key_scales, value_scales)
+        return
     if q is None or rotary is None:
         q, rotary = k[:, :0], None
     _launch(q, k, v, rotary, keys, values, key_scales, value_scales, slots)

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from . import paged_kernels as kernels
+from .int4 import half_group
 
 MAX_SPLITS = 64
 MIN_DOT = 16  # rows of the smallest matrix product
@@ -38,7 +39,7 @@ def facts_of(device: torch.device) -> Gpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
     """One layer of the KV cache. keys, values: [N, P, K, D]. key_scales, value_scales: [N, P, K]
-    float32 for 8-bit caches, else None."""
+    float32 for 8-bit caches, else None. In 4 bits: see attention/int4.py."""
 
     keys: Tensor
     values: Tensor
@@ -171,8 +172,10 @@ def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
 
 def _common(q: Tensor, pages: Pages, scores: Scores, tile: _Tile) -> dict[str, object]:
     """Returns the constants of the kernels. float32 is multiplied as float32, not in TF32."""
+    is_int4 = pages.keys.dtype is torch.uint8
     return {
-        "HAS_SCALES": pages.key_scales is not None,
+        "HAS_SCALES": pages.key_scales is not None and not is_int4,
+        "HALF": half_group(q.shape[2]) if is_int4 else 0,
         "HAS_SOFTCAP": scores.softcap is not None,
         "HAS_SINKS": scores.sinks is not None,
         "GROUP": q.shape[1] // pages.keys.shape[2],

@@ -9,7 +9,8 @@ each key is read once for all of them.
 
 Shapes: T tokens, B sequences, H query heads, K key heads, G = H // K, D head size, P tokens in a
 page, M pages in the longest block table, S splits. Keys in 8 bits have a scale for each token and
-head: it multiplies the scores for keys, and the probabilities for values.
+head: it multiplies the scores for keys, and the probabilities for values. Those in 4 bits (HALF is
+not 0) are decoded to floats, with channels in the order of int4.py, as those of q and acc.
 
 Not tuned on a GPU yet: tile sizes are chosen to fit the shared memory of the card.
 """
@@ -19,11 +20,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .int4 import load_decoded, load_heads, store_heads
+
 
 @triton.jit
 def _load_pages(
     table, pages, scales, columns, is_there, head, dims, token_stride, head_stride, num_heads,
-    IS_KEYS: tl.constexpr, IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr,
+    IS_KEYS: tl.constexpr, IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr, HALF: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Loads keys [BLOCK_D, BLOCK_N] or values [BLOCK_N, BLOCK_D], and their scales."""
@@ -39,7 +42,12 @@ def _load_pages(
     else:
         places = rows[:, None] + dims[None, :]
         mask = is_there[:, None] & (dims < D)[None, :]
-    if IS_MASKED or D != BLOCK_D:
+    if HALF > 0:
+        heads = slots * num_heads + head
+        tile = load_decoded(pages, scales, rows, heads, is_there, HALF, D, BLOCK_D)
+        if IS_KEYS:
+            tile = tl.trans(tile)
+    elif IS_MASKED or D != BLOCK_D:
         tile = tl.load(pages + places, mask=mask, other=0.0)
     else:
         tile = tl.load(pages + places)
@@ -56,9 +64,9 @@ def _load_pages(
 def _attend(
     q, acc, total, largest, table, keys, values, key_scales, value_scales, first, stop,
     begin, end, head, dims, token_stride, head_stride, num_heads, scale, softcap,
-    IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr, HALF: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds attention of q [BLOCK_M, BLOCK_D] over the keys begin .. end to that over earlier keys.
     acc: sums of values weighted by 2 ** (score - largest). total: sums of the weights. largest:
@@ -70,7 +78,7 @@ def _attend(
         is_there = columns < end
         k, k_factors = _load_pages(
             table, keys, key_scales, columns, is_there, head, dims, token_stride, head_stride,
-            num_heads, True, IS_MASKED, HAS_SCALES, D, PAGE, BLOCK_D,
+            num_heads, True, IS_MASKED, HAS_SCALES, HALF, D, PAGE, BLOCK_D,
         )  # fmt: skip
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
         if HAS_SCALES:
@@ -91,7 +99,7 @@ def _attend(
         total = total * shrink + tl.sum(weights, 1)
         v, v_factors = _load_pages(
             table, values, value_scales, columns, is_there, head, dims, token_stride, head_stride,
-            num_heads, False, IS_MASKED, HAS_SCALES, D, PAGE, BLOCK_D,
+            num_heads, False, IS_MASKED, HAS_SCALES, HALF, D, PAGE, BLOCK_D,
         )  # fmt: skip
         if HAS_SCALES:
             weights = weights * v_factors[None, :]
@@ -157,9 +165,9 @@ def prefill_kernel(
     first_visible, end_visible, sinks, num_seqs, window, scale, softcap,
     q_token_stride, q_head_stride, out_token_stride, token_stride, head_stride, table_stride,
     HAS_WINDOW: tl.constexpr, HAS_RANGES: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    HALF: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Computes BLOCK_Q tokens of one sequence: first over the whole key tiles that all tokens
     attend to, then over the other keys."""
@@ -171,7 +179,6 @@ def prefill_kernel(
         lanes, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
         tokens, heads = first_token + lanes // GROUP, head * GROUP + lanes % GROUP
         is_row = (lanes < BLOCK_Q * GROUP) & (tokens < query_len)
-        mask = is_row[:, None] & (dims < D)[None, :]
         rows = (start + tokens).to(tl.int64)
         places = tl.load(context_lens + seq) - query_len + tokens
         first, stop = _ranges(
@@ -179,7 +186,7 @@ def prefill_kernel(
         )
         lowest = tl.min(tl.where(is_row, first, 2147483647), 0) // BLOCK_N * BLOCK_N
         at = rows * q_token_stride + heads * q_head_stride
-        q = tl.load(q_ptr + at[:, None] + dims[None, :], mask=mask, other=0.0)
+        q = load_heads(q_ptr + at, is_row, HALF, D, BLOCK_D)
         table = tables + seq.to(tl.int64) * table_stride
         largest, total = _begin(sinks, heads, is_row, HAS_SINKS, BLOCK_M)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -188,17 +195,18 @@ def prefill_kernel(
             acc, total, largest = _attend(
                 q, acc, total, largest, table, keys, values, key_scales, value_scales, first,
                 stop, lowest, common, head, dims, token_stride, head_stride, num_heads, scale,
-                softcap, False, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D, PRECISION,
+                softcap, False, HAS_SCALES, HALF, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D,
+                PRECISION,
             )  # fmt: skip
             lowest = common
         acc, total, largest = _attend(
             q, acc, total, largest, table, keys, values, key_scales, value_scales, first, stop,
             lowest, tl.max(stop, 0), head, dims, token_stride, head_stride, num_heads, scale,
-            softcap, True, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D, PRECISION,
+            softcap, True, HAS_SCALES, HALF, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        at = out_ptr + (rows * out_token_stride + heads * D)[:, None] + dims[None, :]
-        tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=mask)
+        at = out_ptr + rows * out_token_stride + heads * D
+        store_heads(at, acc, is_row, HALF, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["tables", "context_lens", "table_stride"])
@@ -206,10 +214,10 @@ def decode_kernel(
     q_ptr, out_ptr, partial_ptr, log_sums, keys, values, key_scales, value_scales, tables,
     context_lens, sinks, window, scale, softcap,
     q_token_stride, q_head_stride, out_token_stride, token_stride, head_stride, table_stride,
-    HAS_WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    IS_SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr, HALF: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    PAGE: tl.constexpr, IS_SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attends with one token of one sequence over one split of its context. Stores the result if
     there is one split, else a partial result for combine_kernel."""
@@ -224,31 +232,29 @@ def decode_kernel(
     end = tl.minimum(begin + each, context)
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     heads = head * GROUP + rows
-    mask = (rows < GROUP)[:, None] & (dims < D)[None, :]
+    is_row = rows < GROUP
     places = seq * q_token_stride + heads * q_head_stride
-    q = tl.load(q_ptr + places[:, None] + dims[None, :], mask=mask, other=0.0)
+    q = load_heads(q_ptr + places, is_row, HALF, D, BLOCK_D)
     seen_from = tl.full([BLOCK_M], 0, tl.int32) + begin
     seen_to = tl.full([BLOCK_M], 0, tl.int32) + end
     # The sink is a key of the first split.
-    largest, total = _begin(sinks, heads, (rows < GROUP) & (split == 0), HAS_SINKS, BLOCK_M)
+    largest, total = _begin(sinks, heads, is_row & (split == 0), HAS_SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc, total, largest = _attend(
         q, acc, total, largest, tables + seq * table_stride, keys, values, key_scales,
         value_scales, seen_from, seen_to, begin, end, head, dims, token_stride, head_stride,
-        tl.num_programs(1), scale, softcap, True, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N,
-        BLOCK_D, PRECISION,
+        tl.num_programs(1), scale, softcap, True, HAS_SCALES, HALF, HAS_SOFTCAP, D, PAGE,
+        BLOCK_N, BLOCK_D, PRECISION,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if not IS_SPLIT:
         places = seq * out_token_stride + heads * D
-        tl.store(
-            out_ptr + places[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask
-        )
+        store_heads(out_ptr + places, acc, is_row, HALF, D, BLOCK_D)
     else:
         places = (seq * tl.num_programs(1) * GROUP + heads) * num_splits + split
-        tl.store(partial_ptr + places[:, None] * D + dims[None, :], acc, mask=mask)
+        store_heads(partial_ptr + places * D, acc, is_row, HALF, D, BLOCK_D)
         log_sum = largest + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf without keys
-        tl.store(log_sums + places, log_sum, mask=rows < GROUP)
+        tl.store(log_sums + places, log_sum, mask=is_row)
 
 
 @triton.jit(do_not_specialize=["num_splits"])

@@ -6,6 +6,7 @@ import random
 
 import torch
 
+from mmdeploy_llm.attention import int4
 from mmdeploy_llm.attention.base import BatchLayout, KVCache, StepLengths
 
 BATCHES = [
@@ -145,6 +146,31 @@ class Case:
         slots = self.layout.slots
         assert torch.equal(self.cache.keys[0].flatten(0, 1)[slots], self.k)
         assert torch.equal(self.cache.values[0].flatten(0, 1)[slots], self.v)
+
+    def check_int4(self, backend, **options):
+        """Compares attention over a cache of 4 bits with dense attention over the values that it
+        holds, and its codes and scales with those of plain torch, bit for bit."""
+        dtype, slots = self.q.dtype, self.layout.slots
+        stored = [int4.encode(x[0]) for x in (self.cache.keys, self.cache.values)]
+        (keys, key_scales), (values, value_scales) = stored
+        expected = [[x.clone() for x in pair] for pair in stored]
+        for pair, rows in zip(expected, (self.k, self.v), strict=True):
+            for target, new in zip(pair, int4.encode(rows), strict=True):
+                target.flatten(0, 1)[slots] = new
+        cache = KVCache(
+            keys=(keys,), values=(values,), key_scales=(key_scales,), value_scales=(value_scales,)
+        )
+        found = backend.begin(self.layout, cache).attend(0, self.q, self.k, self.v, **options)
+        for pair, own in zip(stored, expected, strict=True):
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(pair, own, strict=True))
+        self.full = [
+            tuple(int4.decode(*int4.encode(x.to(dtype)), dtype).float() for x in pair)
+            for pair in self.full
+        ]
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(
+            found.double(), self.expected(**options), atol=tolerance, rtol=tolerance
+        )
 
 
 def with_lengths(layout, max_context=None):

@@ -14,7 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from mmdeploy_llm.cuda import heads, paged, paged_kernels
+from mmdeploy_llm.attention.int4 import INT4, encode
+from mmdeploy_llm.cuda import heads, int4, paged, paged_kernels
 from mmdeploy_llm.forward import QKRotary
 
 # capability -> shared memory that a block of threads may use
@@ -26,8 +27,11 @@ SHAPES = [  # heads, key heads, head size, page, dtype of q, dtype of the cache
     (28, 4, 128, 24, torch.float32, torch.float32),
     (8, 4, 256, 64, torch.float32, torch.float32),
     (12, 2, 64, 64, torch.bfloat16, torch.float8_e4m3fn),
+    (28, 4, 128, 64, torch.bfloat16, INT4),
+    (16, 16, 80, 16, torch.float16, INT4),
+    (32, 2, 192, 1, torch.bfloat16, INT4),
+    (8, 4, 64, 64, torch.float32, INT4),
 ]
-
 
 MOST_STACK = 256  # bytes
 
@@ -80,11 +84,13 @@ def compile_shape(shape, capability):
     """Compiles prefill with and without ranges, decode in one split and in several, and the write
     of keys, both unchanged and rotated."""
     num_heads, kv_heads, head_dim, page, dtype, cache_dtype = shape
-    has_scales = cache_dtype.itemsize == 1
     q = torch.empty(300, num_heads, head_dim, dtype=dtype)
     k = torch.empty(300, kv_heads, head_dim, dtype=dtype)
-    pool = torch.empty(9, page, kv_heads, head_dim, dtype=cache_dtype)
-    scales = torch.empty(9, page, kv_heads) if has_scales else None
+    if cache_dtype is INT4:
+        pool, scales = encode(torch.empty(9, page, kv_heads, head_dim))
+    else:
+        pool = torch.empty(9, page, kv_heads, head_dim, dtype=cache_dtype)
+        scales = torch.empty(9, page, kv_heads) if cache_dtype.itemsize == 1 else None
     pages = paged.Pages(keys=pool, values=pool, key_scales=scales, value_scales=scales)
     gpu = paged.Gpu(num_processors=100, shared_memory=GPUS[capability])
     ints = torch.zeros(300, dtype=torch.int32)
@@ -118,6 +124,7 @@ def main(wanted):
     for module, names in (
         (paged_kernels, ("prefill_kernel", "decode_kernel", "combine_kernel")),
         (heads, ("_heads",)),
+        (int4, ("_encode",)),
     ):
         for name in names:
             setattr(module, name, Compiled(getattr(module, name), found))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mmdeploy_llm.attention import int4
 from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.attention.flash3 import FlashAttention3
 from mmdeploy_llm.attention.reference import ReferenceAttention
@@ -54,7 +55,7 @@ class Heads:
     """q, k and v of 7 tokens in one tensor, their rotary embedding, and an empty cache. Two tokens
     of the seven are padding."""
 
-    def __init__(self, device, dtype, shape, *, is_interleaved, has_norms, axes=None, dtype8=None):
+    def __init__(self, device, dtype, shape, *, is_interleaved, has_norms, axes=None, few=None):
         torch.manual_seed(0)
         self.num_heads, self.num_kv, head_dim, rotary_dim = shape
         config = RotaryConfig(
@@ -79,16 +80,19 @@ class Heads:
             slots=torch.tensor([3, 17, -1, 0, 8, -1, 9], device=device), is_padded=True
         )
         self.shape = NUM_BLOCKS, PAGE, self.num_kv, head_dim
-        self.dtype8 = dtype8
+        self.few = few  # dtype of a cache of few bits
 
     def new_cache(self):
-        """Returns keys, values and, in 8 bits, their scales, all filled with values so that a
+        """Returns keys, values and, in few bits, their scales, all filled with values so that a
         missing write shows."""
         device, scales = self.qkv.device, (None, None)
-        if self.dtype8 is not None:
-            scales = [torch.full(self.shape[:3], 7.0, device=device) for _ in range(2)]
         rows = [torch.full(self.shape, 7.0, device=device) for _ in range(2)]
-        return [*(x.to(self.dtype8 or self.qkv.dtype) for x in rows), *scales]
+        if self.few is int4.INT4:
+            rows, scales = zip(*(int4.encode(x) for x in rows), strict=True)
+            return [x.contiguous() for x in (*rows, *scales)]
+        if self.few is not None:
+            scales = [torch.full(self.shape[:3], 7.0, device=device) for _ in range(2)]
+        return [*(x.to(self.few or self.qkv.dtype) for x in rows), *scales]
 
     def split(self, qkv):
         return qkv.split((self.num_heads, self.num_kv, self.num_kv), 1)
@@ -113,7 +117,8 @@ class Heads:
         q, k, v = self.split(wide[:, :-2])
         rotary = rope.qk_rotary(q, self.norms)
         write_by_kernel(k, v, *cache[:2], self.layout, *cache[2:], q=q, rotary=rotary)
-        assert torch.equal(wide[:, self.num_heads : -2], qkv[:, self.num_heads :])
+        kept = self.num_heads + (self.few is int4.INT4) * self.num_kv  # k is rotated in place
+        assert torch.equal(wide[:, kept:-2], qkv[:, kept:])
         assert (wide[:, -2:] == 5).all()
         return q, cache
 
@@ -161,7 +166,7 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
     is_float = cache_dtype.is_floating_point
     if device.type == "cuda" and is_float and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
-    options = {"is_interleaved": is_interleaved, "has_norms": True, "dtype8": cache_dtype}
+    options = {"is_interleaved": is_interleaved, "has_norms": True, "few": cache_dtype}
     heads = Heads(device, torch.float16, shape, **options)
     found = heads.at_once(kernels)
     _assert_same(heads.one_by_one(kernels), found)
@@ -175,6 +180,23 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
         untouched = torch.ones(len(held), dtype=torch.bool)
         untouched[slots[slots >= 0].cpu()] = False
         assert (held[untouched] == 49).all()
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[3], SHAPES[6], SHAPES[7]])
+def test_cache_in_4_bits(device, dtypes, kernels, shape):
+    """The codes and scales of plain torch for the rotated keys, bit for bit; padding is not
+    stored."""
+    for dtype in dtypes:
+        heads = Heads(device, dtype, shape, is_interleaved=True, has_norms=True, few=int4.INT4)
+        found = heads.at_once(kernels)
+        _assert_same(heads.one_by_one(kernels), found)
+        _, k, v = heads.rotated(heads.rotaries[1](heads.positions))
+        expected, slots = heads.new_cache(), heads.layout.slots
+        for number, rows in enumerate((k, v)):
+            for target, new in zip(expected[number::2], int4.encode(rows), strict=True):
+                target.flatten(0, 1)[slots[slots >= 0]] = new[slots >= 0]
+        for mine, theirs in zip(found[1], expected, strict=True):
+            assert torch.equal(mine, theirs)
 
 
 def test_many_tokens_share_programs(device, kernels, monkeypatch):

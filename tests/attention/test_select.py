@@ -76,6 +76,8 @@ def test_cpu(requested, has_kernels, name):
         (on_cuda(block_size=512), AMPERE, "flash-attn", 512),
         (on_cuda(kv_cache_dtype="float8_e4m3fn"), HOPPER, "triton", 64),
         (on_cuda(kv_cache_dtype="int8"), AMPERE, "triton", 64),
+        (on_cuda(kv_cache_dtype="int4"), VOLTA, "triton", 64),
+        (on_cuda(name="reference", kv_cache_dtype="int4"), HOPPER, "reference", 64),
         (on_cuda(kv_cache_dtype="float32"), HOPPER, "reference", 64),
     ],
 )
@@ -141,7 +143,8 @@ def test_block_size_of_the_user_wins():
         (needs(kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
         (needs(kv_cache_dtype="float8_e4m3fn"), "support kv_cache_dtype = 'fp8': use .*'triton'"),
         (needs("reference", "cuda", kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
-        (on_cuda(kv_cache_dtype="int4"), "'int4': use a CPU, kv_cache_dtype='int8' on a GPU"),
+        (on_cuda(name="flash-attn-3", kv_cache_dtype="int4"), "'int4': use .*'triton' on a GPU"),
+        (needs("native", kv_cache_dtype="int4"), "C\\+\\+ kernels, which are not available"),
     ],
 )
 def test_unsupported_choices_raise(requested, message):

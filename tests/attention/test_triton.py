@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmdeploy_llm.attention import int4
 from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.attention.layouts import decode_layout
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+INT4_SIZES = (32, 40, 64, 80, 96, 128, 192, 256)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -88,6 +90,38 @@ def test_cache_in_8_bits(
     tolerance = cases.TOLERANCE[dtype]
     expected = case.expected(**options)
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_cache_in_4_bits(cases, triton_attention, triton_device, seed):
+    """Each head size in each dtype: batches of all kinds, with windows, softcap and sinks, and
+    decode in splits."""
+    head_dim, dtype = INT4_SIZES[seed % 8], DTYPES[seed % 3]
+    fixed = {"head_dim": head_dim, "dtype": dtype, "device": triton_device}
+    case, options = cases.random_case(seed, longest=50, **fixed)
+    case.layout = cases.with_lengths(case.layout, max_context=1500 if seed // 8 % 2 else None)
+    case.check_int4(triton_attention, **options)
+
+
+@pytest.mark.parametrize("head_dim", [80, 128])
+def test_spans_over_a_cache_in_4_bits(cases, triton_attention, triton_device, head_dim):
+    query_lens, earlier, spans = cases.SPANS[1]
+    case = cases.Case(7, query_lens, earlier, head_dim=head_dim, spans=spans, device=triton_device)
+    case.check_int4(triton_attention, window=6, softcap=0.8)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_4_bits_show_what_is_not_finite(triton_attention, triton_device, value):
+    """All values of its group, and those of no other, are NaN when they are read."""
+    from mmdeploy_llm.cuda.int4 import write_int4
+
+    rows = torch.randn(2, 1, 128, device=triton_device)
+    rows[1, 0, 70] = value
+    codes, scales = (x[:, None] for x in int4.encode(torch.zeros_like(rows)))
+    slots = torch.arange(2, device=triton_device)
+    write_int4(rows, rows, codes, codes.clone(), slots, scales, scales.clone())
+    is_finite = int4.decode(codes, scales, torch.float32).isfinite().view(2, 128)
+    assert is_finite.sum(-1).tolist() == [128, 64]
 
 
 def test_strided_queries_and_keys(cases, triton_attention, triton_device):

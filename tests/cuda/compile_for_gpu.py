@@ -18,8 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
+from mmdeploy_llm.attention.int4 import encode
 from mmdeploy_llm.cuda import choose, experts
 from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
+from mmdeploy_llm.cuda.heads import write_cache
 from mmdeploy_llm.kernels.coded import CodedWeight
 
 CAPABILITY = 90  # H100, H200
@@ -68,6 +70,10 @@ def launch_all(dtype):
             kernels.norm_and_rotate(
                 heads[:, :32], norm, norm, 28, 1e-6, *angles, is_interleaved=is_interleaved
             )
+    for head_dim in (80, 128):
+        k, cache = heads[:, :4, :head_dim], encode(torch.zeros(9, 16, 4, head_dim))
+        slots = torch.zeros(3, dtype=torch.int64)
+        write_cache(k, k, cache[0], cache[0], slots, cache[1], cache[1])
     launch_experts(kernels, dtype)
     launch_choice(dtype)
     launch_codes(kernels, dtype)

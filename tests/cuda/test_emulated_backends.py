@@ -1,4 +1,4 @@
-"""Attention of other libraries, with fakes, and 8-bit caches on the emulated card."""
+"""Attention of other libraries, with fakes, and caches of few bits on the emulated card."""
 
 import sys
 
@@ -96,14 +96,17 @@ def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, inst
     assert len(calls) == 3  # a layer each
 
 
-@pytest.mark.parametrize(("dtype", "eager", "within"), [("int8", False, 0.02), ("fp8", True, 0.3)])
-def test_8_bit_caches(folder_of, whole, new_card, dtype, eager, within):
-    """int8 equals the CPU; 8-bit floats are close to a cache without loss."""
+@pytest.mark.parametrize(
+    ("dtype", "eager", "within"),
+    [("int8", False, 0.02), ("int4", False, 0.02), ("int4", True, 0.02), ("fp8", True, 0.3)],
+)
+def test_caches_of_few_bits(folder_of, whole, new_card, dtype, eager, within):
+    """int8 and int4 equal the CPU; 8-bit floats are close to a cache without loss."""
     folder = folder_of("qwen3", head_dim=16, num_hidden_layers=2)
     options = {**whole.OPTIONS, "max_num_seqs": 2}
     prompts = [[70, 71, 72], list(range(80, 98))]
     chosen = [whole.params(0, logprobs=2)] * 2
-    cpu = {"kv_cache_dtype": "int8"} if dtype == "int8" else {}
+    cpu = {} if dtype == "fp8" else {"kv_cache_dtype": dtype}
     with LLM(model=folder, device="cpu", **options, **cpu) as llm:
         expected = whole.results(llm, prompts, chosen)
     card = new_card()

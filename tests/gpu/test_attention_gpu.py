@@ -121,6 +121,17 @@ def test_long_prefill_after_a_prefix(cases, name, backend):
     case.check(backend)
 
 
+@pytest.mark.parametrize("shape", [(28, 4, 128), (8, 4, 256), (20, 4, 80)])
+@pytest.mark.parametrize("batch", [([1, 1], [4095, 700]), ([1, 300], [512, 90])])
+def test_cache_in_4_bits(cases, name, backend, shape, batch):
+    if "int4" not in selection.LIMITS[name].cache_dtypes:
+        pytest.skip(f"{name} reads no cache of few bits")
+    heads, kv_heads, head_dim = shape
+    fixed = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": 64}
+    case = cases.Case(14, *batch, **fixed, dtype=torch.bfloat16, device="cuda")
+    case.check_int4(backend, sinks=cases.sinks_of(heads, "cuda"))
+
+
 class Graph:
     """A CUDA graph with the interface of the recording in tests/attention."""
 

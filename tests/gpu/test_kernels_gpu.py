@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmdeploy_llm.attention.int4 import INT4, encode
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments
 from mmdeploy_llm.layers.install import install_kernels
@@ -92,22 +93,27 @@ def heads_at_once(num_tokens, cache_dtype, *, at_once):
     slots = torch.randperm(num_tokens + 50, device="cuda")[:num_tokens]
     slots[1::5] = -1
     pages = (num_tokens + 50) // 64 + 1
-    cache = [torch.zeros(pages, 64, 4, 128, device="cuda").to(cache_dtype) for _ in range(2)]
+    cache = [torch.zeros(pages, 64, 4, 128, device="cuda") for _ in range(2)]
     scales = [None, None]
-    if cache_dtype.itemsize == 1:
+    if cache_dtype is INT4:
+        cache, scales = zip(*(encode(x) for x in cache), strict=True)
+    else:
+        cache = [x.to(cache_dtype) for x in cache]
+    if cache_dtype in (torch.int8, torch.float8_e4m3fn):
         scales = [torch.zeros(pages, 64, 4, device="cuda") for _ in range(2)]
     q, k, v = qkv.split((28, 4, 4), 1)
     if at_once:
-        before = qkv[:, 28:].clone()
+        first = 32 if cache_dtype is INT4 else 28  # 4 bits rotate k in place
+        before = qkv[:, first:].clone()
         heads.write_cache(k, v, *cache, slots, *scales, q=q, rotary=rotary)
-        assert torch.equal(qkv[:, 28:], before)
+        assert torch.equal(qkv[:, first:], before)
     else:
         heads.rotate(qkv[:, :32], rotary, 28)
         heads.write_cache(k, v, *cache, slots, *scales)
     return [q.contiguous(), *cache, *(x for x in scales if x is not None)]
 
 
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, INT4, torch.float8_e4m3fn])
 @pytest.mark.parametrize("num_tokens", [1, 33, 4096])
 def test_heads_rotated_into_the_cache(kernels, num_tokens, cache_dtype):
     """Equal, bit for bit, to the two launches, whose rotations are compared with plain torch
