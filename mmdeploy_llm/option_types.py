@@ -89,7 +89,9 @@ def _group_size(value: int) -> int:
     return value
 
 
-CpuLevel = Literal["avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"]
+CpuLevel = Literal[
+    "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "neon_dot", "portable"
+]
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
 QuantizationName = Literal["int8", "int4", "int8wo", "int4a8", "fp8"]
 Quantization = Annotated[QuantizationName, BeforeValidator(quantization_name)]

@@ -35,6 +35,7 @@ ONEDNN = {
     Level.AVX512: "AVX512_CORE",
     Level.AVX2_VNNI: "AVX2_VNNI",
     Level.AVX2: "AVX2",
+    Level.NEON_DOT: "ADVANCED_SIMD",
     Level.PORTABLE: "SSE41",
 }
 

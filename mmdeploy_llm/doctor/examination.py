@@ -30,7 +30,8 @@ LEVELS = {  # the instructions of each level, in words
     native.Level.AVX512: "AVX-512",
     native.Level.AVX2_VNNI: "AVX2 with products of 8 bits",
     native.Level.AVX2: "AVX2",
-    native.Level.PORTABLE: "no vector instructions that these kernels know",
+    native.Level.NEON_DOT: "NEON with dot products of 8 bits",
+    native.Level.PORTABLE: "the vector instructions of every processor of this architecture",
 }
 
 

@@ -36,6 +36,7 @@ class Level(Enum):
     AVX512 = "avx512"
     AVX2_VNNI = "avx2_vnni"
     AVX2 = "avx2"
+    NEON_DOT = "neon_dot"
     PORTABLE = "portable"
 
     @property
@@ -51,6 +52,7 @@ _FLAGS = {
     Level.AVX512: _V4,
     Level.AVX2_VNNI: ("-march=x86-64-v3", "-mavxvnni"),
     Level.AVX2: ("-march=x86-64-v3",),
+    Level.NEON_DOT: ("-march=armv8.2-a+dotprod",),
     Level.PORTABLE: (),
 }
 # What a processor must have, in the words of torch.cpu.get_capabilities.
@@ -62,6 +64,7 @@ _NEEDS = {
     Level.AVX512: _AVX512,
     Level.AVX2_VNNI: _AVX2 | {"avx_vnni"},
     Level.AVX2: _AVX2,
+    Level.NEON_DOT: {"dot"},
     Level.PORTABLE: set(),
 }
 
@@ -74,14 +77,20 @@ class NoCompilerError(BuildError):
     """Raised when there is no C++ compiler."""
 
 
+def levels_of(machine: str) -> tuple[Level, ...]:
+    """Returns the levels of processors of an architecture, best first. machine: its name, as
+    platform.machine gives it."""
+    is_x86, is_arm = machine.lower() in ("x86_64", "amd64"), machine.lower() in ("aarch64", "arm64")
+    own = {Level.PORTABLE: True, Level.NEON_DOT: is_arm}
+    return tuple(level for level in Level if own.get(level, is_x86))
+
+
 def cpu_levels() -> tuple[Level, ...]:
     """Returns the levels that this processor can execute, best first."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return (Level.PORTABLE,)
     import torch  # not above: setup.py compiles without torch
 
     has = {name for name, value in torch.cpu.get_capabilities().items() if value}
-    return tuple(level for level in Level if _NEEDS[level] <= has)
+    return tuple(level for level in levels_of(platform.machine()) if _NEEDS[level] <= has)
 
 
 def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:

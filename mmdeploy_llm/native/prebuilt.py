@@ -13,7 +13,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .build import BuildError, Level, compile_level, source_digest
+from .build import BuildError, Level, compile_level, levels_of, source_digest
 
 __all__ = ["BuildError", "can_prebuild", "find_prebuilt", "prebuild"]
 
@@ -40,9 +40,10 @@ def prebuild(folder: Path) -> str:
     """Compiles a library for each level into `folder`. Returns the platform that they run on, for
     the name of the wheel. Raises BuildError."""
     folder.mkdir(parents=True, exist_ok=True)
+    levels = levels_of("x86_64")
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda level: compile_level(level, folder / _name(level)), Level))
-    is_portable = all(_suits_policy(folder / _name(level)) for level in Level)
+        list(pool.map(lambda level: compile_level(level, folder / _name(level)), levels))
+    is_portable = all(_suits_policy(folder / _name(level)) for level in levels)
     return PLATFORM if is_portable else "linux_x86_64"
 
 

@@ -1,51 +1,14 @@
 // Calls every kernel on random shapes, in memory that is exactly as large as it must be, for a
 // build with a sanitizer or for another processor, and compares products with plain sums. Prints
 // "clean" at its end.
-#include <cstdio>
 #ifdef __linux__
 #include <sched.h>
 #endif
-#include <cmath>
-#include <cstdlib>
-#include <random>
-#include <vector>
 
-#include "kernels.cpp"
+#include "driver_codes.h"
+#include "driver_values.h"
 
 namespace {
-
-std::mt19937 generator(1);
-
-int64_t between(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(generator);
-}
-
-template <typename T>
-std::vector<T> random_values(int64_t size) {
-    std::vector<T> values(size);
-    std::normal_distribution<float> normal;
-    for (T& value : values) value = mm::store<T>(normal(generator));
-    return values;
-}
-
-// Compares the last row of a product [rows][n] with sums in double.
-template <typename T, typename W>
-void compare(const char* name, const T* x, const W* weights, const T* bias, const T* out,
-             int64_t rows, int64_t n, int64_t k, double error) {
-    for (int64_t column = 0; column < n; ++column) {
-        double sum = bias == nullptr ? 0.0 : mm::load(bias[column]), size = std::fabs(sum);
-        for (int64_t i = 0; i < k; ++i) {
-            const double product = double(mm::load(x[(rows - 1) * k + i])) *
-                                   mm::load(mm::convert<float>(weights[column * k + i]));
-            sum += product;
-            size += std::fabs(product);
-        }
-        const double found = mm::load(out[(rows - 1) * n + column]);
-        if (std::fabs(found - sum) <= error * size) continue;
-        std::printf("%s: %g instead of %g\n", name, found, sum);
-        std::exit(1);
-    }
-}
 
 void run_inputs(int32_t threads) {
     const int64_t tokens = between(1, 70), pairs = between(1, 40), n = between(1, 200);
@@ -55,11 +18,13 @@ void run_inputs(int32_t threads) {
     for (int64_t& id : ids) id = between(-1, n);  // the matrix does not have the first and the last
     auto frequencies = random_values<float>(pairs);
     std::vector<float> cosines(tokens * pairs), sines(tokens * pairs);
-    mm_angles(positions.data(), tokens, axes.data(), frequencies.data(), 1.3f, cosines.data(),
-              sines.data(), tokens, pairs, threads);
-    mm_angles(positions.data(), tokens, nullptr, frequencies.data(), 1.3f, cosines.data(),
-              sines.data(), tokens, pairs, threads);
-    auto rows = random_values<bf16>(n * pairs), packed = random_values<bf16>((n + 63) / 64 * 64 * pairs);
+    const bool is_long = true;
+    mm_angles(positions.data(), tokens, axes.data(), frequencies.data(), nullptr, 1.3f,
+              cosines.data(), sines.data(), tokens, pairs, threads);
+    mm_angles(positions.data(), tokens, nullptr, frequencies.data(), &is_long, 1.3f,
+              cosines.data(), sines.data(), tokens, pairs, threads);
+    auto rows = random_values<bf16>(n * pairs);
+    auto packed = random_values<bf16>((n + 63) / 64 * 64 * pairs);
     std::vector<bf16> out(tokens * pairs);
     mm_look_up(ids.data(), rows.data(), n, pairs * 2, 1, out.data(), tokens, threads);
     mm_look_up(ids.data(), packed.data(), n, pairs / 2 * 4, 64, out.data(), tokens, threads);
@@ -75,7 +40,12 @@ void run_rows(int32_t dtype, int32_t threads) {
                 1e-6f, 0, threads);
     mm_rms_norm(dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f, 1,
                 threads);
-    mm_norm_heads(dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, threads);
+    mm_norm_heads(dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, 1, threads);
+    mm_gate_heads(dtype, x.data(), residual.data(), size, size, rows, 1, size, threads);
+    mm_activate(dtype, int32_t(between(0, 3)), out.data(), rows, size, threads);
+    std::vector<int64_t> columns(size);
+    for (int64_t i = 0; i < size; ++i) columns[i] = size - 1 - i;
+    mm_take_columns(dtype, columns.data(), x.data(), stride, out.data(), rows, size, threads);
     mm_silu_mul(dtype, x.data(), stride, residual.data(), size, out.data(), rows, size, threads);
     const int64_t heads = between(1, 5), pairs = between(1, 40);
     auto turned = random_values<T>(rows * heads * pairs * 2);
@@ -83,6 +53,73 @@ void run_rows(int32_t dtype, int32_t threads) {
     for (int32_t is_interleaved : {0, 1}) {
         mm_rotate(dtype, turned.data(), heads * pairs * 2, heads, pairs * 2, angles.data(),
                   angles.data(), rows, pairs, is_interleaved, threads);
+    }
+}
+
+// Heads of keys and values [.][head_dim] as a cache of cache_dtype holds them, rounded as
+// attention.h and int4.h describe.
+template <typename T>
+struct Stored {
+    const T* heads;
+    int64_t head_dim;
+    int32_t cache_dtype;
+
+    std::vector<double> head(int64_t index) const {
+        std::vector<double> out(head_dim);
+        const T* x = heads + index * head_dim;
+        const int64_t size = cache_dtype == 3 && head_dim % 64 == 0 ? 64 : head_dim;
+        for (int64_t first = 0; first < head_dim; first += size) {
+            float least = INFINITY, most = -INFINITY;
+            for (int64_t i = first; i < first + size; ++i) {
+                least = std::min(least, mm::load(x[i]));
+                most = std::max(most, mm::load(x[i]));
+            }
+            const float low = mm::rounded<bf16>(least), largest = std::max(most, -least);
+            const float step = mm::rounded<bf16>((most - low) / 15.0f);
+            const float inverse = 127.0f / largest;
+            for (int64_t i = first; i < first + size; ++i) {
+                const float value = mm::load(x[i]);
+                out[i] = value;
+                if (cache_dtype == 2) {
+                    out[i] = std::nearbyint(value * inverse) * double(largest / 127.0f);
+                }
+                if (cache_dtype == 3 && step == 0.0f) out[i] = low;
+                if (cache_dtype == 3 && step > 0.0f) {
+                    const float code = std::floor((value - low) / step + 0.5f);
+                    out[i] = low + double(step) * std::min(std::max(code, 0.0f), 15.0f);
+                }
+            }
+        }
+        return out;
+    }
+};
+
+// Compares a head of the last token with plain sums. index(token): of the token's head in `stored`,
+// which holds keys and values.
+template <typename T, typename Index>
+void compare_attention(const mm::AttentionArgs& args, const Stored<T>& stored, const T* q,
+                       const T* out, const Index& index, float sink) {
+    const int64_t dim = args.head_dim, at = args.query_starts[args.num_sequences] - 1;
+    std::vector<double> sums(dim), sizes(dim);
+    double total = args.sinks == nullptr ? 0.0 : std::exp(sink);
+    for (int64_t token = args.first_seen[at]; token < args.behind_seen[at]; ++token) {
+        const auto head = stored.head(index(token));
+        double score = 0.0;
+        for (int64_t i = 0; i < dim; ++i) score += mm::load(q[i]) * head[i];
+        score *= args.scale;
+        if (args.softcap > 0.0f) score = args.softcap * std::tanh(score / args.softcap);
+        total += std::exp(score);
+        for (int64_t i = 0; i < dim; ++i) {
+            sums[i] += std::exp(score) * head[i];
+            sizes[i] += std::exp(score) * std::fabs(head[i]);
+        }
+    }
+    const double error = sizeof(T) == 2 ? 1.0 / 64 : 1e-4;
+    for (int64_t i = 0; i < dim; ++i) {
+        const double found = mm::load(out[i]), sum = sums[i] / total;
+        if (std::fabs(found - sum) <= error * sizes[i] / total) continue;
+        std::printf("attention, cache %d: %g instead of %g\n", stored.cache_dtype, found, sum);
+        std::exit(1);
     }
 }
 
@@ -123,6 +160,7 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     mm::AttentionArgs args{};
     args.q = q.data();
     args.q_stride = heads * head_dim;
+    args.q_head_stride = head_dim;
     args.keys = keys.data();
     args.values = values.data();
     args.kv_stride = kv_heads * head_size;
@@ -145,6 +183,17 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     args.softcap = between(0, 1) ? 3.0f : 0.0f;
     args.num_threads = threads;
     mm_attend(dtype, cache_dtype, &args);
+    const Stored<T> stored{rows.data(), head_dim, cache_dtype};
+    for (int64_t head = 0; head < heads; ++head) {
+        const auto slot = [&](int64_t token) {
+            const int64_t block = (sequences - 1) * blocks_each + token / block_size;
+            return tables[block] * block_size + token % block_size;
+        };
+        const int64_t kv_head = head / (heads / kv_heads), last = (tokens - 1) * heads + head;
+        compare_attention(args, stored, q.data() + last * head_dim, out.data() + last * head_dim,
+                          [&](int64_t token) { return slot(token) * kv_heads + kv_head; },
+                          sinks[head]);
+    }
 }
 
 template <typename T>
@@ -249,6 +298,14 @@ int main() {
         run_linear<bf16>(1, threads);
         run_linear_bf16(threads);
         run_linear_float(threads);
+        for (const bool rounds : {false, true}) {
+            for (const int32_t bits : {4, 8}) {
+                run_codes<float>(0, bits, rounds, threads);
+                run_codes<bf16>(1, bits, rounds, threads);
+            }
+        }
+        run_codes<float>(0, 0, false, threads);
+        run_codes<bf16>(1, 0, false, threads);
         run_pixels();
         run_sampling<float>(0, threads);
         run_sampling<bf16>(1, threads);

@@ -48,6 +48,8 @@ CAPABILITIES = {  # some of each processor's
     "Alder Lake": f"{AVX2} avx_vnni",
     "Zen 3": AVX2,
     "Sandy Bridge": "avx sse4_2",
+    "Neoverse N1": "neon fp16_arith dot",
+    "Cortex-A72": "neon",
 }
 LEVELS = {
     "Zen 4": "avx512_bf16 avx512_vnni avx512 avx2 portable",
@@ -56,16 +58,19 @@ LEVELS = {
     "Alder Lake": "avx2_vnni avx2 portable",
     "Zen 3": "avx2 portable",
     "Sandy Bridge": "portable",
+    "Neoverse N1": "neon_dot portable",
+    "Cortex-A72": "portable",
 }
+MACHINES = {"Neoverse N1": "aarch64", "Cortex-A72": "arm64"}
 
 
 @pytest.mark.parametrize("processor", CAPABILITIES)
 def test_levels_of_processors(processor, monkeypatch):
     has = {name: True for name in CAPABILITIES[processor].split()} | {"avx512_fp16": False}
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: MACHINES.get(processor, "x86_64"))
     assert [level.value for level in cpu_levels()] == LEVELS[processor].split()
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert cpu_levels() == (Level.PORTABLE,)
 
 
@@ -129,6 +134,13 @@ def test_one_openmp_runtime(build_kernels):
     assert done.stdout.strip() == "1"
 
 
+def test_the_driver_calls_the_kernels_as_they_are():
+    """Only slow tests run it."""
+    command = [compiler(), "-std=c++17", "-fsyntax-only", f"-I{SOURCES}", str(DRIVER)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [Level.PORTABLE, Level.AVX2, Level.AVX512_BF16], ids=str)
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
@@ -182,9 +194,14 @@ ARM_COMPILERS = {
 }
 
 
+# Each level on a processor that has no more than it needs.
+ARM_PROCESSORS = {Level.PORTABLE: "cortex-a53", Level.NEON_DOT: "neoverse-n1"}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("level", ARM_PROCESSORS, ids=str)
 @pytest.mark.parametrize("name", ARM_COMPILERS)
-def test_clean_on_arm(tmp_path, name):
+def test_clean_on_arm(tmp_path, name, level):
     """All kernels and the values of products with NEON, in an emulator, in minutes."""
     cross, emulator = ARM_COMPILERS[name], shutil.which("qemu-aarch64")
     needed = [cross[0], "aarch64-linux-gnu-g++"]  # clang uses GCC's C++ library
@@ -193,7 +210,8 @@ def test_clean_on_arm(tmp_path, name):
     program = tmp_path / "driver"
     flags = [flag for flag in FLAGS if flag != "-fopenmp"]
     own = ["-fopenmp-simd", "-static", "-pthread", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
-    command = [*cross, *flags, "-DMM_STD_THREADS", *own, f"-I{SOURCES}", str(DRIVER)]
+    command = [*cross, *flags, *level.flags, "-DMM_STD_THREADS", *own, f"-I{SOURCES}", str(DRIVER)]
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
-    done = subprocess.run([emulator, str(program)], capture_output=True, text=True, timeout=600)
+    run = [emulator, "-cpu", ARM_PROCESSORS[level], str(program)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=1800)
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]

@@ -41,7 +41,8 @@ constexpr int64_t column_of(int index) {
     return index % 2 == 0 ? index / 2 : 4 + index / 2;
 }
 
-// Codes as floats: one of each unit at a time.
+// Codes as floats: one of each unit at a time. NEON converts unsigned integers too: there a code stays
+// where it is in its word, which is 2^(BITS * part) times the code, and x is divided by that.
 template <int BITS>
 struct FloatCodes {
     using X = float;
@@ -50,9 +51,18 @@ struct FloatCodes {
     static constexpr bool RELOADS = BITS == 4;
     static constexpr bool ROUNDS = false;  // whether x is rounded to int8
     static constexpr int64_t column(int64_t i) { return column_of<BITS>(int(i)); }
+#if defined(__aarch64__)
+    static constexpr float factor(int part) { return 1.0f / float(1u << (BITS * part)); }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const Ints mask = (Ints)((Words)splat_word((1u << BITS) - 1) << uint32_t(BITS * part));
+        return (Ints)vcvtq_f32_u32((uint32x4_t)(words & mask));
+    }
+#else
+    static constexpr float factor(int) { return 1.0f; }  // of the x of a part
     static MM_INLINE Ints widen(Ints words, int part) {
         return (Ints)to_floats(code_of<BITS>(words, part));
     }
+#endif
     static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);
     }
@@ -61,6 +71,7 @@ struct FloatCodes {
 // Floats of 8 bits: sign, 4 bits of exponent (bias 7), 3 of mantissa. As bits of a float their
 // exponent is 120 too small, those of subnormal numbers included. No code is read as NaN.
 struct Float8s : FloatCodes<8> {
+    static constexpr float factor(int) { return 1.0f; }
     static MM_INLINE Ints widen(Ints words, int part) {
         const Ints code = code_of<8>(words, part);
         const Ints sign = (Ints)((Words)(code & splat_word(0x80u)) << 24);
@@ -137,7 +148,8 @@ using Bf16Float8s = Float8s;
 #endif
 
 // Codes times rounded x. Bytes are multiplied as they are where the level can: all of them with VNNI,
-// those of 4 bits with AVX2.
+// those of 4 bits with AVX2. Where the operands of bytes are both signed, those of NEON, codes of 8
+// bits become code - 128, and the offsets 128 scales less.
 template <int BITS>
 struct S8Codes : PairsOfCodes<BITS> {
     using X = int16_t;
@@ -177,7 +189,9 @@ struct S8Codes<8> {
     static constexpr bool RELOADS = false;
     static constexpr bool ROUNDS = true;
     static constexpr int64_t column(int64_t i) { return i; }
-    static MM_INLINE Ints widen(Ints words, int) { return words; }
+    static MM_INLINE Ints widen(Ints words, int) {
+        return HAS_SIGNED_WEIGHTS ? words ^ splat_word(0x80808080u) : words;
+    }
     static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
 };
 #endif
@@ -259,7 +273,7 @@ struct ArrangedRows {
 #pragma GCC unroll 8
             for (int64_t i = 0; i < VALUES; ++i) {
                 const int64_t column = unit + Format::column(i);
-                to[unit + i] = column < count ? as_x(from[column]) : X{};
+                to[unit + i] = column < count ? as_x(from[column], int(i)) : X{};
             }
         }
     }
@@ -275,7 +289,7 @@ struct ArrangedRows {
         for (int64_t i = 0; i < num; ++i) sum += load(values[i]);
         return sum;
     }
-    static MM_INLINE X as_x(int8_t value) {
+    static MM_INLINE X as_x(int8_t value, int) {
         if constexpr (std::is_integral_v<X>) {
             return X(value);
         } else {
@@ -283,9 +297,11 @@ struct ArrangedRows {
         }
     }
     template <typename V>
-    static MM_INLINE X as_x(V value) {
+    static MM_INLINE X as_x(V value, int i) {
         if constexpr (std::is_integral_v<X>) {
             return X{};
+        } else if constexpr (std::is_same_v<X, float>) {
+            return load(value) * Format::factor(i);
         } else {
             return convert<X>(value);
         }
@@ -319,17 +335,30 @@ __attribute__((noinline)) void code_tile(const typename Format::X* x, int64_t x_
     }
 }
 
-// Reads the scales and offsets of a group of a panel.
+// What the operands of a format are smaller by than the codes.
+template <typename Format>
+constexpr int32_t LESS = 0;
+#ifdef MM_HAS_S8_DOT
+template <>
+constexpr int32_t LESS<S8Codes<8>> = HAS_SIGNED_WEIGHTS ? 128 : 0;
+#endif
+
+// Reads the scales and offsets of a group of a panel, for codes from which LESS is subtracted.
+template <int32_t LESS>
 MM_INLINE void read_facts(const uint32_t* facts, bool has_offsets, float* scales, float* offsets) {
     if (has_offsets) {
         std::memcpy(scales, facts, PANEL * sizeof(float));
         std::memcpy(offsets, facts + PANEL, PANEL * sizeof(float));
+        if constexpr (LESS != 0) {
+#pragma omp simd
+            for (int64_t c = 0; c < PANEL; ++c) offsets[c] -= scales[c] * LESS;
+        }
         return;
     }
 #pragma omp simd
     for (int64_t c = 0; c < PANEL; ++c) {
         scales[c] = bits_to_float(facts[c] & 0xffffff00u);
-        offsets[c] = scales[c] * float(int32_t(facts[c] & 0xffu));
+        offsets[c] = scales[c] * float(int32_t(facts[c] & 0xffu) - LESS);
     }
 }
 
@@ -404,7 +433,7 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, int64_t unit, const 
         const int64_t group = first / groups.group, at = row * x.steps + first / groups.step;
         if (group != read) {
             const int64_t index = groups.has_offsets ? 2 * group : group;
-            read_facts(facts + index * PANEL, groups.has_offsets, scales, offsets);
+            read_facts<LESS<Format>>(facts + index * PANEL, groups.has_offsets, scales, offsets);
             read = group;
         }
         for (int64_t column = 0; column < PANEL; column += COLUMNS) {

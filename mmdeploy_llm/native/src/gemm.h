@@ -11,8 +11,9 @@
 // a product takes the longer of the two times, not their sum.
 //
 // int8: weights have a scale for each column and are stored as w + 128, the unsigned operand of
-// vpdpbusd (without it every second one, see WideS8Format). x is the signed operand and has a scale
-// for every 128 values of a row, so that one large value costs its neighbours little precision:
+// vpdpbusd (without it every second one, see WideS8Format; with NEON as w). x is the signed operand
+// and has a scale for every 128 values of a row, so that one large value costs its neighbours little
+// precision:
 //     sum a (w + 128) = sum a w + 128 sum a            the last term is subtracted
 #pragma once
 

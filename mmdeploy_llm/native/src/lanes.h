@@ -5,6 +5,8 @@
 //     AVX-512 with bf16 and VNNI    64 bytes   fma       vdpbf16ps    vpdpbusd
 //     AVX-512                       64 bytes   fma       widened      vpdpbusd, else vpmaddwd
 //     AVX2                          32 bytes   fma       widened      vpdpbusd, else vpmaddwd
+//     NEON, dot products            16 bytes   fma       widened      sdot
+//     NEON                          16 bytes   fma       widened      smull, addp, sadalp
 //     others                        16 bytes   as the compiler does
 #pragma once
 
@@ -38,6 +40,8 @@
 #define MM_HAS_S8_DOT 1
 #elif MM_VECTOR_BYTES == 32 && (defined(__AVXVNNI__) || defined(__AVX512VNNI__))
 #define MM_HAS_S8_DOT 1
+#elif defined(__aarch64__)
+#define MM_HAS_S8_DOT 1
 #endif
 
 // Keeps the compiler from moving an accumulator out of its register.
@@ -49,6 +53,13 @@
 #define MM_KEEP(value) asm("" : "+w"(value))
 #else
 #define MM_KEEP(value) (void)0
+#endif
+
+// Keeps GCC from loading the x of all rows before the first product: there are not enough registers.
+#if defined(__aarch64__)
+#define MM_IN_ORDER() asm volatile("")
+#else
+#define MM_IN_ORDER() (void)0
 #endif
 
 namespace mm {
@@ -167,15 +178,34 @@ MM_INLINE Floats add_bf16_pairs(Floats sums, Ints a, Ints b) {
 
 #ifdef MM_HAS_S8_DOT
 
-// Adds to each lane the products of its four unsigned bytes and four signed bytes.
-MM_INLINE Ints add_quadruples(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
-#if MM_VECTOR_BYTES == 64
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
-#elif defined(__AVXVNNI__)
-    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes,
-                                         (__m256i)signed_bytes);
+#if defined(__aarch64__)
+constexpr bool HAS_SIGNED_WEIGHTS = true;  // whether add_quadruples reads signed bytes of weights
 #else
-    return (Ints)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
+constexpr bool HAS_SIGNED_WEIGHTS = false;
+#endif
+
+// Adds to each lane the products of its four bytes of weights, signed or unsigned, and of its four
+// bytes of x, signed and not -128.
+MM_INLINE Ints add_quadruples(Ints sums, Ints weights, Ints x) {
+#if MM_VECTOR_BYTES == 64
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)x);
+#elif defined(__AVXVNNI__)
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)x);
+#elif MM_VECTOR_BYTES == 32
+    return (Ints)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)weights, (__m256i)x);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, (int8x16_t)x);
+#else
+    // The sum of two products, 2 * 128 * 127 at most, fits into 16 bits. Left to themselves, compilers
+    // begin with the products of several sums, for which there are not enough registers.
+    Halves low, high;
+    asm("smull %1.8h, %3.8b, %4.8b\n\t"
+        "smull2 %2.8h, %3.16b, %4.16b\n\t"
+        "addp %1.8h, %1.8h, %2.8h\n\t"
+        "sadalp %0.4s, %1.8h"
+        : "+w"(sums), "=&w"(low), "=&w"(high)
+        : "w"(weights), "w"(x));
+    return sums;
 #endif
 }
 

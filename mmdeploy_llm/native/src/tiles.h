@@ -60,6 +60,7 @@ struct WideS8Format {
     static constexpr int PARTS = 2;
     static constexpr bool RELOADS = false;
     static constexpr uint32_t FLIP = 0x00800080u;
+    static constexpr int32_t EXCESS = 128;  // of the weights whose x are summed
     static MM_INLINE Ints widen(Ints weights, int part) {
         return part == 0 ? weights : (Ints)((SignedHalves)weights >> 8);
     }
@@ -85,7 +86,8 @@ struct S8Format {
     using Sums = Ints;
     static constexpr int PARTS = 1;
     static constexpr bool RELOADS = false;
-    static constexpr uint32_t FLIP = 0x80808080u;  // adds 128 to every byte
+    static constexpr uint32_t FLIP = HAS_SIGNED_WEIGHTS ? 0 : 0x80808080u;  // adds 128 to every byte
+    static constexpr int32_t EXCESS = HAS_SIGNED_WEIGHTS ? 0 : 128;
     static MM_INLINE Ints widen(Ints weights, int) { return weights; }
     static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
 };
@@ -135,6 +137,7 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
                 const Ints four = splat(row + unit * X_BYTES + part * 4);
 #pragma GCC unroll 8
                 for (int b = 0; b < NUM; ++b) sums[r][b] = Format::add(sums[r][b], four, w[b]);
+                MM_IN_ORDER();
             }
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
@@ -185,7 +188,7 @@ __attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_st
     Ints sums[ROWS][NUM];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
-        const int32_t sum = -128 * row_sums[r * groups];
+        const int32_t sum = -Format::EXCESS * row_sums[r * groups];
         const Ints excess = splat(&sum);
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) sums[r][b] = excess;
