@@ -110,13 +110,13 @@ class EngineConfig(FrozenParams):
     )
     quantization: Quantization | None = Field(
         default=None,
-        description="rounds the weights of linear layers and experts while loading, on CPU only. "
-        "int8 (w8a8): 8-bit weights and activations; int8wo (wint8): 8-bit weights; fp8: weights "
-        "in 8-bit floats (e4m3); int4 (wint4): "
-        "4-bit weights in groups of 64, 8 bits in the output head and vision towers; int4a8: the "
-        "same with 8-bit activations; None: weights stay as the checkpoint stores them. Integers "
-        "that are stored in 4 or 8 bits stay so in any case, and int8 and int4a8 then say only "
-        "that activations are rounded; stored 8-bit floats stay so with fp8 or None",
+        description="rounds the weights of linear layers while loading, and those of experts on "
+        "CPU. Needs the C++ kernels, on CUDA Triton too. int8 (w8a8): 8-bit weights and "
+        "activations; int8wo (wint8): 8-bit weights; fp8: weights in 8-bit floats (e4m3); int4 "
+        "(wint4): 4-bit weights in groups of 64, 8 bits in the output head and vision towers; "
+        "int4a8: the same with 8-bit activations; None: weights stay as the checkpoint has them. "
+        "Integers that are stored in 4 or 8 bits stay so in any case, and int8 and int4a8 then say "
+        "only that activations are rounded; stored 8-bit floats stay so with fp8 or None",
     )
     quantization_group_size: GroupSize | None = Field(
         default=None,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from mmdeploy_llm.kernels.coded import WeightRounder
+
     from .cuda_kernels import CudaKernels
 
 __all__ = ["load"]
@@ -20,12 +22,12 @@ __all__ = ["load"]
 logger = logging.getLogger(__name__)
 
 
-def load(device: torch.device) -> CudaKernels | None:
-    """Returns the kernels for a CUDA device; None, with a warning, where triton cannot be
-    imported."""
+def load(device: torch.device, rounder: WeightRounder | None = None) -> CudaKernels | None:
+    """Returns the kernels for a CUDA device; None, with a warning, where triton cannot be imported.
+    rounder: rounds weights while they are loaded."""
     try:
         from .cuda_kernels import CudaKernels
     except ImportError as error:
         logger.warning("no Triton kernels, plain torch computes the same more slowly: %s", error)
         return None
-    return CudaKernels(device)
+    return CudaKernels(device, rounder)

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
-from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
-from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
+from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording, rounds_inputs
+from mmdeploy_llm.kernels.coded import (
+    CodedWeight,
+    CodeLayout,
+    WeightRounder,
+    rounded,
+)
 
-from . import codes, heads, rows
+from . import codes, heads, int8, rows
 from . import experts as experts_module
 
+ROUNDED = (torch.bfloat16, torch.float32)  # dtypes of weights that are rounded
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -25,8 +31,10 @@ class CudaKernels:
     samples_on_device = True
     memory = inputs = attention = activations = norms = states = draws = pixels = threads = None
 
-    def __init__(self, device: torch.device) -> None:
-        """device: where the tensors are; a CPU only with Triton's interpreter."""
+    def __init__(self, device: torch.device, rounder: WeightRounder | None = None) -> None:
+        """device: where the tensors are; a CPU only with Triton's interpreter. rounder: rounds
+        weights on the host; None: `pack` leaves them as they are."""
+        self._rounder = rounder
         self._device, self._device_type = device, device.type
         self._compiled: set[tuple[object, ...]] = set()  # shapes for which experts are compiled
 
@@ -86,25 +94,38 @@ class CudaKernels:
         heads.rotate(x, rotary, num_q_heads)
 
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
-        """Returns False: products read weights as they are."""
-        del weight, quantization
-        return False
+        """Whether `pack` rounds a weight: unrounded, products read it as it is, and experts are
+        fused in floats only."""
+        if quantization is None or self._rounder is None:
+            return False
+        layout = self._rounder.layouts.get(quantization)
+        can_multiply = layout is None or self.can_pack_coded(layout, weight.shape)
+        return weight.dim() == 2 and weight.dtype in ROUNDED and can_multiply
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
-        """Returns None: products read weights as they are."""
-        del weight, quantization
-        return None
+        """Rounds `weight` [n, k] on the host and brings its codes to the device; None where
+        `can_pack` is False. Only int8 has products with rounded x: see pack_coded."""
+        if quantization is None or self._rounder is None or not self.can_pack(weight, quantization):
+            return None
+        weight = weight.cpu().contiguous()
+        if quantization == "int8":
+            return int8.Int8Rows(*self._rounder.quantize_rows(weight), self._device)
+        coded = rounded(self._rounder, weight, self._rounder.layouts[quantization])
+        return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 
     def can_pack_coded(self, layout: CodeLayout, shape: Sequence[int]) -> bool:
-        """Whether products read a weight [n, k] like this: codes are integers, and experts are
-        fused in floats only."""
-        if layout.is_float8 or len(shape) != 2:
-            return False
-        return codes.tile_size(layout.bits, layout.group_size, shape[-1]) is not None
+        """Whether products read a weight [n, k] like this; experts are fused in floats only."""
+        return (
+            len(shape) == 2
+            and codes.tile_size(layout.bits, layout.group_size, shape[-1]) is not None
+        )
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
-        """Brings a weight of few bits to the device. rounds: must be False."""
-        assert not rounds, "activations stay as they are on a GPU"
+        """Brings a weight of few bits to the device. rounds: rows of x are rounded where torch has
+        such a product: many rows times 8 bits with a scale for each row of the weight. Elsewhere
+        they stay as they are, which is more precise."""
+        if rounds and int8.is_of_rows(weight):
+            return int8.of_rows(weight, self._device)
         return codes.CudaCodes(weight, self._device)
 
     def record(

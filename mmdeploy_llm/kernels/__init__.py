@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from .states import NormKernels, StateKernels
 
 # How weights are rounded when they are packed, and whether x is rounded too:
-#     int8     8 bits, a scale for each row; x in 8 bits, a scale for every 128 values of a row
+#     int8     8 bits, a scale for each row; x in 8 bits, a scale for every 128 values of a row; on
+#              CUDA see cuda/int8.py
 #     int4     4 bits, a scale and a zero for 64 values; x as it is
 #     int8wo   8 bits, a scale and a zero for 128 values; x as it is
 #     fp8      8-bit floats, a scale for 128 values; x as it is
@@ -359,7 +360,7 @@ class Kernels(Protocol):
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
         """Lays out a weight of few bits for products; `can_pack_coded` must be True. Its memory is
         reused: its values are lost. rounds: whether rows of x are rounded to int8, with a scale for
-        every 128 values; never for 8-bit floats."""
+        every 128 values; never for 8-bit floats. On CUDA see cuda.CudaKernels."""
         ...
 
     def record(

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -219,6 +219,35 @@ class CodedWeight:
 
     def _spread(self, facts: Tensor) -> Tensor:
         return facts.repeat_interleave(self.group_size, 1)[:, : self.k]
+
+
+class WeightRounder(Protocol):
+    """Rounds weights [n, k], float32 or bf16 and contiguous, on the host: the C++ kernels.
+
+    layouts: how weights are rounded to codes, by quantization.
+    """
+
+    layouts: Mapping[str, CodeLayout]
+
+    def round_codes(self, weight: Tensor, bits: Bits, group_size: int) -> CodedWeight:
+        """Rounds to codes with integer zeros."""
+        ...
+
+    def round_float8(self, weight: Tensor, group_size: int) -> CodedWeight:
+        """Rounds to 8-bit floats."""
+        ...
+
+    def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Rounds to int8 [n, k] with a scale for each row, [n] float32."""
+        ...
+
+
+def rounded(rounder: WeightRounder, weight: Tensor, layout: CodeLayout) -> CodedWeight:
+    """Rounds a weight [n, k] to codes; a row that is shorter than a group is one."""
+    group_size = min(layout.group_size, weight.shape[1])
+    if layout.is_float8:
+        return rounder.round_float8(weight, group_size)
+    return rounder.round_codes(weight.contiguous(), layout.bits, group_size)
 
 
 def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:

@@ -3,6 +3,7 @@ kernels every layer computes the same in plain torch, which is the reference."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Set
 from types import MappingProxyType
 
@@ -14,6 +15,8 @@ from .decoder import CausalLM
 from .kernel_layer import KernelLayer
 from .linear import Linear
 from .moe import Experts, Router, SoftmaxRouter
+
+logger = logging.getLogger(__name__)
 
 # How weights outside of a decoder's layers are rounded.
 ELSEWHERE: Mapping[Quantization, Quantization] = MappingProxyType(
@@ -34,7 +37,8 @@ def install_kernels(
 
     Packs the weights of linear layers, routers and experts where the kernels can. `quantization`
     rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
-    language model, and the others, an output head or a vision tower, in 8 bits.
+    language model, and the others, an output head or a vision tower, in 8 bits. What the kernels
+    cannot round is logged.
     """
     in_layers = decoder_modules(model)
     elsewhere = quantization if quantization is None or not in_layers else ELSEWHERE[quantization]
@@ -48,3 +52,22 @@ def install_kernels(
     for module in model.modules():
         if isinstance(module, CausalLM) and module.lm_head is None:
             module.model.embed_tokens.pack(kernels, elsewhere)
+    if quantization is not None:
+        _log_unrounded(model, quantization)
+
+
+def _log_unrounded(model: nn.Module, quantization: Quantization) -> None:
+    left = [
+        name
+        for name, module in model.named_modules()
+        if (isinstance(module, Linear) and module.packed is None and not module.is_exact)
+        or (isinstance(module, Experts) and not module.is_packed)
+    ]
+    if left:
+        logger.warning(
+            "quantization = %r leaves %d layers in the model's dtype, such as %s: this device has "
+            "no products in few bits for them",
+            quantization,
+            len(left),
+            left[0],
+        )

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.kernels import PackedWeight, Quantization, rounds_inputs
+from mmdeploy_llm.kernels.coded import rounded
 
 from .coded import PANEL, CodedProducts
 from .library import DTYPES
@@ -39,12 +40,7 @@ class Products(CodedProducts):
             return FloatWeight(self, weight)
         if quantization == "int8":
             return S8Weight(self, weight)
-        layout = self.layouts[quantization]
-        group_size = min(layout.group_size, weight.shape[1])
-        if layout.is_float8:
-            coded = self.round_float8(weight, group_size)
-        else:
-            coded = self.round_codes(weight.contiguous(), layout.bits, group_size)
+        coded = rounded(self, weight, self.layouts[quantization])
         return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 
     def pack_float(self, weight: Tensor) -> Tensor:
@@ -162,8 +158,8 @@ class Products(CodedProducts):
         step = max(1, ROUNDED_VALUES // (PANEL * weight.shape[1])) * PANEL
         panels, scales = self._empty_panels(*weight.shape), torch.empty(len(weight))
         for first in range(0, len(weight), step):
-            rounded, scales[first : first + step] = self.quantize_rows(weight[first : first + step])
-            self.pack_s8(rounded, panels[first // PANEL :])
+            codes, scales[first : first + step] = self.quantize_rows(weight[first : first + step])
+            self.pack_s8(codes, panels[first // PANEL :])
         return panels, scales
 
     def _empty_panels(self, n: int, k: int) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout
+from mmdeploy_llm.kernels.coded import WeightRounder
 from mmdeploy_llm.layers.install import ELSEWHERE
 from mmdeploy_llm.option_types import QuantizationName
 
@@ -51,24 +50,11 @@ class GroupRounder:
         return round_groups(weight, scheme)
 
 
-class RoundsCodes(Protocol):
-    """The kernels that round the weights of a model while it is loaded.
-
-    layouts: how, by quantization.
-    """
-
-    layouts: Mapping[str, CodeLayout]
-
-    def round_codes(self, weight: Tensor, bits: Bits, group_size: int) -> CodedWeight:
-        """Rounds a matrix, contiguous, to codes with integer zeros and scales in bf16."""
-        ...
-
-
 class KernelRounder:
     """Rounds as an engine does that loads the same weights with `quantization`."""
 
     def __init__(
-        self, kernels: RoundsCodes, quantization: QuantizationName, dtype: torch.dtype
+        self, kernels: WeightRounder, quantization: QuantizationName, dtype: torch.dtype
     ) -> None:
         """quantization: one whose weights have codes in a decoder's layers. dtype: of the loaded
         weights."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.layers.install import install_kernels
@@ -22,6 +23,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
+from mmdeploy_llm.weights.quantized.settings import quantization_settings
 
 from .blueprint import Blueprint
 from .deterministic import check_model
@@ -87,9 +89,12 @@ def load_model(
     if threads is not None:
         threads.place()
     split = None if group.ranks is None else _shard(files, group.ranks)
+    can_keep = _can_keep(blueprint.config.quantization, runtime, machine)
+    stays_coded = can_keep is not None and _is_quantized(files)
 
     def build(config: Any) -> Any:
-        built = check_size(files.plugins.build(files.spec, config), runtime, group.size)
+        built = files.plugins.build(files.spec, config)
+        check_size(built, runtime, group.size, stays_coded=stays_coded)
         model_length(built, blueprint.config, runtime)  # raises before the weights are read
         return built
 
@@ -101,12 +106,9 @@ def load_model(
         load_format=blueprint.config.load_format,
         split=split,
         memory=None if machine.kernels is None else machine.kernels.memory,
-        can_keep=_can_keep(blueprint.config.quantization, runtime, machine),
+        can_keep=can_keep,
     )
-    if machine.kernels is not None and isinstance(model, nn.Module):
-        install_kernels(model, machine.kernels, blueprint.config.quantization)
-        if blueprint.config.deterministic:
-            check_model(model)
+    _install(model, machine, blueprint.config)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return LoadedModel(
@@ -122,6 +124,14 @@ def load_model(
         threads=threads,
         group=group,
     )
+
+
+def _install(model: Model, machine: Machine, config: EngineConfig) -> None:
+    """Gives the layers of a model the machine's kernels, which pack its weights."""
+    if machine.kernels is not None and isinstance(model, nn.Module):
+        install_kernels(model, machine.kernels, config.quantization)
+        if config.deterministic:
+            check_model(model)
 
 
 def _lowered(model: Model, blueprint: Blueprint) -> int:
@@ -144,6 +154,12 @@ def _can_keep(
     if quantization in (None, "fp8"):
         return can_pack
     return lambda layout, shape: not layout.is_float8 and can_pack(layout, shape)
+
+
+def _is_quantized(files: ModelFiles) -> bool:
+    """Whether the checkpoint stores weights in few bits, some of them at least."""
+    checkpoint = files.checkpoint
+    return bool(checkpoint.gguf_files) or quantization_settings(checkpoint.config) is not None
 
 
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:

@@ -78,7 +78,7 @@ def read_machine(config: EngineConfig) -> Machine:
     kernels = load_kernels(config, is_cpu=is_cpu)
     cpu_level = None if kernels is None else config.cpu_level or native.cpu_levels()[0].value
     if not is_cpu and problem is None and config.native_kernels is not False:
-        kernels = cuda.load(torch.device("cuda"))
+        kernels = _cuda_kernels(config)
     cpus = native.usable_cpus()
     host_threads = native.own_choice(native.THREAD_COUNT.of_host, cpus)
     return Machine(
@@ -90,6 +90,25 @@ def read_machine(config: EngineConfig) -> Machine:
         kernels=kernels,
         cpu_level=cpu_level,
     )
+
+
+def _cuda_kernels(config: EngineConfig) -> Kernels | None:
+    """Loads the Triton kernels. Raises ConfigError where the options ask for rounded weights, which
+    need Triton for their products and the C++ kernels to round them."""
+    device = torch.device("cuda")
+    if config.quantization is None:
+        return cuda.load(device)
+    option = f"quantization = {config.quantization!r}"
+    try:
+        layouts = code_layouts(config.quantization, config.quantization_group_size)
+        kernels = cuda.load(device, native.load(layouts=layouts))
+    except native.BuildError as error:
+        raise ConfigError(
+            f"{option} needs the C++ kernels, which round the weights for CUDA too, but {error}"
+        ) from error
+    if kernels is None:
+        raise ConfigError(f"{option} needs Triton on CUDA, which cannot be imported: install it")
+    return kernels
 
 
 def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
@@ -112,7 +131,8 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
             logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
     needs = {
         "native_kernels = True": config.native_kernels,
-        f"quantization = {config.quantization!r}": config.quantization,
+        f"quantization = {config.quantization!r}": config.quantization
+        and (is_cpu or config.native_kernels is False),
         "cpu_level": config.cpu_level,
         "deterministic = True": config.deterministic,
         "cpu_affinity": config.cpu_affinity is not None,

@@ -12,6 +12,7 @@ from torch import nn
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.layers.linear import Linear
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
@@ -111,18 +112,20 @@ def count_window_blocks(shape: KVCacheShape, memory: int | None, runtime: Runtim
     return max(least, min(most, int(share * memory) // shape.bytes_per_window_block))
 
 
-def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
+def check_size(
+    model: Any, runtime: RuntimeConfig, num_ranks: int = 1, *, stays_coded: bool = False
+) -> Any:
     """Returns `model`, which is on the meta device. Raises ConfigError with the numbers when its
     weights and the smallest KV cache are too large for the card; on a CPU nothing is checked.
-    num_ranks: cards that share the model."""
+    num_ranks: cards that share the model. stays_coded: see weight_bytes."""
     device = torch.device(runtime.device)
     if device.type != "cuda" or not isinstance(model, nn.Module):
         return model
     free, total = torch.cuda.mem_get_info(device)
-    shape = kv_cache_shape(model, runtime)
+    shape, dtype = kv_cache_shape(model, runtime), getattr(torch, runtime.dtype)
     check_memory(
         device=runtime.device,
-        weights=weight_bytes(model, getattr(torch, runtime.dtype)) // num_ranks,
+        weights=weight_bytes(model, dtype, stays_coded=stays_coded) // num_ranks,
         least_cache=2 * (shape.bytes_per_block + shape.bytes_per_window_block) // num_ranks,
         free=free,
         total=total,
@@ -131,14 +134,18 @@ def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
     return model
 
 
-def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+def weight_bytes(model: nn.Module, dtype: torch.dtype, *, stays_coded: bool = False) -> int:
     """Returns the bytes of all parameters once they are loaded in `dtype`, or in float32 where a
-    module keeps them so."""
+    module keeps them so. stays_coded: whether linear layers may stay in few bits, as the checkpoint
+    stores them; they are counted with 4 bits, the least that they take."""
     num_bytes = 0
     for module in model.modules():
         keep = getattr(module, "fp32_parameters", ())
         for name, param in module.named_parameters(recurse=False):
-            num_bytes += param.numel() * (4 if name in keep else dtype.itemsize)
+            if stays_coded and isinstance(module, Linear) and module.can_hold_coded(name):
+                num_bytes += param.numel() // 2
+            else:
+                num_bytes += param.numel() * (4 if name in keep else dtype.itemsize)
     return num_bytes
 
 

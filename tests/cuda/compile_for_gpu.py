@@ -19,7 +19,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from mmdeploy_llm.attention.int4 import encode
-from mmdeploy_llm.cuda import choose, experts
+from mmdeploy_llm.cuda import choose, experts, int8
 from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
 from mmdeploy_llm.cuda.heads import write_cache
 from mmdeploy_llm.kernels.coded import CodedWeight
@@ -91,8 +91,10 @@ def launch_experts(kernels, dtype):
 
 
 def launch_codes(kernels, dtype):
-    for bits, group_size in ((4, 32), (4, 128), (8, 16), (8, 128)):
+    formats = ((4, 32, False), (4, 128, False), (8, 16, False), (8, 128, False), (8, 128, True))
+    for bits, group_size, is_float8 in formats:
         weight = CodedWeight(
+            is_float8=is_float8,
             bits=bits,
             k=4096,
             group_size=group_size,
@@ -104,6 +106,12 @@ def launch_codes(kernels, dtype):
         packed.product(torch.zeros(3, 4096, dtype=dtype), None)
         packed.product(torch.zeros(3, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype))
         packed.dequantized(dtype)
+    rows = int8.Int8Rows(
+        torch.zeros(4096, 4096, dtype=torch.int8), torch.ones(4096), torch.device("cpu")
+    )
+    for bias in (None, torch.zeros(4096, dtype=dtype)):
+        rows.product(torch.zeros(3, 4096, dtype=dtype), bias)
+        rows.product(torch.zeros(33, 4096, dtype=dtype), bias)
 
 
 def launch_choice(dtype):

@@ -17,13 +17,19 @@ def make(triton_device):
     return make
 
 
-def coded_weight(n, k, bits, group_size, *, has_zeros, columns=None):
+def coded_weight(n, k, kind, group_size, *, has_zeros=True, columns=None):
+    """kind: bits of integers, or "float8", whose codes are all numbers."""
+    is_float8, bits = kind == "float8", 8 if kind == "float8" else kind
     generator = torch.Generator().manual_seed(n)
     codes = torch.randint(0, 2**bits, (n, k), generator=generator, dtype=torch.uint8)
     shape = n, -(-k // group_size)
     scales = (torch.rand(shape, generator=generator) + 0.5) / 2**bits
     zeros = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
+    if is_float8:
+        codes[codes & 127 == 127] = 0
+        zeros.zero_()
     return CodedWeight(
+        is_float8=is_float8,
         bits=bits,
         k=k,
         group_size=group_size,
@@ -35,7 +41,7 @@ def coded_weight(n, k, bits, group_size, *, has_zeros, columns=None):
     )
 
 
-CASES = [  # n, k, bits, group_size
+CASES = [  # n, k, bits or "float8", group_size
     (5, 64, 4, 32),
     (70, 200, 4, 64),
     (33, 256, 4, 128),
@@ -46,16 +52,19 @@ CASES = [  # n, k, bits, group_size
     (70, 200, 8, 64),
     (33, 256, 8, 128),
     (9, 301, 8, 301),
+    (70, 200, "float8", 64),
+    (33, 256, "float8", 128),
+    (9, 301, "float8", 301),
 ]
+CASES = [(case, True) for case in CASES] + [(case, False) for case in CASES if case[2] != "float8"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("has_zeros", [True, False])
+@pytest.mark.parametrize(("case", "has_zeros"), CASES, ids=str)
 def test_products(kernels, make, triton_device, case, has_zeros):
     """Few rows, which read the codes, and many, for which the weight is dequantised."""
-    n, k, bits, group_size = case
-    assert kernels.can_pack_coded(CodeLayout(bits=bits, group_size=group_size), (n, k))
+    n, k, _, _ = case
     weight = coded_weight(*case, has_zeros=has_zeros)
+    assert kernels.can_pack_coded(weight.layout, (n, k))
     plain = weight.dequantize().to(triton_device)
     packed = kernels.pack_coded(weight, rounds=False)
     for num_rows in (1, 17, 33):
@@ -65,6 +74,28 @@ def test_products(kernels, make, triton_device, case, has_zeros):
             expected = F.linear(x.double(), plain.double(), None if own is None else own.double())
             torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(packed.dequantized(torch.float32), plain, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_all_8_bit_floats(kernels, triton_device, dtype):
+    """Each of the 256 codes is exactly its value, NaN included, in products and dequantised."""
+    codes = torch.zeros(256, 16, dtype=torch.uint8)
+    codes[:, 0] = torch.arange(256)
+    weight = CodedWeight(
+        bits=8,
+        k=16,
+        group_size=16,
+        units=units_of(codes, 8),
+        scales=torch.ones(256, 1),
+        zeros=torch.zeros(256, 1, dtype=torch.uint8),
+        is_float8=True,
+    )
+    expected = codes[:, 0].view(torch.float8_e4m3fn).float()
+    assert expected.isnan().sum() == 2
+    packed = kernels.pack_coded(weight, rounds=False)
+    first = torch.eye(16, dtype=dtype, device=triton_device)[:1]
+    for found in (packed.dequantized(dtype)[:, 0], packed.product(first, None)[0]):
+        torch.testing.assert_close(found.float().cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_float16(kernels, make):

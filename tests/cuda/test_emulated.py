@@ -117,27 +117,6 @@ def test_text(folder_of, new_card, family, eager, choices):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
-@pytest.mark.parametrize("eager", [True, False])
-def test_weights_of_few_bits(folder_of, new_card, tmp_path, caplog, eager):
-    """A checkpoint in 4 bits stays so on the card. The CPU's tokens are compared with those of
-    transformers in tests/weights."""
-    prompts, chosen = texts(4), [params(0)] * 4
-    folder = folder_of("qwen3", head_dim=16, num_hidden_layers=2)
-    with LLM(model=folder, device="cpu", quantization="int4", dtype="bfloat16") as llm:
-        llm.save(tmp_path / "int4")
-    with LLM(model=str(tmp_path / "int4"), device="cpu", **OPTIONS) as llm:
-        expected = results(llm, prompts, chosen)
-    card = new_card()
-    with caplog.at_level("INFO", logger="mmdeploy_llm"):
-        llm = LLM(model=str(tmp_path / "int4"), device="cuda", enforce_eager=eager, **OPTIONS)
-    with llm:
-        outputs = results(llm, prompts, chosen)
-    check(outputs, expected)
-    assert "weights stay in few bits" in caplog.text
-    assert "dequantised" not in caplog.text
-    assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
-
-
 @needs_llguidance
 @pytest.mark.parametrize(
     ("family", "eager"),

@@ -21,9 +21,15 @@ CUDA = CudaFacts(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90"
 def loads(monkeypatch):
     """Records the names of kernels that would be loaded, instead of loading them."""
     monkeypatch.setattr(
-        native, "load", lambda level, fixed_order: "fixed" if fixed_order else "cpu kernels"
+        native,
+        "load",
+        lambda level=None, fixed_order=False: "fixed" if fixed_order else "cpu kernels",
     )
-    monkeypatch.setattr(cuda, "load", lambda device: f"{device.type} kernels")
+    monkeypatch.setattr(
+        cuda,
+        "load",
+        lambda device, rounder=None: " ".join(filter(None, (device.type, rounder or "kernels"))),
+    )
     monkeypatch.setattr(module, "read_cuda", lambda: CUDA)
 
 
@@ -36,6 +42,7 @@ def loads(monkeypatch):
         ({"device": "auto"}, "cuda kernels"),
         ({"device": "cuda:0"}, "cuda kernels"),
         ({"device": "cuda", "native_kernels": False}, None),
+        ({"device": "cuda", "quantization": "int4"}, "cuda cpu kernels"),  # these round
     ],
 )
 def test_kernels_by_device(loads, options, found):
@@ -70,6 +77,32 @@ def test_options_of_the_cpu_are_refused_on_a_card(loads):
         ConfigError, match=r"native_kernels = True needs .* the device is not a CPU"
     ):
         read_machine(EngineConfig(model="m", device="cuda", native_kernels=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"native_kernels": False}, "native_kernels is False"),
+        ({"deterministic": True}, "deterministic = True needs .* the device is not a CPU"),
+    ],
+)
+def test_options_that_do_not_go_with_rounded_weights_on_a_card(loads, options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        read_machine(EngineConfig(model="m", device="cuda", quantization="wint4", **options))
+
+
+def test_rounding_on_a_card_needs_both_kinds_of_kernels(loads, monkeypatch):
+    config = EngineConfig(model="m", device="cuda", quantization="int8")
+    monkeypatch.setattr(cuda, "load", lambda device, rounder: None)
+    with pytest.raises(ConfigError, match="quantization = 'int8' needs Triton on CUDA"):
+        read_machine(config)
+
+    def fail():
+        raise native.BuildError("no compiler")
+
+    monkeypatch.setattr(native, "load", fail)
+    with pytest.raises(ConfigError, match=r"the C\+\+ kernels, which round .* but no compiler"):
+        read_machine(config)
 
 
 def test_kernels_have_one_caller():

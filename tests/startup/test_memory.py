@@ -10,6 +10,7 @@ from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
+from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.runner.kv_cache import allocate
 from mmdeploy_llm.runner.peers import NoPeers
 from mmdeploy_llm.runner.runner import Runner
@@ -234,6 +235,14 @@ def test_bytes_of_weights_as_they_are_loaded():
     with torch.device("meta"):
         model = Weights()
     assert sizes.weight_bytes(model, torch.bfloat16) == 2 * 1000**2 + 4 * 10**2
+
+
+def test_bytes_of_weights_that_may_stay_in_few_bits():
+    """The least that they take, biases aside; a plain layer of torch never stays so."""
+    with torch.device("meta"):
+        model = nn.Sequential(Linear(100, 10, bias=True), nn.Linear(100, 10, bias=False))
+    found = sizes.weight_bytes(model, torch.bfloat16, stays_coded=True)
+    assert found == 1000 // 2 + 2 * 10 + 2 * 1000
 
 
 def test_a_card_too_small_raises_before_anything_is_read(monkeypatch):
