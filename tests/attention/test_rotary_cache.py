@@ -44,13 +44,6 @@ def kernels(device):
     return CudaKernels(device)
 
 
-@pytest.fixture(scope="module")
-def dtypes(device):
-    """The interpreter truncates bfloat16 instead of rounding it."""
-    few = torch.float32, torch.float16
-    return (*few, torch.bfloat16) if device.type == "cuda" else few
-
-
 class Heads:
     """q, k and v of 7 tokens in one tensor, their rotary embedding, and an empty cache. Two tokens
     of the seven are padding."""
@@ -133,9 +126,9 @@ class Heads:
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_plain_torch(device, dtypes, kernels, shape, has_norms, is_interleaved):
+def test_equals_plain_torch(device, kernels, shape, has_norms, is_interleaved):
     """Every second case has M-RoPE."""
-    for place, dtype in enumerate(dtypes):
+    for place, dtype in enumerate(EXACT):
         axes = 3 if (place + has_norms) % 2 else None
         options = {"is_interleaved": is_interleaved, "has_norms": has_norms, "axes": axes}
         heads = Heads(device, dtype, shape, **options)
@@ -183,10 +176,10 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[3], SHAPES[6], SHAPES[7]])
-def test_cache_in_4_bits(device, dtypes, kernels, shape):
+def test_cache_in_4_bits(device, kernels, shape):
     """The codes and scales of plain torch for the rotated keys, bit for bit; padding is not
     stored."""
-    for dtype in dtypes:
+    for dtype in EXACT:
         heads = Heads(device, dtype, shape, is_interleaved=True, has_norms=True, few=int4.INT4)
         found = heads.at_once(kernels)
         _assert_same(heads.one_by_one(kernels), found)

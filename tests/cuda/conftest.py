@@ -23,10 +23,8 @@ def kernels(triton_device):
 
 
 @pytest.fixture(scope="session")
-def dtypes(triton_device):
-    """The interpreter truncates bfloat16 instead of rounding it."""
-    few = torch.float32, torch.float16
-    return (*few, torch.bfloat16) if triton_device.type == "cuda" else few
+def dtypes():
+    return torch.float32, torch.float16, torch.bfloat16
 
 
 @pytest.fixture(scope="session")
