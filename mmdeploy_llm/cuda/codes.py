@@ -10,7 +10,7 @@ kernels.coded: n rows, k columns, G groups and U units of a row; x has T rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -175,6 +175,12 @@ class DeviceCodes:
         )  # fmt: skip
         return out
 
+    def rows(self, indices: Tensor) -> DeviceCodes:
+        """Returns rows of the weight, by indices [T]."""
+        offsets = None if self.offsets is None else self.offsets[indices]
+        data, scales = self.data[indices], self.scales[indices]
+        return replace(self, data=data, scales=scales, offsets=offsets)
+
     @property
     def _offsets(self) -> Tensor:
         """A pointer for the kernels, which do not read it without offsets."""
@@ -183,8 +189,6 @@ class DeviceCodes:
 
 class CudaCodes:
     """A kernels.PackedWeight in few bits on a GPU; products have x as it is."""
-
-    rows = None  # the layout rounds them
 
     def __init__(self, weight: CodedWeight, device: torch.device) -> None:
         """device: where products are computed; `weight` may be elsewhere."""
@@ -211,6 +215,13 @@ class CudaCodes:
         if x.shape[0] <= FEW_ROWS:
             return self._codes.multiplied(x, bias)
         return F.linear(x, self._codes.dequantized(x.dtype), bias)
+
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up rows, [T] -> [T, k]."""
+        found = self._codes.rows(indices).dequantized(dtype)
+        if self._columns is None:
+            return found
+        return torch.empty_like(found).index_copy_(1, self._columns, found)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Returns the weight in the order of its codes, [n, k]."""

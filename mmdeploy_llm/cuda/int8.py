@@ -85,8 +85,6 @@ def of_rows(weight: CodedWeight, device: torch.device) -> Int8Rows:
 class Int8Rows:
     """A kernels.PackedWeight in int8 on a GPU, with a scale for each row."""
 
-    rows = None  # the layout rounds them
-
     def __init__(self, codes: Tensor, scales: Tensor, device: torch.device) -> None:
         """codes: [n, k] int8, contiguous. scales: [n] float32. device: where products are
         computed."""
@@ -117,3 +115,7 @@ class Int8Rows:
             HAS_BIAS=bias is not None, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
         return out
+
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up rows, [T] -> [T, k]."""
+        return self._codes.rows(indices).dequantized(dtype)

@@ -74,14 +74,13 @@ class VisibleKeys:
 class PackedWeight(Protocol):
     """A weight [n, k] in the layout that the kernels read."""
 
-    @property
-    def rows(self) -> Callable[[Tensor], Tensor] | None:
-        """A function that looks up rows by index, [T] -> [T, k]; None where the layout rounds
-        them."""
-        ...
-
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]."""
+        ...
+
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up rows by indices [T] int64, contiguous: [T, k] in `dtype`, which is that of the
+        weight unless it is in few bits."""
         ...
 
 
@@ -348,7 +347,7 @@ class Kernels(Protocol):
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded if requested; None where `can_pack` is
-        False. Without rounding, the memory of `weight` is reused: its values are
+        False. The memory of `weight` is reused or given back: its values are
         lost."""
         ...
 

@@ -229,12 +229,17 @@ class WeightRounder(Protocol):
 
     layouts: Mapping[str, CodeLayout]
 
-    def round_codes(self, weight: Tensor, bits: Bits, group_size: int) -> CodedWeight:
-        """Rounds to codes with integer zeros."""
+    def round_codes(
+        self, weight: Tensor, bits: Bits, group_size: int, *, releases: bool = False
+    ) -> CodedWeight:
+        """Rounds to codes with integer zeros. releases: whether the memory of `weight` is given
+        back meanwhile."""
         ...
 
-    def round_float8(self, weight: Tensor, group_size: int) -> CodedWeight:
-        """Rounds to 8-bit floats."""
+    def round_float8(
+        self, weight: Tensor, group_size: int, *, releases: bool = False
+    ) -> CodedWeight:
+        """Rounds to 8-bit floats. releases: see round_codes."""
         ...
 
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,11 +248,12 @@ class WeightRounder(Protocol):
 
 
 def rounded(rounder: WeightRounder, weight: Tensor, layout: CodeLayout) -> CodedWeight:
-    """Rounds a weight [n, k] to codes; a row that is shorter than a group is one."""
+    """Rounds a weight [n, k], contiguous, to codes, and gives its memory back. A row that is
+    shorter than a group is one."""
     group_size = min(layout.group_size, weight.shape[1])
     if layout.is_float8:
-        return rounder.round_float8(weight, group_size)
-    return rounder.round_codes(weight.contiguous(), layout.bits, group_size)
+        return rounder.round_float8(weight, group_size, releases=True)
+    return rounder.round_codes(weight, layout.bits, group_size, releases=True)
 
 
 def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:

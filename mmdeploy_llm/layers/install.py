@@ -13,7 +13,7 @@ from mmdeploy_llm.kernels import Kernels, Quantization
 
 from .decoder import CausalLM
 from .kernel_layer import KernelLayer
-from .linear import Linear
+from .linear import Embedding, Linear
 from .moe import Experts, Router, SoftmaxRouter
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 ELSEWHERE: Mapping[Quantization, Quantization] = MappingProxyType(
     {"int8": "int8", "int4": "int8wo", "int8wo": "int8wo", "int4a8": "int8", "fp8": "fp8"}
 )
+
+LOOKED_UP: Quantization = "int8wo"  # of embeddings that nothing is multiplied by
 
 
 def decoder_modules(model: nn.Module) -> Set[nn.Module]:
@@ -37,21 +39,23 @@ def install_kernels(
 
     Packs the weights of linear layers, routers and experts where the kernels can. `quantization`
     rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
-    language model, and the others, an output head or a vision tower, in 8 bits. What the kernels
-    cannot round is logged.
+    language model, and the others, an output head or a vision tower, in 8 bits. Embeddings are
+    rounded as the output head where they share its weight, else to 8 bits in groups, and not for
+    fp8. What the kernels cannot round is logged.
     """
     in_layers = decoder_modules(model)
     elsewhere = quantization if quantization is None or not in_layers else ELSEWHERE[quantization]
     for module in model.modules():
         if isinstance(module, KernelLayer):
             module.kernels = kernels
+    heads, rounds_rows = _tied_heads(model), quantization not in (None, "fp8")
     for module in model.modules():
         if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
             module.pack(kernels, quantization if module in in_layers else elsewhere)
-    # The largest weight comes last: in int8 it needs memory that the others have freed by then.
-    for module in model.modules():
-        if isinstance(module, CausalLM) and module.lm_head is None:
-            module.model.embed_tokens.pack(kernels, elsewhere)
+        elif isinstance(module, Embedding) and module in heads:
+            module.pack(kernels, elsewhere)
+        elif isinstance(module, Embedding) and (module.is_coded or rounds_rows):
+            module.pack(kernels, LOOKED_UP)
     if quantization is not None:
         _log_unrounded(model, quantization)
 
@@ -71,3 +75,9 @@ def _log_unrounded(model: nn.Module, quantization: Quantization) -> None:
             len(left),
             left[0],
         )
+
+
+def _tied_heads(model: nn.Module) -> Set[nn.Module]:
+    """Returns the embeddings that are the output head too."""
+    models = (module for module in model.modules() if isinstance(module, CausalLM))
+    return {module.model.embed_tokens for module in models if module.lm_head is None}

@@ -3,8 +3,7 @@ packed for the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from itertools import accumulate
 
 import torch
@@ -66,6 +65,11 @@ class Matrix(nn.Module):
         self.packed: PackedWeight | None = None
         self._coded: CodedWeight | None = None
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether the weight is in few bits and waits to be packed."""
+        return self._coded is not None
+
     def can_hold_coded(self, name: str) -> bool:
         """Whether `hold_coded` takes this parameter."""
         return name == "weight" and not self.is_exact
@@ -117,30 +121,14 @@ class Embedding(Matrix, KernelLayer):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Looks up embeddings, [T] -> [T, hidden]."""
-        rows = None if self.packed is None else self.packed.rows
-        if rows is None and self.kernels is not None:
-            rows = self._kernel_rows(self.kernels)
-        return F.embedding(token_ids, self.weight) if rows is None else rows(token_ids)
-
-    def can_hold_coded(self, name: str) -> bool:
-        """Returns False: rows are looked up unrounded."""
-        del name
-        return False
-
-    def _kernel_rows(self, kernels: Kernels) -> Callable[[Tensor], Tensor] | None:
-        """Returns the kernels' lookup in the weight as it is; None if they have none for it."""
-        inputs, weight = kernels.inputs, self.weight
-        if inputs is None or not kernels.takes(weight) or not weight.is_contiguous():
-            return None
-        return partial(inputs.look_up, weight)
-
-    def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """Packs as Matrix.pack does. Rows are looked up unrounded, so the weight is kept too if the
-        packed layout rounds them."""
-        weight = self.weight
-        super().pack(kernels, quantization)
-        if self.packed is None or self.packed.rows is None:
-            self.weight = weight
+        if self.packed is not None:
+            return self.packed.rows(token_ids, self.weight.dtype)
+        inputs = None if self.kernels is None else self.kernels.inputs
+        if inputs is None or self.kernels is None or not self.weight.is_contiguous():
+            return F.embedding(token_ids, self.weight)
+        if not self.kernels.takes(self.weight):
+            return F.embedding(token_ids, self.weight)
+        return inputs.look_up(self.weight, token_ids)
 
 
 class MergedLinear(Linear):

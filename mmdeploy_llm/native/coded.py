@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.kernels.coded import (
@@ -24,7 +24,19 @@ PANEL = 64  # rows of a panel, as in gemm.h
 STEP = 16  # groups of columns are multiples of it
 # Parts of a format's number, beside its bits; see mm_linear_codes in kernels.cpp.
 HAS_OFFSETS, ROUNDS, IS_BF16, IS_FLOAT8 = 16, 32, 64, 128
-FLOAT8_VALUES = 2**22  # of a weight that is rounded to 8-bit floats at a time
+IS_S8 = 256  # codes as mm_pack_s8 has them; of mm_look_up_codes alone
+ROUNDED_VALUES = 2**20  # of a weight that is rounded at a time
+
+
+class Panels(Protocol):
+    """A weight [n, k] in panels of codes; see src/codes.h. format: bits and flags."""
+
+    n: int
+    k: int
+    group_size: int
+    format: int
+    units: Tensor
+    facts: Tensor
 
 
 class CodedProducts(Library):
@@ -35,9 +47,9 @@ class CodedProducts(Library):
         return layout.group_size % STEP == 0 or layout.group_size >= shape[-1]
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> CodedPanels:
-        """Lays `weight` out for products. The memory of its units is reused where n is a multiple
-        of 64: their values are lost. rounds: whether rows of x are rounded to int8, with a scale
-        for every 128 values; never for 8-bit floats."""
+        """Lays `weight` out for products. The memory of its units and scales is reused where n is a
+        multiple of 64: their values are lost. rounds: whether rows of x are rounded to int8, with a
+        scale for every 128 values; never for 8-bit floats."""
         return CodedPanels(self, weight, rounds=rounds)
 
     def pack_units(self, units: Tensor, *, in_words: bool = False) -> Tensor:
@@ -51,39 +63,52 @@ class CodedProducts(Library):
         )
         return packed
 
-    def round_codes(self, weight: Tensor, bits: Bits, group_size: int) -> CodedWeight:
+    def round_codes(
+        self, weight: Tensor, bits: Bits, group_size: int, *, releases: bool = False
+    ) -> CodedWeight:
         """Rounds `weight` [n, k], float32 or bf16, contiguous, to codes with integer zeros. Scales
         have the precision of bf16. In 4 bits each group's range is cut where that makes the sum of
-        its squared errors smaller: to 1, 0.95, ... 0.75 of its smallest and largest value."""
+        its squared errors smaller: to 1, 0.95, ... 0.75 of its smallest and largest value.
+        releases: whether the memory of `weight` is given back meanwhile."""
         n, k = weight.shape
         num_groups = -(-k // group_size)
         units = self.memory.empty((n, num_units(k, bits)), dtype=torch.int32)
         scales, zeros = torch.empty(n, num_groups), torch.empty(n, num_groups, dtype=torch.uint8)
-        self._library.mm_round_codes(
-            DTYPES[weight.dtype],
-            weight.data_ptr(),
-            n,
-            k,
-            bits,
-            group_size,
-            units.data_ptr(),
-            scales.data_ptr(),
-            zeros.data_ptr(),
-            torch.get_num_threads(),
-        )
+        for start in range(0, n, step := max(1, ROUNDED_VALUES // k)):
+            rows = slice(start, start + step)
+            part = weight[rows]
+            self._library.mm_round_codes(
+                DTYPES[weight.dtype],
+                part.data_ptr(),
+                len(part),
+                k,
+                bits,
+                group_size,
+                units[rows].data_ptr(),
+                scales[rows].data_ptr(),
+                zeros[rows].data_ptr(),
+                torch.get_num_threads(),
+            )
+            if releases:
+                self.memory.release(part)
         return CodedWeight(
             bits=bits, k=k, group_size=group_size, units=units, scales=scales, zeros=zeros
         )
 
-    def round_float8(self, weight: Tensor, group_size: int) -> CodedWeight:
-        """Rounds `weight` [n, k], float32 or bf16, to 8-bit floats, as float8_codes does."""
+    def round_float8(
+        self, weight: Tensor, group_size: int, *, releases: bool = False
+    ) -> CodedWeight:
+        """Rounds `weight` [n, k], float32 or bf16, contiguous, to 8-bit floats, as float8_codes
+        does. releases: see round_codes."""
         n, k = weight.shape
         units = self.memory.empty((n, num_units(k, 8)), dtype=torch.int32)
         scales = torch.empty(n, -(-k // group_size))
-        for start in range(0, n, step := max(1, FLOAT8_VALUES // k)):
+        for start in range(0, n, step := max(1, ROUNDED_VALUES // k)):
             rows = slice(start, start + step)
             codes, scales[rows] = float8_codes(weight[rows].float(), group_size)
             units[rows] = units_of(codes, 8)
+            if releases:
+                self.memory.release(weight[rows])
         return CodedWeight(
             bits=8,
             k=k,
@@ -116,6 +141,26 @@ class CodedProducts(Library):
         )
         return out
 
+    def look_up_codes(self, weight: Panels, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns rows of `weight`, dequantised, by indices [T] int64, contiguous: [T, k]. A row
+        that it does not have is NaN."""
+        assert indices.dtype is torch.int64
+        assert indices.is_contiguous()
+        out = self._empty((indices.shape[0], weight.k), dtype=dtype)
+        self._library.mm_look_up_codes(
+            weight.format | (IS_BF16 if dtype is torch.bfloat16 else 0),
+            indices.data_ptr(),
+            weight.units.data_ptr(),
+            weight.facts.data_ptr(),
+            weight.group_size,
+            weight.n,
+            weight.k,
+            out.data_ptr(),
+            indices.shape[0],
+            torch.get_num_threads(),
+        )
+        return out
+
     def take_columns(self, x: Tensor, columns: Tensor) -> Tensor:
         """Returns values `columns`, [k] int64 on the CPU, of each row of x [T, k]."""
         assert columns.is_contiguous()
@@ -135,17 +180,17 @@ class CodedProducts(Library):
 class CodedPanels:
     """A kernels.PackedWeight in few bits."""
 
-    rows = None  # the layout rounds them
-
     def __init__(self, kernels: CodedProducts, weight: CodedWeight, *, rounds: bool) -> None:
         assert not (rounds and weight.is_float8)
         self._kernels = kernels
         self.n, self.k, self.group_size = weight.n, weight.k, weight.group_size
         self._columns = weight.columns
+        self._places = None if weight.columns is None else weight.columns.argsort()
         has_zeros = weight.zeros is not None and zeros_fit(weight.scales)
         flags = {HAS_OFFSETS: not has_zeros, ROUNDS: rounds, IS_FLOAT8: weight.is_float8}
         self.format = weight.bits | sum(flag for flag, is_set in flags.items() if is_set)
-        self.facts = _panels_of(_facts(weight) if has_zeros else _facts(weight.with_offsets()))
+        facts = _facts(weight if has_zeros else weight.with_offsets())
+        self.facts = kernels.pack_units(facts)
         self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,18 +199,17 @@ class CodedPanels:
             x = self._kernels.take_columns(x, self._columns)
         return self._kernels.linear_codes(x, self, bias)
 
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up rows, [T] -> [T, k]."""
+        found = self._kernels.look_up_codes(self, indices, dtype)
+        return found if self._places is None else self._kernels.take_columns(found, self._places)
+
 
 def _facts(weight: CodedWeight) -> Tensor:
     """Returns the words of each row's groups, [n, G] or [n, 2 G] int32: scales whose lowest bits
-    are the codes of zero, or scales and offsets in turn."""
-    scales = weight.scales.view(torch.int32)
+    are the codes of zero, in the memory of the scales, or scales and offsets in turn."""
+    scales = weight.scales.contiguous().view(torch.int32)  # those of some columns are a view
     if weight.zeros is not None:
-        return scales | weight.zeros
+        return scales.bitwise_or_(weight.zeros)
     assert weight.offsets is not None
     return torch.stack([scales, weight.offsets.view(torch.int32)], -1).flatten(1)
-
-
-def _panels_of(facts: Tensor) -> Tensor:
-    """Returns facts [n, words] as panels [n / 64, words, 64]."""
-    padded = F.pad(facts, (0, 0, 0, -facts.shape[0] % PANEL))
-    return padded.view(-1, PANEL, facts.shape[1]).transpose(1, 2).contiguous()

@@ -12,11 +12,10 @@ from torch import Tensor
 from mmdeploy_llm.kernels import PackedWeight, Quantization, rounds_inputs
 from mmdeploy_llm.kernels.coded import rounded
 
-from .coded import PANEL, CodedProducts
+from .coded import IS_S8, PANEL, ROUNDED_VALUES, CodedProducts
 from .library import DTYPES
 
 MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
-ROUNDED_VALUES = 2**22  # of a weight that is rounded to int8, before they are laid out
 WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
 
 
@@ -33,14 +32,14 @@ class Products(CodedProducts):
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded if requested; None where `can_pack` is
-        False. Without rounding, the memory of `weight` is reused: its values are lost."""
+        False. The memory of `weight` is reused or given back: its values are lost."""
         if not self.can_pack(weight, quantization):
             return None
         if quantization is None:
             return FloatWeight(self, weight)
         if quantization == "int8":
             return S8Weight(self, weight)
-        coded = rounded(self, weight, self.layouts[quantization])
+        coded = rounded(self, weight.contiguous(), self.layouts[quantization])
         return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 
     def pack_float(self, weight: Tensor) -> Tensor:
@@ -154,12 +153,14 @@ class Products(CodedProducts):
 
     def rounded_panels(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rounds `weight` [n, k], contiguous, as `quantize_rows` does, and lays it out: the panels
-        and the scales [n]. A bounded number of rows at a time, so that no second copy is made."""
+        and the scales [n]. A bounded number of rows at a time, whose memory is given back, so that
+        no second copy is made."""
         step = max(1, ROUNDED_VALUES // (PANEL * weight.shape[1])) * PANEL
         panels, scales = self._empty_panels(*weight.shape), torch.empty(len(weight))
         for first in range(0, len(weight), step):
             codes, scales[first : first + step] = self.quantize_rows(weight[first : first + step])
             self.pack_s8(codes, panels[first // PANEL :])
+            self.memory.release(weight[first : first + step])
         return panels, scales
 
     def _empty_panels(self, n: int, k: int) -> Tensor:
@@ -225,8 +226,9 @@ class FloatWeight:
             return self._kernels.linear_wide(x, self._panels, self._num_rows, bias)
         return self._kernels.linear_float(x, self._panels, self._num_rows, bias)
 
-    def rows(self, indices: Tensor) -> Tensor:
-        """Looks up rows, [T] -> [T, k]."""
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up rows, [T] -> [T, k]. dtype: that of the weight."""
+        assert dtype is self._panels.dtype
         rows = self._kernels.look_up_packed(self._panels, self._num_rows, indices)
         return rows[:, : self._k] if self._padding else rows
 
@@ -235,16 +237,21 @@ class S8Weight:
     """A kernels.PackedWeight in int8 with a scale for each row; x is rounded to int8 too, with a
     scale for every 128 values of a row. Both are symmetric: the largest magnitude becomes 127."""
 
-    rows = None  # the layout rounds them
+    format = 8 | IS_S8
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] float32 or bf16."""
         self._kernels = kernels
-        self._panels, self._scales = kernels.rounded_panels(weight.contiguous())
+        self.n, self.k = weight.shape
+        self.group_size = self.k
+        self.units, self.facts = kernels.rounded_panels(weight.contiguous())
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]."""
         if x.shape[0] >= MANY_S8_ROWS and self._kernels.leaves_many_rows_to_torch:
-            num_rows = self._scales.shape[0]
-            return self._kernels.linear_wide(x, self._panels, num_rows, bias, self._scales)
-        return self._kernels.linear_s8(x, self._panels, self._scales, bias)
+            return self._kernels.linear_wide(x, self.units, self.n, bias, self.facts)
+        return self._kernels.linear_s8(x, self.units, self.facts, bias)
+
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up rows, [T] -> [T, k]."""
+        return self._kernels.look_up_codes(self, indices, dtype)

@@ -40,6 +40,7 @@ RECORDABLE = (
     "mm_delta_rule",
     "mm_take_columns",
     "mm_gate_heads",
+    "mm_look_up_codes",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
 # copy: the memory of their result shows whether they did.

@@ -70,6 +70,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mm_look_up": (
         c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int32
     ),
+    "mm_look_up_codes": (
+        c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int32
+    ),
     "mm_take_columns": (
         c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
     ),

@@ -4,7 +4,7 @@ whose weights are replaced, a window of layers at a time."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,10 +109,9 @@ class Watched:
     def __init__(self, inner: PackedWeight, k: int) -> None:
         self.inner, self.moments = inner, torch.zeros(k, k)
 
-    @property
-    def rows(self) -> Callable[[Tensor], Tensor] | None:
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """See PackedWeight."""
-        return self.inner.rows
+        return self.inner.rows(indices, dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See PackedWeight."""

@@ -98,6 +98,21 @@ def test_all_8_bit_floats(kernels, triton_device, dtype):
         torch.testing.assert_close(found.float().cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rows(kernels, triton_device, case):
+    """Rows that are looked up are those of the dequantised weight, in the order of its columns."""
+    columns = torch.randperm(case[1])
+    for weight in (
+        coded_weight(*case, has_zeros=False),
+        coded_weight(*case, has_zeros=False, columns=columns),
+    ):
+        indices = torch.tensor([case[0] - 1, 0, 3, 3])
+        expected = weight.dequantize()[indices].to(triton_device, torch.bfloat16)
+        packed = kernels.pack_coded(weight, rounds=False)
+        found = packed.rows(indices.to(triton_device), torch.bfloat16)
+        assert torch.equal(found, expected)
+
+
 def test_float16(kernels, make):
     weight = coded_weight(70, 256, 4, 64, has_zeros=True)
     x = make(3, 256).half()

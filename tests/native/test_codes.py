@@ -80,7 +80,7 @@ def test_products(kernels, dtype, kind, rounds, group_size):
         expected = rounded_rows(x) if rounds else x.double()
         expected = expected @ weight.T + bias.double()
         for form in (coded.with_offsets(), coded):
-            own = replace(form, units=form.units.clone())
+            own = replace(form, units=form.units.clone(), scales=form.scales.clone())
             found = kernels.pack_coded(own, rounds=rounds).product(x, bias).double()
             slack = x.float().abs().max() / 127 * weight.abs().max() * 1.5 if rounds else 0
             tolerance = 1e-5 if dtype is torch.float32 else 2**-7
@@ -203,7 +203,9 @@ def test_codes_in_another_order(kernels, dtype, bits, num_rows):
     x = values(num_rows, 2 * k, dtype=dtype)[:, :k]
     sorted_x = x[:, columns].contiguous()
     assert torch.equal(kernels.take_columns(x, columns), sorted_x)
-    ordered = replace(weight, units=weight.units.clone(), columns=columns)
+    ordered = replace(
+        weight, units=weight.units.clone(), scales=weight.scales.clone(), columns=columns
+    )
     expected = x.double() @ ordered.dequantize().double().T
     found = kernels.pack_coded(ordered, rounds=False).product(x, None)
     plain = kernels.pack_coded(weight, rounds=False).product(sorted_x, None)

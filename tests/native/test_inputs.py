@@ -1,7 +1,11 @@
 """The kernels for what the first layer reads, embeddings and angles, against torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+
+from mmdeploy_llm.kernels.coded import CODES
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -26,6 +30,47 @@ def test_rows_that_the_weight_does_not_have(kernels, dtype, is_packed):
     else:
         found = kernels.look_up(weight, indices)
     assert torch.equal(found[1], weight[69])
+    assert found.isnan().all(dim=1).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("k", [70, 256, 7])
+def test_rows_of_codes(kernels, dtype, name, k):
+    """They are the dequantised codes, in panels of 64 rows or in the last, incomplete one."""
+    plain, layout = torch.randn(130, k).to(dtype), CODES[name]
+    group_size = min(layout.group_size, k)
+    if layout.is_float8:
+        coded = kernels.round_float8(plain, group_size)
+    else:
+        coded = kernels.round_codes(plain, layout.bits, group_size)
+    indices = torch.tensor([129, 0, 64, 63, 0])
+    columns = torch.randperm(k)
+    for form in (coded, coded.with_offsets(), replace(coded, columns=columns)):
+        expected = form.dequantize()[indices]
+        own = replace(form, units=form.units.clone(), scales=form.scales.clone())
+        packed = kernels.pack_coded(own, rounds=False)
+        found = packed.rows(indices, torch.float32)
+        if form.zeros is None:  # a level may round the product and the difference together
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+        else:
+            assert torch.equal(found, expected)
+            assert torch.equal(packed.rows(indices, dtype), expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", [70, 256, 7])
+def test_rows_of_int8(kernels, dtype, k):
+    weight, indices = torch.randn(130, k).to(dtype), torch.tensor([129, 0, 64, 63, 0])
+    rounded, scales = kernels.quantize_rows(weight)
+    expected = (rounded.float() * scales[:, None])[indices].to(dtype)
+    assert torch.equal(kernels.pack(weight, "int8").rows(indices, dtype), expected)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int8wo", "fp8"])
+def test_rows_of_codes_that_the_weight_does_not_have(kernels, quantization):
+    packed = kernels.pack(torch.randn(70, 64), quantization)
+    found = packed.rows(torch.tensor([-1, 69, 70, 10**12]), torch.float32)
     assert found.isnan().all(dim=1).tolist() == [True, False, True, True]
 
 
@@ -78,6 +123,9 @@ def test_a_token_has_the_same_angles_in_every_step(kernels):
 def test_every_level(kernels_of_level):
     test_look_up(kernels_of_level, torch.bfloat16, (130, 36))
     test_rows_that_the_weight_does_not_have(kernels_of_level, torch.bfloat16, True)
+    for name in CODES:
+        test_rows_of_codes(kernels_of_level, torch.bfloat16, name, 70)
+    test_rows_of_int8(kernels_of_level, torch.bfloat16, 70)
     test_angles(kernels_of_level, 7, 1.3)
     test_angles_of_axes(kernels_of_level)
     test_angles_of_long_sequences(kernels_of_level)

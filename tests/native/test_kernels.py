@@ -429,7 +429,7 @@ def test_packed_weights(kernels, dtype, shape):
     atol = 1e-5 if dtype is torch.float32 else 0.1
     torch.testing.assert_close(packed.product(x, None), x @ weight.T, atol=atol, rtol=2**-7)
     indices = torch.arange(shape[0]).flip(0)
-    assert torch.equal(packed.rows(indices), weight.flip(0))
+    assert torch.equal(packed.rows(indices, weight.dtype), weight.flip(0))
 
 
 def test_a_product_of_two_dtypes_is_refused(kernels):

@@ -70,6 +70,29 @@ def test_memory_goes_back():
     assert not _is_mapped(address)
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="pages stay on this system")
+def test_a_part_goes_back():
+    """The whole pages of the part, which are zeros when they are read again; nothing beside it, and
+    nothing that was allocated elsewhere."""
+    memory = LargePages()
+    memory.empty((MIN_SIZE,), dtype=torch.uint8)
+    tensor = memory.empty((8 * MIN_SIZE,), dtype=torch.uint8).fill_(1)
+    part, before = tensor[100 : 100 + 4 * MIN_SIZE], _resident()
+    memory.release(part)
+    assert _resident() <= before - 3 * MIN_SIZE
+    assert bool((tensor[:100] == 1).all())
+    assert bool((tensor[100 + 4 * MIN_SIZE :] == 1).all())
+    assert 4 * MIN_SIZE - 2 * mmap.PAGESIZE <= int((part == 0).sum()) <= 4 * MIN_SIZE
+    own = torch.ones(MIN_SIZE)
+    memory.release(own)
+    assert bool((own == 1).all())
+
+
+def _resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
+
+
 def _is_mapped(address):
     with open("/proc/self/maps") as file:
         ranges = [line.split()[0].split("-") for line in file]

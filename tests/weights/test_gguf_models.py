@@ -230,8 +230,8 @@ def test_weights_are_those_that_transformers_reads(tmp_path, family, kind):
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "BF16", "F16"])
-def test_tokens_of_quantised_weights(tmp_path, kind):
-    """The reference has the dequantised weights."""
+def test_tokens_of_quantised_weights(tmp_path, kind, caplog):
+    """The reference has the dequantised weights. Those of few bits stay so, embeddings included."""
     source, place = tmp_path / "source", tmp_path / "place"
     write_model("llama", source, head_dim=16)
     place.mkdir()
@@ -240,7 +240,12 @@ def test_tokens_of_quantised_weights(tmp_path, kind):
     shutil.copytree(source, tmp_path / "plain")
     save_file(weights, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
     reference = Reference(tmp_path / "plain")
-    assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
+    num_matrices = sum(weight.dim() == 2 for weight in weights.values())
+    num_fused = 3 * len([key for key in weights if "q_proj" in key])  # qkv, gate and up
+    kept = f"{num_matrices - num_fused} weights stay in few bits"
+    assert (kept in caplog.text) == kind.startswith("Q")
     dtype = {"F16": torch.float16}.get(kind, torch.bfloat16)
     assert read_checkpoint(path).config.dtype is dtype
 

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM, SamplingParams, native
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.coded import float8_codes
@@ -186,6 +186,15 @@ def tokens_of(folder, **options):
         return [out.outputs.token_ids for out in llm.generate(list(PROMPTS), PARAMS)]
 
 
+def prompt_scores(folder, prompt, quantization):
+    """Returns the log-probability of each token of the prompt but the first."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    with LLM(str(folder), dtype="float32", quantization=quantization) as llm:
+        (out,) = llm.generate([prompt], params)
+    scores = [next(iter(each.values())).logprob for each in out.prompt_logprobs[1:]]
+    return torch.tensor(scores)
+
+
 @torch.inference_mode()
 def reference_tokens(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -231,13 +240,7 @@ def test_activations_are_rounded_on_request(tmp_path):
     """The weights stay as they are stored; log-probabilities show that x was rounded."""
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     folder, _ = quantised_pair(tmp_path, "packed", plain)
-    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    found = []
-    for quantization in (None, "int4a8"):
-        with LLM(str(folder), dtype="float32", quantization=quantization) as llm:
-            (out,) = llm.generate([list(range(5, 60))], params)
-        scores = [next(iter(each.values())).logprob for each in out.prompt_logprobs[1:]]
-        found.append(torch.tensor(scores))
+    found = [prompt_scores(folder, list(range(5, 60)), each) for each in (None, "int4a8")]
     difference = (found[0] - found[1]).abs().max()
     assert 1e-5 < difference < 0.3
 
@@ -276,6 +279,30 @@ def test_rounding_to_floats_of_8_bits_while_loading(tmp_path):
             tensors[key] = values * scales.repeat_interleave(128, 1)[:, : tensor.shape[1]]
     save_file(tensors, rounded / "model.safetensors", metadata={"format": "pt"})
     assert tokens_of(plain, quantization="fp8") == reference_tokens(rounded)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_head_and_embeddings_in_8_bits(tmp_path, is_tied):
+    """Both are rounded while a file with layers in 4 bits is loaded, and held once where they share
+    a weight: log-probabilities are those of transformers with the weights that the codes stand
+    for."""
+    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES, tie_word_embeddings=is_tied)
+    quantised, dequantised = quantised_pair(tmp_path, "packed", plain)
+    tensors, kernels = load_file(dequantised / "model.safetensors"), native.load()
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        if key in tensors:
+            tensors[key] = kernels.round_codes(tensors[key].float(), 8, 64).dequantize()
+    save_file(tensors, dequantised / "model.safetensors", metadata={"format": "pt"})
+    assert ("lm_head.weight" in tensors) is not is_tied
+    prompt = list(range(5, 60))
+    model = transformers.AutoModelForCausalLM.from_pretrained(dequantised, dtype=torch.float32)
+    with torch.inference_mode():
+        scores = model.eval()(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    expected = scores[torch.arange(54), torch.tensor(prompt[1:])]
+    torch.testing.assert_close(
+        prompt_scores(quantised, prompt, "int4"), expected, atol=1e-4, rtol=0
+    )
+    assert (prompt_scores(quantised, prompt, None) - expected).abs().max() > 1e-3
 
 
 def test_a_model_of_transformers(tmp_path):

@@ -80,6 +80,12 @@ struct Float8s : FloatCodes<8> {
     }
 };
 
+// Returns the value of one such code.
+MM_INLINE float float_of_float8(uint32_t code) {
+    const uint32_t bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
+    return bits_to_float(bits) * bits_to_float((127u + 120u) << 23);
+}
+
 // The halves of a 32-bit lane hold the codes `part` and `part` + PARTS of a unit.
 template <int BITS>
 struct PairsOfCodes {
@@ -480,6 +486,51 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
     };
     multiply(codes, rows, n, units, num_threads, next, strip, write,
              code_part_units<Format>(rows));
+}
+
+// out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code
+// less the offset. An id that the weight does not have gives NaN. is_s8: codes are those of S8Format,
+// and no bits of the scales are a code of zero.
+template <int BITS, typename T>
+void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* facts,
+                   const Groups& groups, bool is_float8, bool is_s8, int64_t n, int64_t k, T* out,
+                   int64_t tokens, int num_threads) {
+    constexpr int64_t VALUES = 32 / BITS;
+    const int64_t units = (k + VALUES - 1) / VALUES;
+    const uint32_t flip = is_s8 ? S8Format::FLIP ^ 0x80808080u : 0;  // leaves 128 + int8
+    const auto write_group = [&](const uint32_t* own, const uint32_t* fact, int64_t first,
+                                 int64_t end, T* to) {
+        const bool has_zero = !groups.has_offsets && !is_s8;
+        const float scale = bits_to_float(has_zero ? *fact & 0xffffff00u : *fact);
+        const float zero = is_s8 ? 128.0f : has_zero ? float(int32_t(*fact & 0xffu)) : 0.0f;
+        const float offset = groups.has_offsets ? bits_to_float(fact[PANEL]) : 0.0f;
+        for (int64_t unit = first / VALUES; unit * VALUES < end; ++unit) {
+            const uint32_t word = own[unit * PANEL] ^ flip;
+            for (int i = 0; i < VALUES; ++i) {
+                const int64_t column = unit * VALUES + column_of<BITS>(i);
+                if (column >= end) continue;
+                const uint32_t code = word >> (BITS * i) & ((1u << BITS) - 1);
+                const float value = is_float8 ? float_of_float8(code) : float(int32_t(code));
+                to[column] = store<T>((value - zero) * scale - offset);
+            }
+        }
+    };
+    parallel_parts(tokens, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+            const int64_t id = ids[token], panel = id / PANEL, at = id % PANEL;
+            T* to = out + token * k;
+            if (id < 0 || id >= n) {
+                std::memset(to, 0xff, k * sizeof(T));
+                continue;
+            }
+            const uint32_t* fact = facts + panel * groups.rows() * PANEL + at;
+            for (int64_t first = 0; first < k; first += groups.group) {
+                write_group(codes + panel * units * PANEL + at, fact, first,
+                            std::min(k, first + groups.group), to);
+                fact += groups.has_offsets ? 2 * PANEL : PANEL;
+            }
+        }
+    });
 }
 
 // Writes the codes of one group, `count` values, and returns the sum of their squared errors. scale

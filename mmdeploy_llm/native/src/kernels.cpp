@@ -93,6 +93,17 @@ void linear_codes_by(CodeFormat format, const void* x, int64_t x_stride, const v
     });
 }
 
+template <typename T>
+void look_up_codes_in(int32_t number, const int64_t* ids, const void* codes, const void* facts,
+                      int64_t group, int64_t n, int64_t k, void* out, int64_t tokens,
+                      int32_t num_threads) {
+    const CodeFormat format = code_format(number);
+    const mm::Groups groups(k, group, format.has_offsets);
+    const auto run = format.bits == 4 ? mm::look_up_codes<4, T> : mm::look_up_codes<8, T>;
+    run(ids, static_cast<const uint32_t*>(codes), static_cast<const uint32_t*>(facts), groups,
+        format.is_float8, (number & 256) != 0, n, k, static_cast<T*>(out), tokens, num_threads);
+}
+
 // A recorded call: the function's index in RECORDABLE and its arguments, eight bytes each.
 struct Call {
     int64_t function;
@@ -136,6 +147,14 @@ void mm_look_up(const int64_t* ids, const void* weights, int64_t n, int64_t row_
                 int64_t panel, void* out, int64_t tokens, int32_t num_threads) {
     mm::look_up(ids, static_cast<const char*>(weights), n, row_bytes, panel,
                 static_cast<char*>(out), tokens, num_threads);
+}
+
+// format: of the codes, see code_format; plus 64 if out is bf16, 256 if codes are those of mm_pack_s8.
+void mm_look_up_codes(int32_t format, const int64_t* ids, const void* codes, const void* facts,
+                      int64_t group, int64_t n, int64_t k, void* out, int64_t tokens,
+                      int32_t num_threads) {
+    const auto run = (format & 64) == 0 ? look_up_codes_in<float> : look_up_codes_in<bf16>;
+    run(format, ids, codes, facts, group, n, k, out, tokens, num_threads);
 }
 
 void mm_take_columns(int32_t dtype, const int64_t* columns, const void* x, int64_t x_stride,
@@ -445,7 +464,7 @@ void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
     recorded<mm_look_up>,     recorded<mm_angles>,      recorded<mm_linear_codes>,
     recorded<mm_short_conv>,  recorded<mm_delta_rule>,  recorded<mm_take_columns>,
-    recorded<mm_gate_heads>,
+    recorded<mm_gate_heads>,  recorded<mm_look_up_codes>,
 };
 
 void mm_run(const Call* calls, int64_t num) {
