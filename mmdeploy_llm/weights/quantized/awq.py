@@ -18,7 +18,7 @@ from mmdeploy_llm.kernels.coded import CodeLayout
 
 from .bits import unpack_words
 from .layer import GroupedMatrix, QuantizedLayer
-from .method import FLOATS, Stored, refuse
+from .method import FLOATS, Stored, group_columns, refuse
 from .settings import SchemeSettings, read_settings
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of the eight outputs lies
@@ -48,8 +48,8 @@ def awq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedL
         parts = stored.parts(name, needed)
         k, num_words = stored.matrix(parts["codes"], torch.int32)
         n = num_words * PER_WORD
-        group_size = k if settings.group_size <= 0 else settings.group_size
-        num_groups = -(-k // group_size)
+        num_groups = stored.matrix(parts["zeros"], torch.int32)[0]
+        group_size = group_columns(parts["scales"], k, num_groups, settings.group_size)
         stored.check(parts["zeros"], (num_groups, num_words), torch.int32)
         dtype = stored.check(parts["scales"], (num_groups, n), *FLOATS).dtype
         yield QuantizedLayer(

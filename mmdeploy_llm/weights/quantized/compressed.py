@@ -2,9 +2,10 @@
 
     format                 stored                                              values
     pack-quantized         weight_packed int32, weight_scale, weight_shape     1 to 8 bits
-    int-quantized          weight int8, weight_scale                           8-bit integers
+    int-quantized          weight int8, weight_scale                           1 to 8 bits
     float-quantized        weight float8_e4m3fn, weight_scale                  8-bit floats
     naive-quantized        as one of the two
+    mxfp8-quantized        weight float8_e4m3fn, weight_scale uint8            the same, by 32
     mxfp4-pack-quantized   weight_packed uint8, weight_scale uint8             4-bit floats
     nvfp4-pack-quantized   the same, weight_scale float8, weight_global_scale
 
@@ -32,9 +33,10 @@ from .settings import SchemeSettings, read_settings
 
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group", "token"]
 SUPPORTED = (
-    "pack-quantized, int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized and "
-    "nvfp4-pack-quantized, by tensor, channel, group or block"
+    "pack-quantized, int-quantized, float-quantized, naive-quantized, mxfp4-pack-quantized, "
+    "mxfp8-quantized and nvfp4-pack-quantized, by tensor, channel, group or block"
 )
+NAIVE = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 
 
 class WeightArgs(SchemeSettings):
@@ -74,8 +76,8 @@ def compressed_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[Qua
         kind = group.format or settings.format
         if kind == "pack-quantized":
             yield _packed(name, args, stored)
-        elif kind in ("int-quantized", "float-quantized", "naive-quantized"):
-            yield _naive(name, args, stored)
+        elif kind in NAIVE:
+            yield _naive(name, args, stored, has_exponents=kind.startswith("mxfp8"))
         elif kind in ("mxfp4-pack-quantized", "nvfp4-pack-quantized"):
             yield _four_bit_floats(name, args, stored, has_global=kind.startswith("nvfp4"))
         else:
@@ -149,16 +151,17 @@ def _decode_packed(
     )
 
 
-def _naive(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
+def _naive(name: str, args: WeightArgs, stored: Stored, *, has_exponents: bool) -> QuantizedLayer:
     needed = {"codes": ".weight", "scales": ".weight_scale"}
     if not args.symmetric:
         needed["zeros"] = ".weight_zero_point"
     parts = stored.parts(name, needed)
     code = torch.int8 if args.type == "int" else torch.float8_e4m3fn
-    if args.num_bits != 8:
-        raise refuse("compressed-tensors", f"{args.num_bits}-bit {args.type}", "8 bits", name)
+    if (args.num_bits != 8 and args.type == "float") or not 1 <= args.num_bits <= 8:
+        found = f"{args.num_bits}-bit {args.type} values"
+        raise refuse("compressed-tensors", found, "integers of 1 to 8 bits, 8-bit floats", name)
     n, k = stored.matrix(parts["codes"], code)
-    dtype, group_size = _scales(name, args, stored, n, k)
+    dtype, group_size = _scales(name, args, stored, n, k, torch.uint8 if has_exponents else None)
     block_rows = args.block_structure[0] if args.strategy == "block" and args.block_structure else 1
     return QuantizedLayer(
         name=name,
@@ -175,6 +178,9 @@ def _decode_naive(
     parts: Mapping[str, Tensor], *, n: int, group_size: int, block_rows: int
 ) -> GroupedMatrix:
     num_rows = -(-n // block_rows)
+    scales = parts["scales"]
+    if scales.dtype is torch.uint8:
+        scales = power_of_two(scales).bfloat16()
 
     def spread(values: Tensor) -> Tensor:
         last = values.shape[-1] if values.dim() == 2 else 1
@@ -182,16 +188,24 @@ def _decode_naive(
 
     return GroupedMatrix(
         codes=parts["codes"],
-        scales=spread(parts["scales"]),
+        scales=spread(scales),
         zeros=spread(parts["zeros"]) if "zeros" in parts else None,
         group_size=group_size,
         block_rows=block_rows,
-        dtype=parts["scales"].dtype,
+        dtype=scales.dtype,
     )
 
 
-def _scales(name: str, args: WeightArgs, stored: Stored, n: int, k: int) -> tuple[torch.dtype, int]:
-    """Checks the scales of a layer; returns their dtype and the columns of a group."""
+def _scales(
+    name: str,
+    args: WeightArgs,
+    stored: Stored,
+    n: int,
+    k: int,
+    exponents: torch.dtype | None = None,
+) -> tuple[torch.dtype, int]:
+    """Checks the scales of a layer; returns their dtype and the columns of a group. exponents: the
+    dtype of scales that are powers of two; their values are bfloat16."""
     key = f"{name}.weight_scale"
     size = {"group": args.group_size, "tensor_group": args.group_size}.get(args.strategy or "", k)
     shapes: list[tuple[int, ...]]
@@ -207,9 +221,10 @@ def _scales(name: str, args: WeightArgs, stored: Stored, n: int, k: int) -> tupl
     else:
         raise refuse("compressed-tensors", f"strategy {args.strategy!r}", SUPPORTED, name)
     found = stored.entries[key].shape
-    entry = stored.check(key, found if found in shapes else shapes[0], *FLOATS)
+    dtypes = FLOATS if exponents is None else (exponents,)
+    entry = stored.check(key, found if found in shapes else shapes[0], *dtypes)
     assert size is not None, "checked above"
-    return entry.dtype, size
+    return entry.dtype if exponents is None else torch.bfloat16, size
 
 
 def _four_bit_floats(

@@ -1,9 +1,11 @@
-"""GPTQ: integers of 2, 4 or 8 bits in groups of columns, packed along the inputs.
+"""GPTQ: integers of 2, 3, 4 or 8 bits in groups of columns, packed along the inputs.
 
     qweight [k * bits / 32, n] int32    qzeros [G, n * bits / 32] int32
     scales [G, n] float16               g_idx [k] int32, the group of each column
 
 The first version of the format stores zero points minus one, the second ("gptq_v2") as they are.
+Layers may differ in bits and groups (the rules `dynamic` of GPTQModel, `extra_config` of
+AutoRound); the shapes of their tensors say which they have.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 
-from .bits import WORD, unpack_words
+from .bits import WORD, unpack_dense
 from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
-from .method import FLOATS, Stored, refuse
+from .method import FLOATS, Stored, group_columns, refuse
 from .settings import SchemeSettings, read_settings
 
 OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
-BITS = (2, 4, 8)
+BITS = (2, 3, 4, 8)
 
 
 class GPTQSettings(SchemeSettings):
-    """quantization_config of AutoGPTQ and GPTQModel."""
+    """quantization_config of AutoGPTQ, GPTQModel and AutoRound."""
 
     bits: int
     group_size: int = 128
@@ -38,9 +40,9 @@ def gptq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[Quantized
     """Yields the quantised layers. Raises CheckpointError for other widths and formats."""
     settings = read_settings(GPTQSettings, values)
     for name in stored.names(".qweight"):
-        if settings.bits not in BITS or settings.checkpoint_format not in OFFSETS:
-            found = f"{settings.bits} bits in the format {settings.checkpoint_format!r}"
-            raise refuse("GPTQ", found, "2, 4 and 8 bits in 'gptq' and 'gptq_v2'", name)
+        if settings.checkpoint_format not in OFFSETS:
+            found = f"the format {settings.checkpoint_format!r}"
+            raise refuse("GPTQ", found, "'gptq' and 'gptq_v2'", name)
         yield _layer(settings, stored, name)
 
 
@@ -48,10 +50,12 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
     needed = {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales"}
     parts = stored.parts(name, needed, {"group_of": ".g_idx"})
     num_words, n = stored.matrix(parts["codes"], torch.int32)
-    k = num_words * WORD // settings.bits
-    group_size = k if settings.group_size <= 0 else settings.group_size
-    num_groups = -(-k // group_size)
-    stored.check(parts["zeros"], (num_groups, n * settings.bits // WORD), torch.int32)
+    num_groups, words_of_zeros = stored.matrix(parts["zeros"], torch.int32)
+    bits, rest = divmod(words_of_zeros * WORD, n)
+    if rest or bits not in BITS:
+        raise refuse("GPTQ", f"{words_of_zeros * WORD / n:g} bits", "2, 3, 4 and 8 bits", name)
+    k = num_words * WORD // bits
+    group_size = group_columns(parts["scales"], k, num_groups, settings.group_size)
     dtype = stored.check(parts["scales"], (num_groups, n), *FLOATS).dtype
     group_of = None
     if "group_of" in parts:
@@ -69,11 +73,11 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
         decode=partial(
             _decode,
             name=name,
-            bits=settings.bits,
+            bits=bits,
             group_size=group_size,
             offset=OFFSETS[settings.checkpoint_format],
         ),
-        layout=integer_layout(settings.bits, group_size, group_of),
+        layout=integer_layout(bits, group_size, group_of),
     )
 
 
@@ -89,11 +93,24 @@ def _decode(
         )
     # Words lie along the inputs: each column of words becomes a row of codes.
     words = parts["codes"].T.contiguous()
+    k, n = words.shape[1] * WORD // bits, words.shape[0]
     return GroupedMatrix(
-        codes=PackedNibbles(words, words.shape[1] * 8) if bits == 4 else unpack_words(words, bits),
+        codes=PackedNibbles(words, k) if bits == 4 else unpack_dense(words, bits, k),
         scales=parts["scales"].T,
-        zeros=unpack_words(parts["zeros"], bits).T + offset,
+        zeros=_zeros(parts["zeros"], bits, n, offset).T,
         group_size=group_size,
         group_of=group_of,
         dtype=parts["scales"].dtype,
     )
+
+
+def _zeros(words: Tensor, bits: int, n: int, offset: int) -> Tensor:
+    """Returns the zero points, [G, n]. Those of the first version were lowered by one as whole
+    words, so that a zero borrows from its neighbour; where values cross words (3 bits), as values
+    that wrap around."""
+    if WORD % bits:
+        zeros: Tensor = (unpack_dense(words, bits, n) + offset) & (2**bits - 1)
+        return zeros
+    ones = offset * sum(1 << shift for shift in range(0, WORD, bits))
+    raised = (words.long() + ones).to(torch.int32)
+    return unpack_dense(raised, bits, n)

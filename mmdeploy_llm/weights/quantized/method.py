@@ -88,3 +88,19 @@ def refuse(method: str, found: str, supported: str, name: str) -> CheckpointErro
         f"layer {name} is quantised by {method} with {found}, which is not supported; supported: "
         f"{supported}"
     )
+
+
+def group_columns(key: str, k: int, num_groups: int, group_size: int) -> int:
+    """Returns the columns of a group: `group_size` of the config if this makes as many groups, else
+    what divides the k columns evenly, since layers may have groups of their own. Raises
+    CheckpointError where nothing does. key: of the scales."""
+    size = k if group_size <= 0 else group_size
+    if -(-k // size) == num_groups:
+        return size
+    if num_groups == 0 or k % num_groups:
+        raise CheckpointError(
+            f"{key} has {num_groups} groups for {k} columns, but groups of {size} columns, as "
+            f"config.json says, are {-(-k // size)}: config.json and the weights do not belong "
+            "together"
+        )
+    return k // num_groups

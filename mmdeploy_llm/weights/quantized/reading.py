@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
 from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile, TensorFile
 
+from .autoround import autoround_layers
 from .awq import awq_layers
 from .compressed import compressed_layers
 from .fp8 import fp8_layers
@@ -25,6 +26,7 @@ from .settings import quantization_settings
 
 METHODS: Mapping[str, Layers] = MappingProxyType(
     {
+        "auto-round": autoround_layers,
         "awq": awq_layers,
         "compressed-tensors": compressed_layers,
         "fp8": fp8_layers,
@@ -39,6 +41,8 @@ IGNORED = (
     ".input_global_scale",
     ".output_scale",
     ".activation_scale",
+    "_activation_scale",
+    "_scale_inv",  # of a weight that transformers left in floats: blocks did not divide it
     ".k_scale",
     ".v_scale",
 )
@@ -66,6 +70,7 @@ def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[Te
     stored = Stored({key: file.entries[key] for key, file in owners.items()}, owners)
     layers = tuple(METHODS[method](settings, stored))
     used = {key for layer in layers for key in layer.parts.values()}
+    used.update(layer.key for layer in layers)  # GPTQModel leaves an output head in floats beside
     used.update(key for key in owners if key.endswith(IGNORED))
     plain = [_Selection(file, used) for file in files]
     return [QuantizedFile(files[0].path, layers, stored), *plain]
