@@ -22,9 +22,9 @@ if not HAS_GPU:
 # those whose name does not; the others are marked "full" and run in `make test-all`. The longest
 # path that fits a test decides.
 QUICK = {
-    "attention/test_triton.py": r"batches\[\d\]|8_bits\[64-|^test_(padding|number|strided|splits)",
+    "attention/test_triton.py": r"batches\[\d\]|8_bits\[64-|4_bits\[[0-4]\]|^test_(pad|num|str|sp)",
     "attention/test_select.py": r"!heads_of_the_models.*(?<!\[qwen2\])$",
-    "attention/test_rotary_cache.py": r"shape[02]-(True|cache)|no_tokens|take|recorded|\[True\]",
+    "attention/test_rotary_cache.py": r"shape[02](\]|-True|-cache)|no_tok|take|recorded|\[True\]",
     "batch/test_killed.py": "cut_at_any_byte",
     "batch/test_report_browser.py": "!",
     "batch/test_run.py": "!memory_does_not_grow",
