@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams, native
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.coded import float8_codes
+from mmdeploy_llm.kernels.coded import CODES, float8_codes
 from mmdeploy_llm.testing import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 
@@ -281,28 +281,29 @@ def test_rounding_to_floats_of_8_bits_while_loading(tmp_path):
     assert tokens_of(plain, quantization="fp8") == reference_tokens(rounded)
 
 
+@pytest.mark.parametrize("quantization", ["int4", "int8wo"])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_head_and_embeddings_in_8_bits(tmp_path, is_tied):
-    """Both are rounded while a file with layers in 4 bits is loaded, and held once where they share
-    a weight: log-probabilities are those of transformers with the weights that the codes stand
-    for."""
+def test_head_and_embeddings_in_8_bits(tmp_path, is_tied, quantization):
+    """Both are rounded while loading, and held once where they share a weight: log-probabilities
+    are those of transformers with the weights that the codes stand for."""
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES, tie_word_embeddings=is_tied)
-    quantised, dequantised = quantised_pair(tmp_path, "packed", plain)
-    tensors, kernels = load_file(dequantised / "model.safetensors"), native.load()
-    for key in ("model.embed_tokens.weight", "lm_head.weight"):
-        if key in tensors:
-            tensors[key] = kernels.round_codes(tensors[key].float(), 8, 64).dequantize()
-    save_file(tensors, dequantised / "model.safetensors", metadata={"format": "pt"})
-    assert ("lm_head.weight" in tensors) is not is_tied
+    rounded = tmp_path / "rounded"
+    shutil.copytree(plain, rounded)
+    tensors, kernels = load_file(plain / "model.safetensors"), native.load()
+    for key, tensor in tensors.items():
+        layout = CODES[quantization if "_proj.weight" in key else "int8wo"]
+        if tensor.dim() == 2:
+            size = min(layout.group_size, tensor.shape[1])
+            tensors[key] = kernels.round_codes(tensor.float(), layout.bits, size).dequantize()
+    save_file(tensors, rounded / "model.safetensors", metadata={"format": "pt"})
     prompt = list(range(5, 60))
-    model = transformers.AutoModelForCausalLM.from_pretrained(dequantised, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(rounded, dtype=torch.float32)
     with torch.inference_mode():
         scores = model.eval()(torch.tensor([prompt])).logits[0].log_softmax(-1)
     expected = scores[torch.arange(54), torch.tensor(prompt[1:])]
-    torch.testing.assert_close(
-        prompt_scores(quantised, prompt, "int4"), expected, atol=1e-4, rtol=0
-    )
-    assert (prompt_scores(quantised, prompt, None) - expected).abs().max() > 1e-3
+    found = prompt_scores(plain, prompt, quantization)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert (prompt_scores(plain, prompt, None) - expected).abs().max() > 1e-3
 
 
 def test_a_model_of_transformers(tmp_path):
