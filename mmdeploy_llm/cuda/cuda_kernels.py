@@ -109,7 +109,8 @@ class CudaKernels:
             return None
         weight = weight.cpu().contiguous()
         if quantization == "int8":
-            return int8.Int8Rows(*self._rounder.quantize_rows(weight), self._device)
+            values, (scales, shifts) = self._rounder.quantize_rows(weight)
+            return int8.Int8Rows(values, scales, shifts, self._device)
         coded = rounded(self._rounder, weight, self._rounder.layouts[quantization])
         return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 

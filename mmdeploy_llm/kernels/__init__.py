@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from .states import NormKernels, StateKernels
 
 # How weights are rounded when they are packed, and whether x is rounded too:
-#     int8     8 bits, a scale for each row; x in 8 bits, a scale for every 128 values of a row; on
-#              CUDA see cuda/int8.py
+#     int8     8 bits, a scale and a zero for each row; x in 8 bits, a scale for 128 values of a
+#              row; on CUDA see cuda/int8.py
 #     int4     4 bits, a scale and a zero for 64 values; x as it is
 #     int8wo   8 bits, a scale and a zero for 128 values; x as it is
 #     fp8      8-bit floats, a scale for 128 values; x as it is

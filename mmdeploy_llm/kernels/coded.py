@@ -243,7 +243,7 @@ class WeightRounder(Protocol):
         ...
 
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds to int8 [n, k] with a scale for each row, [n] float32."""
+        """Rounds to int8 [n, k] with the scale and the shift of each row, [2, n] float32."""
         ...
 
 

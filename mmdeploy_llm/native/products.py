@@ -72,12 +72,12 @@ class Products(CodedProducts):
         return out
 
     def linear_wide(
-        self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None, scales: Tensor | None = None
+        self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None, facts: Tensor | None = None
     ) -> Tensor:
-        """Multiplies as `linear_float` does in bf16, or with the `scales` of int8 as `linear_s8`
+        """Multiplies as `linear_float` does in bf16, or with the `facts` of int8 as `linear_s8`
         does, by torch's float32 product and a wide copy of some panels at a time. Rounds as those
         do, but adds in another order."""
-        wide = x.float() if scales is None else self._round_groups(x)
+        wide = x.float() if facts is None else self._round_groups(x)
         k, (_, num_units, _, unit) = x.shape[1], packed.shape
         out = torch.empty(x.shape[0], n)
         step = max(MIN_WIDE_PANELS, WIDE_VALUES // (PANEL * k))
@@ -94,8 +94,9 @@ class Products(CodedProducts):
             )
             columns = out[:, first * PANEL : first * PANEL + weight.shape[1]]
             torch.mm(wide, weight[:k, : columns.shape[1]], out=columns)
-        if scales is not None:
-            out.mul_(scales)
+        if facts is not None:
+            scales, shifts = facts
+            out.mul_(scales).addr_(wide.sum(1), shifts)
         return (out if bias is None else out.add_(bias)).to(x.dtype)
 
     def _round_groups(self, x: Tensor) -> Tensor:
@@ -153,50 +154,53 @@ class Products(CodedProducts):
 
     def rounded_panels(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rounds `weight` [n, k], contiguous, as `quantize_rows` does, and lays it out: the panels
-        and the scales [n]. A bounded number of rows at a time, whose memory is given back, so that
-        no second copy is made."""
+        and the facts [2, n]. A bounded number of rows at a time, whose memory is given back, so
+        that no second copy is made."""
         step = max(1, ROUNDED_VALUES // (PANEL * weight.shape[1])) * PANEL
-        panels, scales = self._empty_panels(*weight.shape), torch.empty(len(weight))
+        panels, facts = self._empty_panels(*weight.shape), torch.empty(2, len(weight))
         for first in range(0, len(weight), step):
-            codes, scales[first : first + step] = self.quantize_rows(weight[first : first + step])
+            rows = slice(first, first + step)
+            codes, facts[:, rows] = self.quantize_rows(weight[rows])
             self.pack_s8(codes, panels[first // PANEL :])
-            self.memory.release(weight[first : first + step])
-        return panels, scales
+            self.memory.release(weight[rows])
+        return panels, facts
 
     def _empty_panels(self, n: int, k: int) -> Tensor:
         return self.memory.empty((-(-n // PANEL), -(-k // 4), PANEL, 4), dtype=torch.uint8)
 
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds `weight` [n, k], contiguous, to int8 [n, k] with a scale for each row, [n]
-        float32: the largest magnitude of a row becomes 127."""
+        """Rounds `weight` [n, k], contiguous, to int8 [n, k] with facts [2, n] float32, the scale
+        and the shift of each row: weight = scale * rounded + shift. The smallest value of a row
+        becomes -128, the largest 127, and 0 stays 0."""
         n, k = weight.shape
         rounded = torch.empty(n, k, dtype=torch.int8)
-        scales = torch.empty(n)
+        facts = torch.empty(2, n)
         self._library.mm_quantize_rows(
             DTYPES[weight.dtype],
             weight.data_ptr(),
             n,
             k,
             rounded.data_ptr(),
-            scales.data_ptr(),
+            facts.data_ptr(),
             torch.get_num_threads(),
         )
-        return rounded, scales
+        return rounded, facts
 
-    def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_s8(self, x: Tensor, packed: Tensor, facts: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies `x` [T, k], quantised with a scale for every 128 values of a row, by packed
-        weights -> [T, n]. scales: [n] float32, of the weight's rows. bias: [n] of x's dtype."""
-        out = self._empty((x.shape[0], scales.shape[0]), dtype=x.dtype)
+        weights -> [T, n]. facts: see quantize_rows, contiguous. bias: [n] of x's dtype."""
+        assert facts.is_contiguous()
+        out = self._empty((x.shape[0], facts.shape[1]), dtype=x.dtype)
         self._library.mm_linear_s8(
             DTYPES[x.dtype],
             x.data_ptr(),
             x.stride(0),
             packed.data_ptr(),
-            scales.data_ptr(),
+            facts.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             x.shape[0],
-            scales.shape[0],
+            facts.shape[1],
             x.shape[1],
             torch.get_num_threads(),
             None,
@@ -234,8 +238,8 @@ class FloatWeight:
 
 
 class S8Weight:
-    """A kernels.PackedWeight in int8 with a scale for each row; x is rounded to int8 too, with a
-    scale for every 128 values of a row. Both are symmetric: the largest magnitude becomes 127."""
+    """A kernels.PackedWeight in int8 with a scale and a zero for each row; x is rounded to int8
+    too, with a scale for every 128 values of a row, whose largest magnitude becomes 127."""
 
     format = 8 | IS_S8
 

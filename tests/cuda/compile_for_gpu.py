@@ -107,7 +107,7 @@ def launch_codes(kernels, dtype):
         packed.product(torch.zeros(3, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype))
         packed.dequantized(dtype)
     rows = int8.Int8Rows(
-        torch.zeros(4096, 4096, dtype=torch.int8), torch.ones(4096), torch.device("cpu")
+        torch.zeros(4096, 4096, dtype=torch.int8), *torch.ones(2, 4096), torch.device("cpu")
     )
     for bias in (None, torch.zeros(4096, dtype=dtype)):
         rows.product(torch.zeros(3, 4096, dtype=dtype), bias)

@@ -62,8 +62,8 @@ def test_int8(rounding, rounder, triton_device, n, k):
     """Many rows are rounded too, where torch has a product of these sizes. A row of zeros has no
     largest value."""
     weight, bias = values(n, k), values(n)
-    codes, scales = rounder.quantize_rows(weight)
-    plain = codes.double() * scales.double()[:, None]
+    codes, (scales, shifts) = rounder.quantize_rows(weight)
+    plain = codes.double() * scales.double()[:, None] + shifts.double()[:, None]
     packed = rounding.pack(weight.to(triton_device), "int8")
     for num_rows in (1, 17, 33):
         x = values(num_rows, k + 3)[:, 1 : k + 1]
@@ -83,9 +83,11 @@ def test_rows_are_rounded_to_nearest(rounding, triton_device):
     from mmdeploy_llm.cuda.int8 import round_rows
 
     x = values(5, 3000)
-    codes, scales = round_rows(x.to(triton_device))
+    codes, scales, totals = round_rows(x.to(triton_device))
     expected, factors = rounded_rows(x)
     torch.testing.assert_close(scales.cpu(), factors[:, 0], rtol=1e-6, atol=0)
+    sums = (codes.cpu().double() * scales.cpu()[:, None]).sum(1)
+    torch.testing.assert_close(totals.cpu().double(), sums, rtol=1e-6, atol=1e-6)
     apart = (codes.cpu().float() - expected).abs()
     assert apart.max() <= 1  # where a division decides
     assert apart.mean() < 1e-3

@@ -101,8 +101,8 @@ def test_packed_embedding_as_head(kernels, dtype, quantization, n, k):
     ids, x = torch.randint(0, n, (9,)), torch.randn(5, k).to(dtype)
     rows, product = table(ids), table.product(x)
     if quantization == "int8":
-        codes, scales = kernels.quantize_rows(table.weight)
-        rows = (codes * scales[:, None])[ids].to(dtype)
+        codes, (scales, shifts) = kernels.quantize_rows(table.weight)
+        rows = (codes * scales[:, None] + shifts[:, None])[ids].to(dtype)
     elif quantization == "int8wo":
         rows = kernels.round_codes(table.weight, 8, k).dequantize()[ids].to(dtype)
     table.pack(kernels, quantization)

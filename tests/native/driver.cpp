@@ -200,18 +200,19 @@ template <typename T>
 void run_linear(int32_t dtype, int32_t threads) {
     const int64_t rows = between(1, 120), n = between(1, 200), k = 4 * between(1, 23);
     std::vector<int8_t> weights(n * k);
-    for (int8_t& weight : weights) weight = int8_t(between(-127, 127));
+    for (int8_t& weight : weights) weight = int8_t(between(-128, 127));
     std::vector<uint8_t> packed((n + 63) / 64 * (k / 4) * 256);
     mm_pack_s8(weights.data(), n, k, packed.data(), threads);
     auto x = random_values<T>(rows * k), bias = random_values<T>(n);
-    auto scales = random_values<float>(n);
+    auto facts = random_values<float>(2 * n);
     std::vector<T> out(rows * n);
-    mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), bias.data(), out.data(), rows,
+    mm_linear_s8(dtype, x.data(), k, packed.data(), facts.data(), bias.data(), out.data(), rows,
                  n, k, threads, packed.data(), k);
     std::vector<float> wide_weights(packed.size()), rounded(rows * k);
     mm_widen_panels(4, packed.data(), (n + 63) / 64, k / 4, wide_weights.data(), threads);
     mm_round_groups(dtype, x.data(), k, rows, k, rounded.data(), threads);
-    std::vector<float> whole(rows * k), sums(rows * n), ones(n, 1.0f);
+    std::vector<float> whole(rows * k), sums(rows * n), ones(2 * n);
+    std::fill_n(ones.begin(), n, 1.0f);  // scales; every shift is 0
     for (int64_t i = 0; i < rows * k; ++i) {
         whole[i] = i % k % 128 == 0 ? 127.0f : float(between(-127, 127));  // every scale is 1
     }

@@ -310,17 +310,18 @@ def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
     """The integers equal those of quantizing and multiplying step by step."""
     x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
     generator = torch.Generator().manual_seed(n)
-    weight = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8)
-    scales = torch.rand(n, generator=generator)
+    weight = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
+    facts = torch.rand(2, n, generator=generator)
     bias = values(n, dtype=dtype) if has_bias else None
-    found = kernels.linear_s8(x, kernels.pack_s8(weight), scales, bias)
+    found = kernels.linear_s8(x, kernels.pack_s8(weight), facts, bias)
+    scales, shifts = facts.double()
     expected = torch.zeros(rows, n, dtype=torch.float64)
     slack = 0.0  # a value that lies between two integers may be rounded to the other one
     for part, own in zip(x.split(128, 1), weight.split(128, 1), strict=True):
         step = part.float().abs().amax(1, keepdim=True) / 127
-        expected += ((part.float() / step).round().double() @ own.double().T) * step
-        slack = max(slack, float(step.max() * scales.max()) * 127 * 1.01)
-    expected *= scales
+        wide = own.double() * scales[:, None] + shifts[:, None]
+        expected += ((part.float() / step).round().double() @ wide.T) * step
+        slack = max(slack, float(step.max() * wide.abs().max()) * 1.01)
     if bias is not None:
         expected += bias.double()
     atol, rtol = (slack, 1e-5) if dtype is torch.float32 else (slack, 2**-7)
@@ -333,12 +334,13 @@ def test_integers_of_int8_are_exact(kernels, rows):
     generator = torch.Generator().manual_seed(rows)
     x = torch.randint(-127, 128, (rows, 520), generator=generator)
     x[:, ::128] = 127  # every scale is 1
-    weight = torch.randint(-127, 128, (70, 520), generator=generator)
+    weight = torch.randint(-128, 128, (70, 520), generator=generator)
+    facts = torch.stack([torch.ones(70), torch.zeros(70)])
     for signs in ((1, 1), (1, -1), (-1, -1), (None, None)):
         if signs[0] is not None:
             x, weight = torch.full_like(x, 127 * signs[0]), torch.full_like(weight, 127 * signs[1])
         packed = kernels.pack_s8(weight.to(torch.int8))
-        found = kernels.linear_s8(x.float(), packed, torch.ones(70), None)
+        found = kernels.linear_s8(x.float(), packed, facts, None)
         assert torch.equal(found.long(), x @ weight.T)
 
 
@@ -386,10 +388,10 @@ def test_linear_wide_of_int8(kernels, dtype, n, k, has_bias):
     the order of float32 sums."""
     x, weight = values(130, k + 3, dtype=dtype)[:, 1 : k + 1], values(n, k, dtype=dtype)
     bias = values(n, dtype=dtype) if has_bias else None
-    rounded, scales = kernels.quantize_rows(weight)
+    rounded, facts = kernels.quantize_rows(weight)
     packed = kernels.pack_s8(rounded)
-    expected = kernels.linear_s8(x, packed, scales, bias)
-    found = kernels.linear_wide(x, packed, n, bias, scales)
+    expected = kernels.linear_s8(x, packed, facts, bias)
+    found = kernels.linear_wide(x, packed, n, bias, facts)
     torch.testing.assert_close(found, expected, **tolerance(dtype) | {"atol": 1e-4 * k**0.5})
     is_wide = torch.equal(kernels.pack(weight, "int8").product(x, bias), found)
     assert is_wide or not kernels.leaves_many_rows_to_torch
@@ -399,8 +401,8 @@ def a_product(kernels, kind, n, k):
     """Returns a function of x [T, k] that multiplies by a weight [n, k]."""
     if kind == "int8":
         weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        packed, scales = kernels.pack_s8(weight), torch.rand(n)
-        return lambda x: kernels.linear_s8(x, packed, scales, None)
+        packed, facts = kernels.pack_s8(weight), torch.rand(2, n)
+        return lambda x: kernels.linear_s8(x, packed, facts, None)
     packed = kernels.pack_float(values(n, k, dtype=getattr(torch, kind)))
     return lambda x: kernels.linear_float(x, packed, n, None)
 
@@ -441,12 +443,16 @@ def test_a_product_of_two_dtypes_is_refused(kernels):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantize_rows(kernels, dtype):
     weight = values(9, 70, dtype=dtype)
-    weight[3] = 0
-    rounded, scales = kernels.quantize_rows(weight)
-    torch.testing.assert_close(scales, weight.float().abs().amax(1) / 127)
-    assert (rounded.amax(1) | -rounded.amin(1)).tolist() == [127] * 3 + [0] + [127] * 5
-    error = rounded.float() * scales[:, None] - weight.float()
-    assert (error.abs() <= scales[:, None] * 0.501).all()
+    weight[3], weight[4, ::2], weight[5] = 0, 0, weight[5].abs()
+    rounded, (scales, shifts) = kernels.quantize_rows(weight)
+    span = weight.float().amax(1) - weight.float().amin(1).clamp(max=0)
+    torch.testing.assert_close(scales, span / 255)
+    found = rounded.float() * scales[:, None] + shifts[:, None]
+    assert (found[weight == 0].abs() <= 1e-7).all()
+    # The ends of a range may lie half a step outside of the codes, since 0 has one of its own.
+    is_end = (weight == weight.amax(1, keepdim=True)) | (weight == weight.amin(1, keepdim=True))
+    limit = torch.where(is_end, 1.001, 0.501) * scales[:, None]
+    assert ((found - weight.float()).abs() <= limit).all()
 
 
 @pytest.mark.parametrize(("n", "k"), [(9, 70), (200, 64)])
@@ -454,8 +460,8 @@ def test_int8_is_rounded_by_parts(kernels, n, k, monkeypatch):
     monkeypatch.setattr(products, "ROUNDED_VALUES", 64 * k)
     weight = values(n, k, dtype=torch.bfloat16)
     rounded, expected = kernels.quantize_rows(weight)
-    panels, scales = kernels.rounded_panels(weight)
-    assert torch.equal(scales, expected)
+    panels, facts = kernels.rounded_panels(weight)
+    assert torch.equal(facts, expected)
     assert torch.equal(panels, kernels.pack_s8(rounded))
 
 
@@ -467,7 +473,7 @@ def test_packing_needs_no_memory_of_its_own(kernels):
 
 def test_linear_s8_of_zeros(kernels):
     weight = torch.ones(3, 5, dtype=torch.int8)
-    found = kernels.linear_s8(torch.zeros(2, 5), kernels.pack_s8(weight), torch.ones(3), None)
+    found = kernels.linear_s8(torch.zeros(2, 5), kernels.pack_s8(weight), torch.ones(2, 3), None)
     assert torch.equal(found, torch.zeros(2, 3))
 
 

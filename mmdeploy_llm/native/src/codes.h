@@ -490,7 +490,7 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
 
 // out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code
 // less the offset. An id that the weight does not have gives NaN. is_s8: codes are those of S8Format,
-// and no bits of the scales are a code of zero.
+// and facts those of quantize_rows, [2][n].
 template <int BITS, typename T>
 void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* facts,
                    const Groups& groups, bool is_float8, bool is_s8, int64_t n, int64_t k, T* out,
@@ -503,7 +503,8 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* fa
         const bool has_zero = !groups.has_offsets && !is_s8;
         const float scale = bits_to_float(has_zero ? *fact & 0xffffff00u : *fact);
         const float zero = is_s8 ? 128.0f : has_zero ? float(int32_t(*fact & 0xffu)) : 0.0f;
-        const float offset = groups.has_offsets ? bits_to_float(fact[PANEL]) : 0.0f;
+        float offset = groups.has_offsets ? bits_to_float(fact[PANEL]) : 0.0f;
+        if (is_s8) offset = -bits_to_float(fact[n]);
         for (int64_t unit = first / VALUES; unit * VALUES < end; ++unit) {
             const uint32_t word = own[unit * PANEL] ^ flip;
             for (int i = 0; i < VALUES; ++i) {

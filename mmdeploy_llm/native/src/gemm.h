@@ -15,6 +15,7 @@
 // and has a scale for every 128 values of a row, so that one large value costs its neighbours little
 // precision:
 //     sum a (w + 128) = sum a w + 128 sum a            the last term is subtracted
+// The range of a column's weights lies around a shift of its own, which the sum of x multiplies.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +69,7 @@ void float_strip(const typename Format::X* x, int64_t x_stride, const char* pane
 }
 
 // Rows of x quantized to int8: values [rows][width] of the format, scales and sums [rows][groups] of
-// the values whose weights are stored as w + 128.
+// the values whose weights are stored as w + 128, and the total of each row, scales included.
 struct QuantizedRows {
     using Value = S8Format::X;
     int64_t width;
@@ -76,13 +77,15 @@ struct QuantizedRows {
     std::vector<Value> values;
     std::vector<float> scales;
     std::vector<int32_t> sums;
+    std::vector<float> totals;
 
     QuantizedRows(int64_t rows, int64_t k)
         : width((k + 3) / 4 * 4),
           groups((k + GROUP - 1) / GROUP),
           values(rows * width),
           scales(rows * groups),
-          sums(rows * groups) {}
+          sums(rows * groups),
+          totals(rows) {}
 };
 
 // sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
@@ -314,30 +317,60 @@ inline void arrange(const int8_t* values, int64_t count, int16_t* out) {
     }
 }
 
-// Quantizes w [n][k] to int8 [n][k] with one scale per row.
+// Quantizes a row of weights, w = scale * out + shift: its smallest value becomes -128 and its largest
+// one 127, and 0 stays 0.
 template <typename T>
-void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales, int num_threads) {
+MM_INLINE void quantize_range(const T* w, int64_t count, int8_t* out, float* scale, float* shift) {
+    float low = 0.0f, high = 0.0f;
+#pragma omp simd reduction(min : low) reduction(max : high)
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = load(w[i]);
+        low = value < low ? value : low;
+        high = value > high ? value : high;
+    }
+    *scale = (high - low) / 255.0f;
+    const float inverse = *scale > 0.0f ? 1.0f / *scale : 0.0f;
+    const float zero = std::nearbyint(-low * inverse) - 128.0f;
+    *shift = -zero * *scale;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        const float code = std::nearbyint(load(w[i]) * inverse) + zero;
+        out[i] = int8_t(int32_t(code < -128.0f ? -128.0f : (code > 127.0f ? 127.0f : code)));
+    }
+}
+
+// Quantizes w [n][k] to int8 [n][k]; facts: the scales and the shifts of the rows, [2][n].
+template <typename T>
+void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* facts, int num_threads) {
     parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-            scales[row] = quantize(w + row * k, k, out + row * k);
+            quantize_range(w + row * k, k, out + row * k, facts + row, facts + n + row);
         }
     });
 }
 
+// Returns the sum of every STEP-th of the values.
+template <int64_t STEP>
+MM_INLINE int32_t sum_of_each(const int8_t* values, int64_t count) {
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i += STEP) sum += values[i];
+    return sum;
+}
+
 // Quantizes `count` values of x, one group at most, to the format's type. Returns the sum of those
-// whose weights are stored as w + 128.
+// whose weights are stored as w + 128, and adds the sum of all, times the scale, to `total`.
 template <typename T, typename Value>
-MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale) {
+MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale,
+                                 float* total) {
     constexpr bool IS_WIDE = sizeof(Value) == 2;
     int8_t own[IS_WIDE ? GROUP : 1] = {};
     int8_t* rounded = own;
     if constexpr (!IS_WIDE) rounded = values;
     *scale = quantize(x, count, rounded);
-    int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; i += IS_WIDE ? 2 : 1) sum += rounded[i];
+    *total += *scale * float(sum_of_each<1>(rounded, count));
     if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
-    return sum;
+    return sum_of_each<IS_WIDE ? 2 : 1>(rounded, count);
 }
 
 template <typename T>
@@ -346,7 +379,7 @@ void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
         const int64_t first = group * GROUP, at = row * out.groups + group;
         out.sums[at] = quantize_group(x + first, std::min(GROUP, k - first),
                                       out.values.data() + row * out.width + first,
-                                      out.scales.data() + at);
+                                      out.scales.data() + at, out.totals.data() + row);
     }
 }
 
@@ -368,9 +401,9 @@ void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* 
     });
 }
 
-// x [rows][k], out [rows][n], scales and bias (or null) [n].
+// x [rows][k], out [rows][n], facts [2][n] as of quantize_rows, bias (or null) [n].
 template <typename T>
-void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* scales,
+void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* facts,
                const T* bias, T* out, int64_t rows, int64_t n, int64_t k, int num_threads,
                const Next& next = {}) {
     QuantizedRows quantized(rows, k);
@@ -386,10 +419,12 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         T* result = out + row * n + first;
+        const float *scales = facts + first, *shifts = facts + n + first;
+        const float total = quantized.totals[row];
 #pragma omp simd
         for (int64_t c = 0; c < num; ++c) {
             const float offset = bias == nullptr ? 0.0f : load(bias[first + c]);
-            result[c] = store<T>(sums[c] * scales[first + c] + offset);
+            result[c] = store<T>(sums[c] * scales[c] + (total * shifts[c] + offset));
         }
     };
     multiply(packed, rows, n, units, num_threads, next, strip, write);

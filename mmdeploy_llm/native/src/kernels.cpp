@@ -352,25 +352,25 @@ void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
 }
 
 void mm_quantize_rows(int32_t dtype, const void* weights, int64_t n, int64_t k, int8_t* out,
-                      float* scales, int32_t num_threads) {
+                      float* facts, int32_t num_threads) {
     if (dtype == FLOAT) {
-        mm::quantize_rows(static_cast<const float*>(weights), n, k, out, scales, num_threads);
+        mm::quantize_rows(static_cast<const float*>(weights), n, k, out, facts, num_threads);
     } else {
-        mm::quantize_rows(static_cast<const bf16*>(weights), n, k, out, scales, num_threads);
+        mm::quantize_rows(static_cast<const bf16*>(weights), n, k, out, facts, num_threads);
     }
 }
 
 void mm_linear_s8(int32_t dtype, const void* x, int64_t x_stride, const uint8_t* packed,
-                  const float* scales, const void* bias, void* out, int64_t rows, int64_t n,
+                  const float* facts, const void* bias, void* out, int64_t rows, int64_t n,
                   int64_t k, int32_t num_threads, const void* next_packed,
                   int64_t next_row_bytes) {
     const mm::Next next = next_of(next_packed, next_row_bytes);
     if (dtype == FLOAT) {
-        mm::linear_s8(static_cast<const float*>(x), x_stride, packed, scales,
+        mm::linear_s8(static_cast<const float*>(x), x_stride, packed, facts,
                       static_cast<const float*>(bias), static_cast<float*>(out), rows, n, k,
                       num_threads, next);
     } else {
-        mm::linear_s8(static_cast<const bf16*>(x), x_stride, packed, scales,
+        mm::linear_s8(static_cast<const bf16*>(x), x_stride, packed, facts,
                       static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
                       num_threads, next);
     }
