@@ -69,6 +69,34 @@ class TestGPTQ:
         assert sorted(found) == [f"{LAYER}.weight", "norm.weight"]
         assert torch.equal(found[f"{LAYER}.weight"], grouped(codes, zeros, scales, group_of))
 
+    def test_a_zero_point_of_0_borrows_from_its_neighbour(self, read):
+        """The first version lowers whole words by one in each value, as GPTQModel does."""
+        zeros = torch.tensor([0, 5, 15, 0, 1, 0, 9, 7])
+        word = sum(int(zero) << 4 * i for i, zero in enumerate(zeros)) - 0x1111_1111
+        tensors = {
+            f"{LAYER}.qweight": torch.zeros(1, 8, dtype=torch.int32),
+            f"{LAYER}.qzeros": torch.tensor([[word]], dtype=torch.int32),
+            f"{LAYER}.scales": torch.ones(1, 8).half(),
+        }
+        found = read(tensors, quant_method="gptq", bits=4, group_size=8)[f"{LAYER}.weight"]
+        assert torch.equal(found[:, 0], -zeros.half())
+
+    def test_an_output_head_in_floats_beside_the_quantised_one_is_not_read(self, read, random):
+        codes, zeros, scales = random_codes(16, 64, 32, random)
+        group_of = torch.arange(64) // 32
+        tensors = gptq_tensors("lm_head", codes, zeros, scales, group_of)
+        found = read({**tensors, "lm_head.weight": torch.ones(16, 64)}, quant_method="gptq", bits=4)
+        assert torch.equal(found["lm_head.weight"], grouped(codes, zeros, scales, group_of))
+
+    def test_groups_that_divide_no_columns(self, read):
+        tensors = {
+            f"{LAYER}.qweight": torch.zeros(8, 8, dtype=torch.int32),
+            f"{LAYER}.qzeros": torch.zeros(3, 1, dtype=torch.int32),
+            f"{LAYER}.scales": torch.ones(3, 8).half(),
+        }
+        with pytest.raises(CheckpointError, match=r"3 groups for 64 columns.* are 2: config\.json"):
+            read(tensors, quant_method="gptq", bits=4, group_size=32)
+
     def test_a_group_that_is_not_there(self, read):
         tensors = {
             f"{LAYER}.qweight": torch.zeros(4, 8, dtype=torch.int32),
@@ -148,6 +176,7 @@ class TestCompressedTensors:
             ("pack-quantized", {"num_bits": 3, "strategy": "group", "group_size": 64}),
             ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
             ("int-quantized", {"num_bits": 8, "strategy": "tensor"}),
+            ("int-quantized", {"num_bits": 4, "strategy": "channel"}),
             ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
             ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
             (
@@ -251,9 +280,9 @@ class TestRefusals:
     def test_an_unknown_scheme_names_the_layer(self, read):
         tensors = {f"{LAYER}.qweight": torch.zeros(1, 1, dtype=torch.int32)}
         with pytest.raises(
-            CheckpointError, match=rf"layer {LAYER} is quantised by GPTQ with 3 bits"
+            CheckpointError, match=rf"layer {LAYER} is quantised by GPTQ with 5 bits"
         ):
-            read(tensors, quant_method="gptq", bits=3)
+            read(tensors, quant_method="gptq", bits=5)
         with pytest.raises(CheckpointError, match=rf"layer {LAYER} .* version 'gemv'"):
             read(tensors, quant_method="awq", bits=4, version="gemv")
 

@@ -26,6 +26,7 @@ from .settings import SchemeSettings, read_settings
 
 OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
 BITS = (2, 3, 4, 8)
+SUPPORTED = "2, 3, 4 and 8 bits in 'gptq' and 'gptq_v2'"
 
 
 class GPTQSettings(SchemeSettings):
@@ -40,9 +41,9 @@ def gptq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[Quantized
     """Yields the quantised layers. Raises CheckpointError for other widths and formats."""
     settings = read_settings(GPTQSettings, values)
     for name in stored.names(".qweight"):
-        if settings.checkpoint_format not in OFFSETS:
-            found = f"the format {settings.checkpoint_format!r}"
-            raise refuse("GPTQ", found, "'gptq' and 'gptq_v2'", name)
+        if settings.bits not in BITS or settings.checkpoint_format not in OFFSETS:
+            found = f"{settings.bits} bits in the format {settings.checkpoint_format!r}"
+            raise refuse("GPTQ", found, SUPPORTED, name)
         yield _layer(settings, stored, name)
 
 
@@ -53,7 +54,7 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
     num_groups, words_of_zeros = stored.matrix(parts["zeros"], torch.int32)
     bits, rest = divmod(words_of_zeros * WORD, n)
     if rest or bits not in BITS:
-        raise refuse("GPTQ", f"{words_of_zeros * WORD / n:g} bits", "2, 3, 4 and 8 bits", name)
+        raise refuse("GPTQ", f"{words_of_zeros * WORD / n:g} bits", SUPPORTED, name)
     k = num_words * WORD // bits
     group_size = group_columns(parts["scales"], k, num_groups, settings.group_size)
     dtype = stored.check(parts["scales"], (num_groups, n), *FLOATS).dtype

@@ -64,7 +64,8 @@ def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[Te
     if method not in METHODS:
         raise CheckpointError(
             f"quantization_config in config.json says that {method!r} quantised the weights, "
-            f"which is not supported; supported: {', '.join(METHODS)}"
+            f"which is not supported; supported: {', '.join(METHODS)}. Load the model that it was "
+            'made from, with quantization="int8wo" or "int4" if you like'
         )
     owners = {key: file for file in files for key in file.entries}
     stored = Stored({key: file.entries[key] for key, file in owners.items()}, owners)
