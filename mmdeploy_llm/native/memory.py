@@ -30,7 +30,7 @@ ALIGNMENT = 64
 MADV_COLLAPSE = 25  # Linux 6.1: merges a range of small pages into a large one at once
 MAX_REFUSALS = 8  # in a row, after which the system is assumed to have no large pages left
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # as in malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
 MAX_KEPT_BLOCK = 32 * 2**20  # bytes; the upper limit of glibc
 MAX_KEPT = 512 * 2**20  # bytes
 FIRST_THRESHOLD = 128 * 2**10  # bytes; both thresholds of a new process
@@ -127,8 +127,7 @@ def _address(memory: mmap.mmap) -> int:
 def keep_freed_memory() -> Callable[[], None]:
     """Makes the C library keep freed memory for later allocations, up to half a gigabyte, where it
     supports that (glibc): the next prefill needs results of the same sizes, and mapping their pages
-    anew costs a tenth of its time. All threads take it from one pool (arena), so that one uses what
-    another has freed. Settings in the environment stay as they are.
+    anew costs a tenth of its time. Settings in the environment stay as they are.
 
     Returns a function that gives the kept memory back and sets what glibc starts with. glibc cannot
     be asked for a program's own settings, nor to adapt them by itself again.
@@ -136,12 +135,10 @@ def keep_freed_memory() -> Callable[[], None]:
     library = ctypes.CDLL(None) if os.name == "posix" else None
     if library is None or not hasattr(library, "mallopt") or _is_malloc_tuned(library):
         return lambda: None
-    library.mallopt(M_ARENA_MAX, 1)
     library.mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BLOCK)
     library.mallopt(M_TRIM_THRESHOLD, MAX_KEPT)
 
     def put_back() -> None:
-        library.mallopt(M_ARENA_MAX, 0)  # as many as glibc likes
         library.mallopt(M_MMAP_THRESHOLD, FIRST_THRESHOLD)
         library.mallopt(M_TRIM_THRESHOLD, FIRST_THRESHOLD)
         library.malloc_trim(0)
@@ -150,8 +147,8 @@ def keep_freed_memory() -> Callable[[], None]:
 
 
 def _is_malloc_tuned(library: ctypes.CDLL) -> bool:
-    """Whether the environment sets a threshold or the number of pools."""
+    """Whether the environment sets one of the thresholds."""
     library.getenv.restype = ctypes.c_char_p
-    names = (b"MALLOC_MMAP_THRESHOLD_", b"MALLOC_TRIM_THRESHOLD_", b"MALLOC_ARENA_MAX")
+    names = (b"MALLOC_MMAP_THRESHOLD_", b"MALLOC_TRIM_THRESHOLD_")
     tunables = library.getenv(b"GLIBC_TUNABLES") or b""
-    return any(map(library.getenv, names)) or b"glibc.malloc." in tunables
+    return any(map(library.getenv, names)) or b"_threshold" in tunables
