@@ -170,8 +170,8 @@ class Products(CodedProducts):
 
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rounds `weight` [n, k], contiguous, to int8 [n, k] with facts [2, n] float32, the scale
-        and the shift of each row: weight = scale * rounded + shift. The smallest value of a row
-        becomes -128, the largest 127, and 0 stays 0."""
+        and the shift of each row: weight = scale * rounded + shift. The range of a row and 0
+        becomes that of int8, and 0 stays 0."""
         n, k = weight.shape
         rounded = torch.empty(n, k, dtype=torch.int8)
         facts = torch.empty(2, n)

@@ -254,18 +254,26 @@ struct ArrangedRows {
     void fill(const T* x, int64_t row, int64_t k, int64_t step) {
         for (int64_t first = 0; first < k; first += GROUP) {
             const int64_t count = std::min(GROUP, k - first);
-            if constexpr (Format::ROUNDS) {
+            X* to = values.get() + row * width + first;
+            if constexpr (std::is_same_v<X, int8_t>) {
+                static_assert(Format::column(1) == 1, "bytes are read in their order");
+                const float scale = quantize(x + first, count, to);
+                std::fill(to + count, to + round_up(count, VALUES), X{});
+                add_steps(row, first, count, step, to, scale);
+            } else if constexpr (Format::ROUNDS) {
                 int8_t rounded[GROUP];
                 const float scale = quantize(x + first, count, rounded);
                 add_steps(row, first, count, step, rounded, scale);
+                arrange(rounded, count, to);
             } else {
                 add_steps(row, first, count, step, x + first, 1.0f);
+                arrange(x + first, count, to);
             }
         }
     }
 
   private:
-    // Arranges `count` values from column `first` on, and sums them by steps.
+    // Sums `count` values from column `first` on by steps.
     template <typename V>
     void add_steps(int64_t row, int64_t first, int64_t count, int64_t step, const V* from,
                    float scale) {
@@ -274,7 +282,10 @@ struct ArrangedRows {
             sums[index] = sum_of(from + at, num) * scale;
             if constexpr (Format::ROUNDS) scales[index] = scale;
         }
-        X* to = values.get() + row * width + first;
+    }
+    // Writes `count` values in the order of the format.
+    template <typename V>
+    static void arrange(const V* from, int64_t count, X* to) {
         for (int64_t unit = 0; unit < count; unit += VALUES) {
 #pragma GCC unroll 8
             for (int64_t i = 0; i < VALUES; ++i) {

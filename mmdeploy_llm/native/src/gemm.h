@@ -317,8 +317,8 @@ inline void arrange(const int8_t* values, int64_t count, int16_t* out) {
     }
 }
 
-// Quantizes a row of weights, w = scale * out + shift: its smallest value becomes -128 and its largest
-// one 127, and 0 stays 0.
+// Quantizes a row of weights, w = scale * out + shift: the range of its values and 0 becomes that of
+// int8, and 0 stays 0.
 template <typename T>
 MM_INLINE void quantize_range(const T* w, int64_t count, int8_t* out, float* scale, float* shift) {
     float low = 0.0f, high = 0.0f;
