@@ -93,7 +93,7 @@ CpuLevel = Literal[
     "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "neon_dot", "portable"
 ]
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
-QuantizationName = Literal["int8", "int4", "int8wo", "int4a8", "fp8"]
+QuantizationName = Literal["int8", "int4", "int8wo", "int4a8", "int8a8", "fp8"]
 Quantization = Annotated[QuantizationName, BeforeValidator(quantization_name)]
 CacheDType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8"],

@@ -67,7 +67,7 @@ Batch = Annotated[
 ]
 Quantization = Annotated[
     str | None,
-    typer.Option(help="int8, int4, int8wo, int4a8 or fp8: weights in 8 or 4 bits."),
+    typer.Option(help="int8, int4, int8wo, int4a8, int8a8 or fp8: weights in 8 or 4 bits."),
 ]
 KVCacheDType = Annotated[
     str,

@@ -52,7 +52,9 @@ Mode = Annotated[
 ]
 Quantization = Annotated[
     str | None,
-    typer.Option(help="int8, int4, int8wo, int4a8 or fp8: weights in 8 or 4 bits (CPU only)."),
+    typer.Option(
+        help="int8, int4, int8wo, int4a8, int8a8 or fp8: weights in 8 or 4 bits (CPU only)."
+    ),
 ]
 Longest = Annotated[
     int,

@@ -45,13 +45,14 @@ if TYPE_CHECKING:
 #     int8wo   8 bits, a scale and a zero for 128 values; x as it is
 #     fp8      8-bit floats, a scale for 128 values; x as it is
 #     int4a8   weights as int4; x as int8
+#     int8a8   weights as int8wo; x as int8
 Quantization = QuantizationName
 ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"]  # transformers' names
 
 
 def rounds_inputs(quantization: Quantization | None) -> bool:
     """Whether products round the rows of x too."""
-    return quantization in ("int8", "int4a8")
+    return quantization in ("int8", "int4a8", "int8a8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

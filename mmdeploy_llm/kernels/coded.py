@@ -66,6 +66,7 @@ CODES: Mapping[str, CodeLayout] = MappingProxyType(
     {
         "int4": CodeLayout(bits=4, group_size=64),
         "int4a8": CodeLayout(bits=4, group_size=64),
+        "int8a8": CodeLayout(bits=8, group_size=128),
         "int8wo": CodeLayout(bits=8, group_size=128),
         "fp8": CodeLayout(bits=8, group_size=128, is_float8=True),
     }

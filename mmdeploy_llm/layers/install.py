@@ -20,7 +20,19 @@ logger = logging.getLogger(__name__)
 
 # How weights outside of a decoder's layers are rounded.
 ELSEWHERE: Mapping[Quantization, Quantization] = MappingProxyType(
-    {"int8": "int8", "int4": "int8wo", "int8wo": "int8wo", "int4a8": "int8", "fp8": "fp8"}
+    {
+        "int8": "int8",
+        "int4": "int8wo",
+        "int8wo": "int8wo",
+        "int4a8": "int8",
+        "int8a8": "int8a8",
+        "fp8": "fp8",
+    }
+)
+# How an output head is rounded that is the embedding too: with more scales than for products, and
+# not to 8-bit floats, as in checkpoints of these.
+TIED: Mapping[Quantization, Quantization | None] = MappingProxyType(
+    {**ELSEWHERE, "int8": "int8a8", "int4a8": "int8a8", "fp8": None}
 )
 
 LOOKED_UP: Quantization = "int8wo"  # of embeddings that nothing is multiplied by
@@ -40,8 +52,8 @@ def install_kernels(
     Packs the weights of linear layers, routers and experts where the kernels can. `quantization`
     rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
     language model, and the others, an output head or a vision tower, in 8 bits. Embeddings are
-    rounded as the output head where they share its weight, else to 8 bits in groups, and not for
-    fp8. What the kernels cannot round is logged.
+    rounded to 8 bits in groups, whether they are the output head too or not, but not for fp8. What
+    the kernels cannot round is logged.
     """
     in_layers = decoder_modules(model)
     elsewhere = quantization if quantization is None or not in_layers else ELSEWHERE[quantization]
@@ -53,7 +65,7 @@ def install_kernels(
         if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
             module.pack(kernels, quantization if module in in_layers else elsewhere)
         elif isinstance(module, Embedding) and module in heads:
-            module.pack(kernels, elsewhere)
+            module.pack(kernels, None if quantization is None else TIED[quantization])
         elif isinstance(module, Embedding) and (module.is_coded or rounds_rows):
             module.pack(kernels, LOOKED_UP)
     if quantization is not None:

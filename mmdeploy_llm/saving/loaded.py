@@ -45,8 +45,8 @@ def save_loaded(
     if quantization in ("int8", "fp8") and not is_plain:
         raise ConfigError(
             f"quantization = {quantization!r} rounds weights to codes of a layout of its own, "
-            "which is not saved; load the model with 'int8wo' to save 8 bits, or with 'int4' or "
-            "'int4a8'"
+            "which is not saved; load the model with 'int8wo' to save 8 bits, or with 'int8a8', "
+            "'int4' or 'int4a8'"
         )
     options = {"save": None if is_plain else quantization, "dtype": runtime.dtype}
     partial = Partial(output, digest_of(options, paths))

@@ -12,7 +12,7 @@ from mmdeploy_llm.kernels.coded import CODES
 SCORED = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
 N, K = 4096, 3584
 # Of log-probabilities: activations are rounded in the same products on both devices, or in others.
-SCHEMES = {"int8wo": 1e-3, "int4": 1e-3, "fp8": 1e-3, "int8": 0.1, "int4a8": 0.1}
+SCHEMES = {"int8wo": 1e-3, "int4": 1e-3, "fp8": 1e-3, "int8": 0.1, "int4a8": 0.1, "int8a8": 1e-3}
 
 
 @pytest.fixture(scope="module")

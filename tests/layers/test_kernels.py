@@ -76,7 +76,9 @@ def test_gated_mlp(kernels, dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("quantization", [None, "int8", "int4", "int8wo", "int4a8", "fp8"])
+@pytest.mark.parametrize(
+    "quantization", [None, "int8", "int4", "int8wo", "int4a8", "int8a8", "fp8"]
+)
 def test_experts(kernels, dtype, quantization):
     x, weights = torch.randn(40, 16).to(dtype), torch.rand(40, 2).to(dtype)
     chosen = torch.stack([torch.randperm(5)[:2] for _ in range(40)])

@@ -32,7 +32,7 @@ def tensors(folder):
 
 
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
-@pytest.mark.parametrize("quantization", ["int4", "int8wo", "int4a8"])
+@pytest.mark.parametrize("quantization", ["int4", "int8wo", "int4a8", "int8a8"])
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [
