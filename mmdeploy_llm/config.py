@@ -113,7 +113,7 @@ class EngineConfig(FrozenParams):
         description="rounds the weights of linear layers while loading, and those of experts on "
         "CPU. Needs the C++ kernels, on CUDA Triton too. int8 (w8a8): 8-bit weights and "
         "activations; int8wo (wint8): 8-bit weights in groups of 128; fp8: in 8-bit floats (e4m3); "
-        "int4 (wint4): 4-bit weights in groups of 64, 8 bits in output head, embeddings and towers; "
+        "int4 (wint4): 4-bit weights in groups of 64, 8 bits in the head, embeddings and towers; "
         "int8a8, int4a8: the same with 8-bit activations; None: weights stay as they are stored. "
         "Integers that are stored in 4 or 8 bits stay so in any case; int8, int8a8 and int4a8 then "
         "say that activations are rounded; stored 8-bit floats stay so with fp8 or None",
