@@ -7,8 +7,10 @@ import logging
 from collections.abc import Mapping, Set
 from types import MappingProxyType
 
+import torch
 from torch import nn
 
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels import Kernels, Quantization
 
 from .decoder import CausalLM
@@ -53,7 +55,7 @@ def install_kernels(
     rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
     language model, and the others, an output head or a vision tower, in 8 bits. Embeddings are
     rounded to 8 bits in groups, whether they are the output head too or not, but not for fp8. What
-    the kernels cannot round is logged.
+    the kernels cannot round is logged. Raises CheckpointError for values that are not finite.
     """
     in_layers = decoder_modules(model)
     elsewhere = quantization if quantization is None or not in_layers else ELSEWHERE[quantization]
@@ -61,7 +63,9 @@ def install_kernels(
         if isinstance(module, KernelLayer):
             module.kernels = kernels
     heads, rounds_rows = _tied_heads(model), quantization not in (None, "fp8")
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if quantization is not None and isinstance(module, Linear | Experts | Embedding):
+            _check_finite(name, module)
         if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
             module.pack(kernels, quantization if module in in_layers else elsewhere)
         elif isinstance(module, Embedding) and module in heads:
@@ -70,6 +74,17 @@ def install_kernels(
             module.pack(kernels, LOOKED_UP)
     if quantization is not None:
         _log_unrounded(model, quantization)
+
+
+def _check_finite(path: str, module: nn.Module) -> None:
+    """Raises CheckpointError for values that are not finite: a range has no room for infinity, and
+    the search for it passes over NaN."""
+    for name, values in module.named_parameters(path, recurse=False):
+        if values.numel() and not torch.stack(torch.aminmax(values.detach())).isfinite().all():
+            raise CheckpointError(
+                f"{name} has values that are not finite, which cannot be rounded: repair the "
+                "checkpoint, or load it without quantization"
+            )
 
 
 def _log_unrounded(model: nn.Module, quantization: Quantization) -> None:

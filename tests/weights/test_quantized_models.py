@@ -367,3 +367,14 @@ def test_two_ranks_of_experts(tmp_path, capfd, caplog):
     printed = capfd.readouterr().err
     assert "weights stay in few bits" in printed
     assert "mlp.experts" not in printed  # none of the stacks is dequantised
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("key", ["layers.1.mlp.down_proj.weight", "embed_tokens.weight"])
+def test_values_that_cannot_be_rounded(tmp_path, key, value):
+    folder = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"model.{key}"][3, 5] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{key} has values that are not finite"):
+        LLM(str(folder), quantization="int8")
