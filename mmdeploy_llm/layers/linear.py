@@ -123,12 +123,10 @@ class Embedding(Matrix, KernelLayer):
         """Looks up embeddings, [T] -> [T, hidden]."""
         if self.packed is not None:
             return self.packed.rows(token_ids, self.weight.dtype)
-        inputs = None if self.kernels is None else self.kernels.inputs
-        if inputs is None or self.kernels is None or not self.weight.is_contiguous():
-            return F.embedding(token_ids, self.weight)
-        if not self.kernels.takes(self.weight):
-            return F.embedding(token_ids, self.weight)
-        return inputs.look_up(self.weight, token_ids)
+        kernels, weight = self.kernels, self.weight
+        if kernels is None or kernels.inputs is None or not kernels.takes(weight):
+            return F.embedding(token_ids, weight)
+        return kernels.inputs.look_up(weight.contiguous(), token_ids)
 
 
 class MergedLinear(Linear):

@@ -98,16 +98,16 @@ def test_all_8_bit_floats(kernels, triton_device, dtype):
         torch.testing.assert_close(found.float().cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rows(kernels, triton_device, case):
+@pytest.mark.parametrize(("case", "has_zeros"), CASES, ids=str)
+def test_rows(kernels, triton_device, case, has_zeros):
     """Rows that are looked up are those of the dequantised weight, in the order of its columns."""
     columns = torch.randperm(case[1])
     for weight in (
-        coded_weight(*case, has_zeros=False),
-        coded_weight(*case, has_zeros=False, columns=columns),
+        coded_weight(*case, has_zeros=has_zeros),
+        coded_weight(*case, has_zeros=has_zeros, columns=columns),
     ):
         indices = torch.tensor([case[0] - 1, 0, 3, 3])
-        expected = weight.dequantize()[indices].to(triton_device, torch.bfloat16)
+        expected = weight.with_offsets().dequantize()[indices].to(triton_device, torch.bfloat16)
         packed = kernels.pack_coded(weight, rounds=False)
         found = packed.rows(indices.to(triton_device), torch.bfloat16)
         assert torch.equal(found, expected)
