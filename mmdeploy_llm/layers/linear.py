@@ -121,12 +121,17 @@ class Embedding(Matrix, KernelLayer):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Looks up embeddings, [T] -> [T, hidden]."""
-        if self.packed is not None:
-            return self.packed.rows(token_ids, self.weight.dtype)
+        if self.kernels is None and self.packed is None:
+            return F.embedding(token_ids, self.weight)
+        return self._looked_up(token_ids)
+
+    def _looked_up(self, token_ids: Tensor) -> Tensor:
         kernels, weight = self.kernels, self.weight
+        if self.packed is not None:
+            return self.packed.rows(token_ids, weight.dtype)
         if kernels is None or kernels.inputs is None or not kernels.takes(weight):
             return F.embedding(token_ids, weight)
-        return kernels.inputs.look_up(weight.contiguous(), token_ids)
+        return kernels.inputs.look_up(weight, token_ids)
 
 
 class MergedLinear(Linear):

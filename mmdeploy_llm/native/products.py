@@ -114,6 +114,7 @@ class Products(CodedProducts):
 
     def look_up(self, weight: Tensor, indices: Tensor) -> Tensor:
         """Returns rows of `weight` [n, k] by indices [T] -> [T, k]; see kernels.InputKernels."""
+        assert weight.is_contiguous()
         return self._look_up(weight, weight.shape, 1, indices)
 
     def look_up_packed(self, packed: Tensor, n: int, indices: Tensor) -> Tensor:
