@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.testing.tiny import write_tiny
-from mmdeploy_llm.weights.files import SafetensorsFile
-from mmdeploy_llm.weights.quantized import readable_files
 
 from .owners.write import hash_of
+from .readable import tensors_seen
 
 WRITTEN = Path(__file__).parent / "owners"
 FOLDERS = ("autoawq", "autoround", "gptqmodel", "llmcompressor", "transformers")
@@ -42,15 +41,7 @@ def folder(request, tmp_path):
 def read(folder):
     """Returns all tensors that a model sees, by key."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    found = {}
-    with SafetensorsFile(folder / "model.safetensors") as file:
-        for source in readable_files([file], config):
-            for key, entry in source.entries.items():
-                out = torch.empty(entry.shape, dtype=entry.dtype)
-                source.read_into(key, out, first_value=0, transpose=False)
-                assert key not in found
-                found[key] = out
-    return found
+    return tensors_seen(folder / "model.safetensors", config)
 
 
 def test_values_equal_those_of_the_owner(folder):

@@ -12,11 +12,10 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights.files import SafetensorsFile
-from mmdeploy_llm.weights.quantized import readable_files
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes
+from .readable import tensors_seen
 
 LAYER = "model.layers.0.mlp.up_proj"
 
@@ -28,15 +27,7 @@ def read(tmp_path):
     def run(tensors, **settings):
         save_file({k: t.contiguous() for k, t in tensors.items()}, tmp_path / "model.safetensors")
         config = SimpleNamespace(quantization_config=settings)
-        with SafetensorsFile(tmp_path / "model.safetensors") as file:
-            found = {}
-            for source in readable_files([file], config):
-                for key, entry in source.entries.items():
-                    out = torch.empty(entry.shape, dtype=entry.dtype)
-                    source.read_into(key, out, first_value=0, transpose=False)
-                    assert key not in found
-                    found[key] = out
-            return found
+        return tensors_seen(tmp_path / "model.safetensors", config)
 
     return run
 
