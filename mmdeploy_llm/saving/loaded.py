@@ -48,7 +48,11 @@ def save_loaded(
             "which is not saved; load the model with 'int8wo' to save 8 bits, or with 'int8a8', "
             "'int4' or 'int4a8'"
         )
-    options = {"save": None if is_plain else quantization, "dtype": runtime.dtype}
+    options = {
+        "save": None if is_plain else quantization,
+        "group_size": config.quantization_group_size,
+        "dtype": runtime.dtype,
+    }
     partial = Partial(output, digest_of(options, paths))
     if is_plain or quantization is None:
         for path in paths:

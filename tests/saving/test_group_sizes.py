@@ -13,6 +13,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import load
+from mmdeploy_llm.saving.folders import Partial
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "tie_word_embeddings": False}
@@ -60,6 +61,27 @@ def test_only_what_the_quantization_names_has_the_groups(tmp_path):
     (own,) = groups["config_groups"].values()
     assert (own["weights"]["num_bits"], own["weights"]["group_size"]) == (4, 32)
     assert any("lm_head" in pattern for pattern in groups["ignore"])
+
+
+@pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
+def test_a_save_that_was_cut_off_in_other_groups_begins_again(tmp_path, monkeypatch):
+    plain, folder = write_tiny("qwen2", tmp_path / "plain", **SIZES), tmp_path / "saved"
+
+    def die(partial):
+        raise KeyboardInterrupt
+
+    def save(size):
+        with LLM(str(plain), quantization="int4", quantization_group_size=size) as llm:
+            llm.save(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partial, "finish", die)
+        with pytest.raises(KeyboardInterrupt):
+            save(16)
+    save(32)
+    (path,) = folder.glob("*.safetensors")
+    scales = load_file(path)["model.layers.0.self_attn.q_proj.weight_scale"]
+    assert scales.shape == (64, 2)
 
 
 @pytest.mark.parametrize(
