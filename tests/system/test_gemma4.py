@@ -7,18 +7,17 @@ import pytest
 import torch
 import transformers
 from mmdeploy_llm_processors.video.gemma import Gemma4VideoProcessor
-from PIL import Image
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.request import MediaSpan
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import write_tiny
 
-NUM_TOKENS = 12
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+from .image_chats import GREEDY, NUM_TOKENS, chat, noise
+
 OPTIONS = {
     "limit_mm_per_prompt": {"image": 4, "video": 1},
     "block_size": 16,
@@ -33,16 +32,6 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_tiny("gemma4", tmp_path_factory.mktemp("gemma4"))
-
-
-def picture(seed, width, height):
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
-
-
-def chat(images):
-    parts = [{"type": "image", "image": image} for image in images]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
 
 
 def expected(folder, prompt, images, **options):
@@ -73,9 +62,9 @@ def expected(folder, prompt, images, **options):
 def test_chats_equal_transformers(budget, folder):
     groups = [
         [],
-        [picture(0, 60, 50)],
-        [picture(1, 300, 20)],
-        [picture(2, 90, 200), picture(3, 5, 700)],
+        [noise(0, 60, 50)],
+        [noise(1, 300, 20)],
+        [noise(2, 90, 200), noise(3, 5, 700)],
     ]
     with LLM(str(folder), dtype="float32", max_num_batched_tokens=budget, **OPTIONS) as llm:
         outputs = llm.chat([chat(images) for images in groups], GREEDY, use_tqdm=False)

@@ -3,20 +3,18 @@ checkpoints whose values no model can have."""
 
 import json
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.testing.tiny import write_tiny
 
-NUM_TOKENS = 12
+from .image_chats import GREEDY, NUM_TOKENS, chat, noise
+
 TOKENS_OF_TILE = 4
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 OPTIONS = {
     "limit_mm_per_prompt": {"image": 4},
     "block_size": 16,
@@ -31,16 +29,6 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_tiny("internvl", tmp_path_factory.mktemp("internvl"))
-
-
-def picture(seed, width, height):
-    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
-
-
-def chat(images):
-    parts = [{"type": "image", "image": image} for image in images]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
 
 
 def expected(folder, prompt, images):
@@ -70,9 +58,9 @@ def expected(folder, prompt, images):
 def test_chats_equal_transformers(budget, folder):
     groups = [
         [],
-        [picture(0, 60, 50)],
-        [picture(1, 300, 100)],
-        [picture(2, 90, 200), picture(3, 50, 50)],
+        [noise(0, 60, 50)],
+        [noise(1, 300, 100)],
+        [noise(2, 90, 200), noise(3, 50, 50)],
     ]
     with LLM(str(folder), dtype="float32", max_num_batched_tokens=budget, **OPTIONS) as llm:
         outputs = llm.chat([chat(images) for images in groups], GREEDY, use_tqdm=False)

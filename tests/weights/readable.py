@@ -1,4 +1,4 @@
-"""What a model sees of a quantised file."""
+"""Reads a quantised file as a model sees it."""
 
 import torch
 
