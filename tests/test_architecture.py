@@ -32,13 +32,15 @@ LAYERS = (
     ("plan", "forward"),
     ("hooks",),
     ("transfer", "kernels"),
-    ("native", "cuda", "parallel"),
+    ("processes",),
+    ("native", "cuda", "sharding"),
     ("grammars",),
     ("attention", "layers", "sampling", "weights"),
+    ("model_folder",),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
     ("startup",),
-    ("saving",),
+    ("saving", "determinism"),
     ("desk",),
     ("datasets",),
     ("batch",),
@@ -48,7 +50,7 @@ LAYERS = (
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
-KNOW_ALL_ROOMS = ("engine", "startup")  # one steps them, the other builds them
+KNOW_ALL_ROOMS = ("engine", "startup", "determinism")  # steps, builds, compares them
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
 
 FOLDERS = {  # folder -> package
@@ -72,7 +74,7 @@ SHARED_BY_PLUGINS = {
 }
 MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
 USES_THE_KIT = {  # package -> parts of the kit that it runs
-    "cli": {"mmdeploy_llm.testing.check", "mmdeploy_llm.testing.determinism"},
+    "cli": {"mmdeploy_llm.testing.check"},
     "doctor": {"mmdeploy_llm.testing.reference", "mmdeploy_llm.testing.tiny"},
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}

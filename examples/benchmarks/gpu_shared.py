@@ -20,8 +20,8 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.bench.cost import VALUE_BYTES, MediaFlops, ModelCost, kv_block_bytes, model_cost
 from mmdeploy_llm.bench.machine import Machine
 from mmdeploy_llm.bench.run import StepLog
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.metrics import StepStats
+from mmdeploy_llm.model_folder import read_checkpoint
 
 DTYPE = "bfloat16"
 LOWEST_ID = 40  # lowest token id in prompts; special tokens lie below

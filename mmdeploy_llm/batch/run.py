@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.messages import Prompt
-from mmdeploy_llm.parallel import interrupted_later
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.processes import interrupted_later
 
 from .answers.rounds import Answerer
 from .ids import DoneItems, IdSet

@@ -21,9 +21,9 @@ from torch import nn
 from mmdeploy_llm import native
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import Checkpoint, hookimpl
-from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.metrics import StepStats
+from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
 from mmdeploy_llm.option_types import quantization_name
 from mmdeploy_llm.params import SamplingParams
 

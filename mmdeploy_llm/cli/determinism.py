@@ -12,7 +12,7 @@ import typer
 from .options import SOME_FAILED, DType, Engine, IsJson, engine_options
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.testing.ways import Comparison
+    from mmdeploy_llm.determinism.ways import Comparison
 
 # click does not rewrap a paragraph that begins with "\b".
 DETERMINISM_EPILOG = """\b
@@ -81,7 +81,7 @@ def check_determinism(
     Runs the model several times on some prompts: seconds for a tiny model, minutes for a large
     one."""
     from mmdeploy_llm.config import EngineConfig
-    from mmdeploy_llm.testing.determinism import check_determinism
+    from mmdeploy_llm.determinism.check import check_determinism
 
     options = engine_options(
         ctx, engine, dtype=dtype, quantization=quantization, deterministic=mode or None

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import NoReturn, Self
 
-from mmdeploy_llm.parallel import Home
+from mmdeploy_llm.processes import Home
 
 CLOSED = "this LLM is closed; make a new one"
 CLOSED_MEANWHILE = (

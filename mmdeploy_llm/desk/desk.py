@@ -27,7 +27,7 @@ from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.intake.prompts import deadline_of, priority_of
 from mmdeploy_llm.intake.rendered import TokenCount
-from mmdeploy_llm.parallel import Home
+from mmdeploy_llm.processes import Home
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .belonging import CLOSED

@@ -14,7 +14,7 @@ from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
-from mmdeploy_llm.parallel import finalize_here
+from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.saving import save_loaded
 from mmdeploy_llm.startup.start import report_load
 

@@ -26,7 +26,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.rendered import TokenCount
-from mmdeploy_llm.parallel import finalize_here, interrupt_thread
+from mmdeploy_llm.processes import finalize_here, interrupt_thread
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.startup.rooms import Assembly
 

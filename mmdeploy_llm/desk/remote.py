@@ -26,7 +26,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.outputs import RequestOutput
-from mmdeploy_llm.parallel import Channel, Message, Worker, finalize_here
+from mmdeploy_llm.processes import Channel, Message, Worker, finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.start import start
 

@@ -19,8 +19,8 @@ from hashlib import blake2b
 from typing import Any
 
 from mmdeploy_llm.errors import WorkerDiedError
-from mmdeploy_llm.parallel.helper import READY, Helper, limit_memory
-from mmdeploy_llm.parallel.process import Channel
+from mmdeploy_llm.processes.helper import READY, Helper, limit_memory
+from mmdeploy_llm.processes.process import Channel
 
 from .sources import Constraint, wrong
 from .vocabulary import Vocabulary, first_line, llguidance, rust_error

@@ -18,7 +18,7 @@ from mmdeploy_llm.errors import MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.request import MediaInput
 
-from .model_folder import read_object
+from .folder_files import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, RequestError
-from mmdeploy_llm.hooks.model_folder import read_text
+from mmdeploy_llm.hooks.folder_files import read_text
 from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.model_folder import read_json
 
-from .checkpoint import read_json
 from .rendering import Renderer, TemplateFailedError, TemplateTimeError
 
 RENDER_SECONDS = 30.0

@@ -8,10 +8,10 @@ from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.hooks.model_folder import library_error, shown
+from mmdeploy_llm.hooks.folder_files import library_error, shown
+from mmdeploy_llm.model_folder import check_files
+from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, without_additions
 
-from .checkpoint import check_files
-from .checkpoint.gguf import has_tokenizer, tokenizer_file, without_additions
 from .text_facts import text_config
 from .unicode_text import check_unicode
 

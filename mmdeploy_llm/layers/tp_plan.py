@@ -1,4 +1,4 @@
-"""How the layers of this package are sharded over ranks (see parallel/shards.py), so that a plugin
+"""How the layers of this package are sharded over ranks (see sharding/shards.py), so that a plugin
 whose model consists of them declares nothing.
 
 Attention is split by heads, MLPs and experts by their inner channels, embedding and output head by

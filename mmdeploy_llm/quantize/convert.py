@@ -12,8 +12,8 @@ from typing import Any
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.kernels.coded import MAX_GROUP, Bits
+from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.option_types import WHOLE_ROW
 from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of

@@ -13,7 +13,7 @@ from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.batch.sources import open_source
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.hooks.model_folder import MAX_INDEX_BYTES, read_object
+from mmdeploy_llm.hooks.folder_files import MAX_INDEX_BYTES, read_object
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams

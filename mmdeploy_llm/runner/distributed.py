@@ -32,15 +32,9 @@ from typing import Any
 
 from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel import (
-    Meeting,
-    Message,
-    Worker,
-    close_all,
-    finalize_here,
-    interrupted_later,
-)
 from mmdeploy_llm.plan import StepPlan, StepResult
+from mmdeploy_llm.processes import Message, Worker, close_all, finalize_here, interrupted_later
+from mmdeploy_llm.sharding import Meeting
 
 from .executor import Facts
 from .overlap import Started, deferred

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel import Channel, Meeting, Ranks
 from mmdeploy_llm.plan import StepPlan, StepResult
+from mmdeploy_llm.processes import Channel
+from mmdeploy_llm.sharding import Meeting, Ranks
 
 from .executor import Executor, Facts
 from .out_of_memory import is_out_of_memory

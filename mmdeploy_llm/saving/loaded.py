@@ -14,7 +14,7 @@ import torch
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
-from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
+from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.option_types import QuantizationName
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.machine import load_kernels

@@ -8,10 +8,10 @@ import torch
 
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.model import media_size
-from mmdeploy_llm.parallel import Ranks
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.runner.executor import Executor, Facts
 from mmdeploy_llm.runner.peers import Peers
+from mmdeploy_llm.sharding import Ranks
 
 from .blueprint import Blueprint
 from .host import Host

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.intake.checkpoint import PROMPT_FILES
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.model_folder import PROMPT_FILES
 
 from .blueprint import draw_blueprint
 from .cards import CudaFacts

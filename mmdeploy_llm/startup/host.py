@@ -12,7 +12,7 @@ import torch
 
 from mmdeploy_llm import native
 from mmdeploy_llm.native import ComputeThreads
-from mmdeploy_llm.parallel import finalize_here
+from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .machine import Machine

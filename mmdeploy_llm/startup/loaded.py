@@ -17,9 +17,9 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.option_types import QuantizationName
-from mmdeploy_llm.parallel import FirstRank, Ranks, shares_of
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
+from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model

@@ -8,9 +8,9 @@ from typing import Any
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor, PluginManager
-from mmdeploy_llm.intake.checkpoint import PROMPT_FILES
 from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.model_folder import PROMPT_FILES
 
 from .model_files import ModelFiles, naming, read_model_files
 

@@ -18,18 +18,18 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from mmdeploy_llm.intake.checkpoint import (
-    MODEL_FILES,
-    TOKENIZER_FILES,
-    read_checkpoint,
-    resolve_model,
-)
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
 from mmdeploy_llm.intake.text_facts import TextFacts, read_text_facts
 from mmdeploy_llm.intake.tokenizer import (
     PromptTokenizer,
     eos_token_ids,
     load_tokenizer,
+)
+from mmdeploy_llm.model_folder import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    read_checkpoint,
+    resolve_model,
 )
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 

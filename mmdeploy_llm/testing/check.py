@@ -20,7 +20,7 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 
 from .checks import (
     determinism,

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.weights import build_model
 
 from .checks import determinism, equalities, models, ranks

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.model_folder import check_regular
+from mmdeploy_llm.hooks.folder_files import check_regular
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,

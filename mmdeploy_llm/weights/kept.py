@@ -21,7 +21,7 @@ from mmdeploy_llm.kernels.coded import (
     joined,
     num_units,
 )
-from mmdeploy_llm.parallel import Share
+from mmdeploy_llm.sharding import Share
 
 from .gguf import GGUFFile
 from .quantized import QuantizedFile

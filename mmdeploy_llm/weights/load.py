@@ -30,7 +30,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import WeightMemory
-from mmdeploy_llm.parallel import Share
+from mmdeploy_llm.sharding import Share
 
 from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile, TensorFile

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.parallel import Share
+from mmdeploy_llm.sharding import Share
 
 from .files import STAGING_BYTES, TensorFile
 

@@ -12,7 +12,7 @@ from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
 from mmdeploy_llm.testing.tiny import FAMILIES, write_tiny
 

@@ -21,10 +21,10 @@ from mmdeploy_llm.bench.profile import PHASES, Clock, Profiler
 from mmdeploy_llm.bench.report import result_table
 from mmdeploy_llm.bench.results import Alone, BenchResult, Limit, Memory, Round
 from mmdeploy_llm.bench.works import Workload
-from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, RotaryConfig
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.metrics import StepStats
+from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
 from mmdeploy_llm.params import SamplingParams
 
 SLOW = Machine(precision="bfloat16", flops=1e6, bandwidth=1e12)  # arithmetic dominates

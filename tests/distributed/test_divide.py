@@ -7,9 +7,9 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError, PluginContractError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.layers.tp_plan import tp_plan
-from mmdeploy_llm.parallel import Share, divide, shares_of
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.sharding import Share, divide, shares_of
 from mmdeploy_llm.testing.checks.base import CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.testing.checks.models import ModelSubject
 from mmdeploy_llm.testing.checks.ranks import two_ranks_equal_one

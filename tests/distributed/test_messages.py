@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
-from mmdeploy_llm.parallel import Channel, Meeting, Worker, close_all, process
-from mmdeploy_llm.parallel.wire import MAX_INLINE
+from mmdeploy_llm.processes import Channel, Worker, close_all, process
+from mmdeploy_llm.processes.wire import MAX_INLINE
+from mmdeploy_llm.sharding import Meeting
 
 LARGE = MAX_INLINE // 4 + 1000  # float32 values that go through shared memory
 
@@ -177,7 +178,7 @@ def test_a_worker_ends_with_its_parent(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
         "import os, signal, test_messages\n"
-        "from mmdeploy_llm.parallel import Worker\n"
+        "from mmdeploy_llm.processes import Worker\n"
         "worker = Worker('w', test_messages.hang)\n"
         "print(worker.receive(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mmdeploy_llm.parallel import Share
+from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights import files
 from mmdeploy_llm.weights.files import SafetensorsFile
@@ -113,9 +113,9 @@ from types import SimpleNamespace
 import torch
 from mmdeploy_llm_plugins.llama.text import LlamaForCausalLM
 
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.layers.tp_plan import tp_plan
-from mmdeploy_llm.parallel import shares_of
+from mmdeploy_llm.sharding import shares_of
 from mmdeploy_llm.weights import build_model
 
 checkpoint, size = read_checkpoint(Path(sys.argv[1])), int(sys.argv[2])

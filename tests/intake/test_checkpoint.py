@@ -5,9 +5,9 @@ import json
 import pytest
 from transformers import Qwen2Config
 
+from mmdeploy_llm import model_folder as module
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.intake import checkpoint as module
-from mmdeploy_llm.intake.checkpoint import read_checkpoint, read_json, resolve_model
+from mmdeploy_llm.model_folder import read_checkpoint, read_json, resolve_model
 
 
 @pytest.fixture

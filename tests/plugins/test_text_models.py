@@ -18,7 +18,7 @@ from mmdeploy_llm_plugins import (
 from safetensors import safe_open
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.checks.models import ModelSubject
 from mmdeploy_llm.testing.model_conformance import ModelConformance, build
 from mmdeploy_llm.testing.tiny import write_tiny

@@ -28,8 +28,8 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.runtime_config import AttentionChoice, HostFacts, ModelLimits, resolve
 
@@ -306,8 +306,8 @@ PICKLING = {"Queue", "SimpleQueue", "JoinableQueue", "Pool", "Manager", "Pipe"}
 # An engine and the processes that it starts itself talk over a pair of sockets without a name,
 # which only these two hold: what is read there, this program has written. See the test below.
 OWN_PROCESSES = {
-    ("mmdeploy_llm/parallel/wire.py", "pickle"),
-    ("mmdeploy_llm/parallel/process.py", "Pipe"),
+    ("mmdeploy_llm/processes/wire.py", "pickle"),
+    ("mmdeploy_llm/processes/process.py", "Pipe"),
 }
 
 
@@ -351,7 +351,7 @@ def test_09_no_pickle():
 
 def test_09_processes_talk_over_sockets_without_a_name():
     """Nothing listens, so no other process can write what a child or its parent reads."""
-    from mmdeploy_llm.parallel.process import Pipe
+    from mmdeploy_llm.processes.process import Pipe
 
     ends = Pipe()
     try:

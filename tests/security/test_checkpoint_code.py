@@ -13,7 +13,7 @@ import transformers
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.tiny import write_tiny
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ import pytest
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError, MMDeployLLMError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
+from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
 from mmdeploy_llm.startup.blueprint import draw_blueprint
 from mmdeploy_llm.startup.cards import CudaFacts
 from mmdeploy_llm.startup.machine import Machine

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.determinism.check import NUM_TOKENS, WAYS, check_determinism
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import cpu_levels
-from mmdeploy_llm.testing.determinism import NUM_TOKENS, WAYS, check_determinism
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import write_tiny
 

@@ -205,7 +205,7 @@ def mp4(load_file):
 
 @pytest.mark.parametrize("kinds", [("image",), ("video",), ("image", "video")])
 def test_generate_with_media(png, mp4, kinds, model_of):
-    from mmdeploy_llm.intake.checkpoint import resolve_model
+    from mmdeploy_llm.model_folder import resolve_model
 
     contents = {"image": png, "video": mp4}
     requests = types.SimpleNamespace(get=lambda url: types.SimpleNamespace(content=contents[url]))

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.request import MediaSpan
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import write_tiny

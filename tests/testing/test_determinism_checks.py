@@ -5,7 +5,7 @@ import torch
 from mmdeploy_llm_plugins.qwen import provide_models
 
 from mmdeploy_llm.hooks import ModelSpec
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import CheckSkipped, write_tiny
 from mmdeploy_llm.testing.checks.base import CheckFailed, factory_of
 from mmdeploy_llm.testing.checks.determinism import no_bit_depends_on_the_batch

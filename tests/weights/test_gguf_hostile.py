@@ -16,7 +16,7 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelError
-from mmdeploy_llm.intake.checkpoint.gguf import check_tokenizer, described
+from mmdeploy_llm.model_folder.gguf import check_tokenizer, described
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.gguf import GGUFFile, read_headers
 

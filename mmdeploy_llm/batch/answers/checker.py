@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
-from mmdeploy_llm.parallel.helper import READY, Helper, limit_memory
-from mmdeploy_llm.parallel.process import Channel
+from mmdeploy_llm.processes.helper import READY, Helper, limit_memory
+from mmdeploy_llm.processes.process import Channel
 
 SECONDS = 5.0  # for one text
 MAX_MEMORY = 2**29  # bytes that checking a text may take

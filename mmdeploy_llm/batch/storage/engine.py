@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, resolve_model
 from mmdeploy_llm.intake.template import load_template
+from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_model
 
 from .configuration import Configuration
 from .identity import model_digest

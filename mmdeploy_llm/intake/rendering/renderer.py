@@ -21,8 +21,8 @@ from typing import Any
 
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel.helper import READY, Helper, lower_limit
-from mmdeploy_llm.parallel.process import Channel
+from mmdeploy_llm.processes.helper import READY, Helper, lower_limit
+from mmdeploy_llm.processes.process import Channel
 
 from .metered import BudgetError, Metered, simple_template
 from .sandbox import TemplateTimeError, run

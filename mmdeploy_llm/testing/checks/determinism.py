@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mmdeploy_llm.caches import longest_window
+from mmdeploy_llm.determinism.ways import Way, Ways
 from mmdeploy_llm.kernels import Quantization
 from mmdeploy_llm.layers.fixed_order import undetermined
 from mmdeploy_llm.layers.install import install_kernels
@@ -16,7 +17,6 @@ from mmdeploy_llm.request import Request
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.schedule.scheduler import SchedulerConfig
 from mmdeploy_llm.testing.paged import BLOCK_SIZE, cpu_runner, greedy
-from mmdeploy_llm.testing.ways import Way, Ways
 
 from .base import Check, CheckSkipped, demand
 from .models import ModelSubject

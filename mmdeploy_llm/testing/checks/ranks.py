@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.tp_plan import tp_plan
-from mmdeploy_llm.parallel import shares_of
+from mmdeploy_llm.sharding import shares_of
 from mmdeploy_llm.testing.dense import DenseRunner, DenseSequence
 from mmdeploy_llm.testing.ranks import ThreadRanks, on_ranks, thread_ranks
 

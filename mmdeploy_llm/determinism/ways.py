@@ -13,13 +13,13 @@ from enum import StrEnum
 
 import torch
 
+from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.outputs import Logprob, TokenLogprobs
 from mmdeploy_llm.plan import TokenUpdate
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 
-from .checks.base import CheckFailed
 from .tracing import Trace
 
 CHUNK = 13  # tokens in a step of Way.CHUNKS; at least one for each request
@@ -105,7 +105,7 @@ class Ways:
 
     def compare(self, model: torch.nn.Module, ways: Sequence[Way]) -> Iterator[Comparison]:
         """Yields a comparison for each of `ways`. Where answers differ, runs both again and names
-        the causes in `model`. Raises CheckFailed when a request fails."""
+        the causes in `model`. Raises EngineError when a request fails."""
         alone = self.answers(Way.ALONE)
         for way in ways:
             found = self.answers(way)
@@ -233,7 +233,7 @@ def _add_prompt(answer: Answer, entries: Sequence[TokenLogprobs | None]) -> None
 
 def _take(update: TokenUpdate, answer: Answer) -> None:
     if update.failure is not None:
-        raise CheckFailed(f"a request failed: {update.failure.message}")
+        raise EngineError(f"a request failed: {update.failure.message}")
     answer.token_ids += update.new_token_ids
     answer.logprobs += update.logprobs
     answer.num_cached_tokens = update.request.num_cached_tokens

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from mmdeploy_llm.caches import longest_window
@@ -31,7 +32,6 @@ from mmdeploy_llm.startup.rooms import build_intake
 from mmdeploy_llm.startup.runners import CachePlan, new_runner
 from mmdeploy_llm.startup.sizes import kv_cache_shape
 
-from .samples import pixels
 from .ways import Comparison, Way, Ways
 
 WAYS = tuple(way for way in Way if way is not Way.ALONE)
@@ -133,10 +133,17 @@ def _texts(files: ModelFiles, lengths: Sequence[int]) -> list[Any]:
 def _chats(files: ModelFiles) -> Iterator[Any]:
     if files.chat_template is None:
         return
-    pictures = [pixels(56 * height, 56 * width, seed=height) for height, width in ((2, 3), (4, 2))]
+    pictures = [
+        _picture(56 * height, 56 * width, seed=height) for height, width in ((2, 3), (4, 2))
+    ]
     sources: list[tuple[str, Any]] = [("image", picture) for picture in pictures]
-    sources.append(("video", [pixels(112, 112, seed=seed) for seed in (7, 8, 9, 10)]))
+    sources.append(("video", [_picture(112, 112, seed=seed) for seed in (7, 8, 9, 10)]))
     for kind, source in sources:
         if kind in files.spec.media:
             content = [{"type": kind, kind: source}, {"type": "text", "text": QUESTION}]
             yield {"messages": [{"role": "user", "content": content}]}
+
+
+def _picture(height: int, width: int, *, seed: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Returns random RGB noise, uint8 [height, width, 3]."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)

@@ -34,7 +34,7 @@ from .wire import Message, receive
 
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from mmdeploy_llm.parallel.process import main; main()"
+    "from mmdeploy_llm.processes.process import main; main()"
 )
 PACKAGE = "mmdeploy_llm"
 TAIL_SIZE = 8000  # characters of a process's last output that are kept

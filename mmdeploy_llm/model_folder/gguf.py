@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.model_folder import fault, library_error, shown
+from mmdeploy_llm.hooks.folder_files import fault, library_error, shown
 from mmdeploy_llm.weights.gguf import (
     Header,
     family_of,

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.hooks.model_folder import check_folder, library_error, read_object, validated
+from mmdeploy_llm.hooks.folder_files import check_folder, library_error, read_object, validated
 from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf, find_tower
 
 from .gguf import Described, described
