@@ -51,7 +51,8 @@ class Conformance:
         super().__init_subclass__(**kwargs)
         if "checks" not in cls.__dict__:
             return
-        for check in (*super(cls, cls).checks, *cls.checks):
+        inherited = [check for base in cls.__mro__[1:] for check in vars(base).get("checks", ())]
+        for check in (*inherited, *cls.checks):
             name = f"test_{check.__name__}"
             if name not in cls.__dict__:
                 setattr(cls, name, _method(name, check) if check in cls.checks else None)
