@@ -55,6 +55,7 @@ def test_the_table_has_no_faults(census, table):
         assert images in (census.EXPECTED if name in census.IMAGE_TEXT else ("",)), name
 
 
+@pytest.mark.long
 def test_a_sample_of_the_table(census, table):
     """In a process of its own, which may fork: this one has threads."""
     command = [sys.executable, "-W", "ignore", census.__file__, *SAMPLE]
@@ -81,6 +82,7 @@ print(census.run("LlamaForCausalLM", seconds=600)[0])
 """
 
 
+@pytest.mark.full
 def test_a_hang_and_a_crash_are_outcomes(census):
     command = [sys.executable, "-W", "ignore", "-c", FAULTS]
     folder = Path(census.__file__).parent
