@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.folder_files import check_folder, library_error, read_object, validated
-from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf, find_tower
 
 from .gguf import Described, described
 from .schema import (
@@ -44,7 +44,7 @@ COMPONENTS = ("image_processor", "video_processor")  # in processor_config.json
 
 def bundled_models() -> dict[str, Path]:
     """Returns name -> folder of the models that are part of this package."""
-    root = Path(__file__).parents[2] / "bundled"
+    root = Path(__file__).parents[1] / "bundled"
     folders = root.iterdir() if root.is_dir() else ()
     return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
 

@@ -35,7 +35,8 @@ from mmdeploy_llm.saving.rounders import GroupRounder, Place
 from mmdeploy_llm.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.saving.writer import places_of, unstacked
 from mmdeploy_llm.startup.machine import load_kernels
-from mmdeploy_llm.weights.files import SafetensorsFile, TensorFile
+from mmdeploy_llm.tensor_file import TensorFile
+from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.map import Target
 
 from .folds import Fold, folds_of, set_norm

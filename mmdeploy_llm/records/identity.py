@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf, find_tower
+from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
 
 DIGEST_BYTES = 8
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights

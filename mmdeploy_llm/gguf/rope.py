@@ -9,8 +9,8 @@ import torch
 
 from mmdeploy_llm.errors import CheckpointError
 
-from .facts import MAX_HEAD_DIM, Facts
 from .header import Header
+from .metadata import MAX_HEAD_DIM, Metadata
 from .rows import TensorRows
 
 LLAMA3_FACTORS = "rope_freqs.weight"
@@ -21,7 +21,9 @@ NOT_ROTATED = 1e20  # and larger factors: the angles vanish
 MAX_FACTORS = 65_536
 
 
-def rope_parameters(facts: Facts, head_dim: int, *, theta: float = 10_000.0) -> dict[str, Any]:
+def rope_parameters(
+    metadata: Metadata, head_dim: int, *, theta: float = 10_000.0
+) -> dict[str, Any]:
     """Returns rope_parameters, without the factors of "longrope". theta: where the file states
     none.
 
@@ -29,58 +31,58 @@ def rope_parameters(facts: Facts, head_dim: int, *, theta: float = 10_000.0) -> 
     """
     values: dict[str, Any] = {
         "rope_type": "default",
-        "rope_theta": facts.number("rope.freq_base", theta),
+        "rope_theta": metadata.number("rope.freq_base", theta),
     }
-    rotary_dim = facts.whole("rope.dimension_count", head_dim, high=MAX_HEAD_DIM)
+    rotary_dim = metadata.whole("rope.dimension_count", head_dim, high=MAX_HEAD_DIM)
     if rotary_dim != head_dim:
         values["partial_rotary_factor"] = rotary_dim / head_dim
-    kind = facts.text("rope.scaling.type", "none")
-    factor = facts.number(
-        "rope.scaling.factor", facts.number("rope.scale_linear", 1.0, low=0), low=0
+    kind = metadata.text("rope.scaling.type", "none")
+    factor = metadata.number(
+        "rope.scaling.factor", metadata.number("rope.scale_linear", 1.0, low=0), low=0
     )
     if kind in ("none", "linear") and factor not in (0.0, 1.0):
         values |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
-        original = facts.whole(
-            "rope.scaling.original_context_length", facts.whole("context_length")
+        original = metadata.whole(
+            "rope.scaling.original_context_length", metadata.whole("context_length")
         )
         values |= {
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": original,
         }
-    elif kind not in ("none", "linear", "longrope" if LONG_FACTORS in facts.tensors else "none"):
-        raise facts.wrong("rope.scaling.type", "none, linear, yarn")
-    if LLAMA3_FACTORS in facts.tensors:
-        values |= _llama3(facts, values["rope_theta"], rotary_dim)
+    elif kind not in ("none", "linear", "longrope" if LONG_FACTORS in metadata.tensors else "none"):
+        raise metadata.wrong("rope.scaling.type", "none, linear, yarn")
+    if LLAMA3_FACTORS in metadata.tensors:
+        values |= _llama3(metadata, values["rope_theta"], rotary_dim)
     return values
 
 
-def proportional_rope(facts: Facts) -> dict[str, Any]:
+def proportional_rope(metadata: Metadata) -> dict[str, Any]:
     """Returns the parameters of Gemma 4's layers without a window: those channels are rotated whose
     factor is 1; the others have huge ones. Raises CheckpointError for other factors."""
-    stored = factors_of(facts.header, LLAMA3_FACTORS)
+    stored = factors_of(metadata.header, LLAMA3_FACTORS)
     num_rotated = sum(factor == 1 for factor in stored)
     if any(factor != 1 for factor in stored[:num_rotated]) or any(
         factor < NOT_ROTATED for factor in stored[num_rotated:]
     ):
         raise CheckpointError(
-            f"{LLAMA3_FACTORS} of {facts.header.paths[0]} scales frequencies in a way that is not "
-            "Gemma 4's; put the model's config.json into the folder, which says how"
+            f"{LLAMA3_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that is "
+            "not Gemma 4's; put the model's config.json into the folder, which says how"
         )
     return {
         "rope_type": "proportional",
-        "rope_theta": facts.number("rope.freq_base", 1e6),
+        "rope_theta": metadata.number("rope.freq_base", 1e6),
         "partial_rotary_factor": num_rotated / len(stored),
     }
 
 
-def _llama3(facts: Facts, theta: float, rotary_dim: int) -> dict[str, Any]:
+def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]:
     """Returns the fields of Llama 3's scaling, if they yield the factors that the file holds.
 
     Raises CheckpointError for others: then config.json is needed.
     """
-    stored = factors_of(facts.header, LLAMA3_FACTORS)
+    stored = factors_of(metadata.header, LLAMA3_FACTORS)
     factor = round(max(stored), 3)
     wanted = [
         _llama3_factor(theta ** (-2 * i / rotary_dim), factor) for i in range(rotary_dim // 2)
@@ -90,8 +92,8 @@ def _llama3(facts: Facts, theta: float, rotary_dim: int) -> dict[str, Any]:
     )
     if not is_same:
         raise CheckpointError(
-            f"{LLAMA3_FACTORS} of {facts.header.paths[0]} scales frequencies in a way that is not "
-            "Llama 3's; put the model's config.json into the folder, which says how"
+            f"{LLAMA3_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that is "
+            "not Llama 3's; put the model's config.json into the folder, which says how"
         )
     return {
         "rope_type": "llama3",

@@ -16,9 +16,9 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelError
+from mmdeploy_llm.gguf import GGUFFile, read_headers
 from mmdeploy_llm.model_folder.gguf import check_tokenizer, described
 from mmdeploy_llm.testing.tiny import write_tiny
-from mmdeploy_llm.weights.gguf import GGUFFile, read_headers
 
 from .gguf_writing import write_gguf
 

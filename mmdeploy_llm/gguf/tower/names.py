@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights.gguf.families import TOWER
-from mmdeploy_llm.weights.gguf.header import Header
+from mmdeploy_llm.gguf.families import TOWER
+from mmdeploy_llm.gguf.header import Header
 
 BLOCK = {"ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj"}
 GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}

@@ -11,9 +11,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.weights.files import Entry
-from mmdeploy_llm.weights.quantized.layer import WeightRows
-from mmdeploy_llm.weights.quantized.reading import copy_rows
+from mmdeploy_llm.tensor_file import Entry, WeightRows, copy_rows
 
 from .header import Header
 from .rows import TensorRows

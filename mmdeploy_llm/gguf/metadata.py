@@ -16,7 +16,7 @@ MAX_LAYERS = 10_000
 MAX_HEAD_DIM = 65_536
 
 
-class Facts:
+class Metadata:
     """The metadata of one model. Keys are given without the architecture before them."""
 
     def __init__(self, header: Header) -> None:
@@ -109,29 +109,29 @@ class Facts:
         return self.header.paths[0].name
 
 
-def num_layers(facts: Facts) -> int:
+def num_layers(metadata: Metadata) -> int:
     """Returns the number of decoder layers, without those that predict further tokens. Raises
     CheckpointError when it is missing or out of range."""
-    extra = facts.whole("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
-    found = facts.whole("block_count", high=MAX_LAYERS) - extra
+    extra = metadata.whole("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
+    found = metadata.whole("block_count", high=MAX_LAYERS) - extra
     if found < 1:
-        raise facts.wrong("nextn_predict_layers", "fewer than block_count")
+        raise metadata.wrong("nextn_predict_layers", "fewer than block_count")
     return found
 
 
-def head_dim(facts: Facts) -> int:
+def head_dim(metadata: Metadata) -> int:
     """Returns the channels of a head: as stated, else as the rows of the first query matrix."""
-    num_heads = facts.whole("attention.head_count")
-    if facts.has("attention.key_length"):
-        found = facts.whole("attention.key_length", high=MAX_HEAD_DIM)
-        if facts.whole("attention.value_length", found) != found:
-            raise facts.wrong("attention.value_length", f"the same as key_length, {found}")
+    num_heads = metadata.whole("attention.head_count")
+    if metadata.has("attention.key_length"):
+        found = metadata.whole("attention.key_length", high=MAX_HEAD_DIM)
+        if metadata.whole("attention.value_length", found) != found:
+            raise metadata.wrong("attention.value_length", f"the same as key_length, {found}")
         return found
-    if "blk.0.attn_q.weight" in facts.tensors:
-        return max(1, facts.shape("blk.0.attn_q.weight", 2)[0] // num_heads)
-    return max(1, facts.whole("embedding_length") // num_heads)
+    if "blk.0.attn_q.weight" in metadata.tensors:
+        return max(1, metadata.shape("blk.0.attn_q.weight", 2)[0] // num_heads)
+    return max(1, metadata.whole("embedding_length") // num_heads)
 
 
-def has_biases(facts: Facts, name: str) -> bool:
+def has_biases(metadata: Metadata, name: str) -> bool:
     """Whether a matrix of the first layer has biases."""
-    return f"blk.0.{name}.bias" in facts.tensors
+    return f"blk.0.{name}.bias" in metadata.tensors

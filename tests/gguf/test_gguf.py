@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from mmdeploy_llm import tensor_file
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
+from mmdeploy_llm.gguf import GGUFFile, find_gguf, gguf_config, read_headers, rows
+from mmdeploy_llm.gguf.codes import LAYOUTS
+from mmdeploy_llm.gguf.families import FAMILIES
+from mmdeploy_llm.gguf.library import readable_types
 from mmdeploy_llm.testing.tiny import write_tiny
-from mmdeploy_llm.weights.gguf import GGUFFile, find_gguf, gguf_config, read_headers, rows
-from mmdeploy_llm.weights.gguf.codes import LAYOUTS
-from mmdeploy_llm.weights.gguf.families import FAMILIES
-from mmdeploy_llm.weights.gguf.library import readable_types
-from mmdeploy_llm.weights.quantized import reading
 
 from .gguf_writing import random_blocks, write_gguf
 
@@ -60,7 +60,7 @@ def test_values_are_those_of_the_library(tmp_path, monkeypatch, kind):
     with np.errstate(all="ignore"):
         wanted = torch.from_numpy(gguf.dequantize(data, number).copy())
     n, k = wanted.shape
-    monkeypatch.setattr(reading, "ROWS_BYTES", 5 * 4 * k)
+    monkeypatch.setattr(tensor_file, "ROWS_BYTES", 5 * 4 * k)
     monkeypatch.setattr(rows, "SLICE_VALUES", 2 * k)
     key = "model.layers.3.self_attn.v_proj.weight"
     entry, found = read(path, key, (n, k))

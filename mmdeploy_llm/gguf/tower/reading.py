@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights.gguf.entries import EntryFile
-from mmdeploy_llm.weights.gguf.header import Header, StoredTensor
-from mmdeploy_llm.weights.gguf.rows import TensorRows
-from mmdeploy_llm.weights.quantized.layer import WeightRows
+from mmdeploy_llm.gguf.entries import EntryFile
+from mmdeploy_llm.gguf.header import Header, StoredTensor
+from mmdeploy_llm.gguf.rows import TensorRows
+from mmdeploy_llm.tensor_file import WeightRows
 
 from .names import Tower, tower_of
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
-from mmdeploy_llm.weights.quantized.layer import WeightRows
+from mmdeploy_llm.tensor_file import WeightRows
 
 from .codes import LAYOUTS, coded_rows
 from .entries import EntryFile
-from .facts import MAX_HEAD_DIM, Facts, num_layers
 from .families import NOT_WEIGHTS, Family, family_of
 from .header import Header, StoredTensor
+from .metadata import MAX_HEAD_DIM, Metadata, num_layers
 from .order import Order, halves_to_pairs, pairs_to_halves, tiled_heads
 from .rows import TensorRows
 
@@ -112,13 +112,13 @@ class _Weight:
 
 def _sources(header: Header) -> Iterator[tuple[str, _Source]]:
     """Yields key and source of every entry."""
-    family, facts = family_of(header.architecture), Facts(header)
+    family, metadata = family_of(header.architecture), Metadata(header)
     unknown: list[str] = []
     num_entries = 0
     for name, tensor in header.tensors.items():
-        if name in NOT_WEIGHTS or _is_extra(family, facts, name):
+        if name in NOT_WEIGHTS or _is_extra(family, metadata, name):
             continue
-        found = dict(_entries(family, facts, name, tensor))
+        found = dict(_entries(family, metadata, name, tensor))
         if not found:
             unknown.append(name)
         num_entries += len(found)
@@ -136,35 +136,37 @@ def _sources(header: Header) -> Iterator[tuple[str, _Source]]:
 
 
 def _entries(
-    family: Family, facts: Facts, name: str, tensor: StoredTensor
+    family: Family, metadata: Metadata, name: str, tensor: StoredTensor
 ) -> Iterator[tuple[str, _Source]]:
     """Yields the entries that one stored tensor holds; none for a name that is not known."""
     outer = OUTER_NAME.fullmatch(name)
     if outer is not None and outer[1] in family.outer:
         key = f"{family.outer[outer[1]]}.{outer[2]}"
-        yield key, _source(family, facts, outer[1], tensor)
+        yield key, _source(family, metadata, outer[1], tensor)
     layer = LAYER_NAME.fullmatch(name)
     if layer is None:
         return
     prefix = f"model.layers.{int(layer[1])}"
     leaf, _, suffix = layer[2].rpartition(".")
     if layer[2] in family.whole:
-        yield f"{prefix}.{family.whole[layer[2]]}", _source(family, facts, layer[2], tensor)
+        yield f"{prefix}.{family.whole[layer[2]]}", _source(family, metadata, layer[2], tensor)
     elif suffix not in ("weight", "bias"):
         return
     elif leaf in family.layer:
-        yield f"{prefix}.{family.layer[leaf]}.{suffix}", _source(family, facts, leaf, tensor)
+        yield f"{prefix}.{family.layer[leaf]}.{suffix}", _source(family, metadata, leaf, tensor)
     elif leaf in family.experts and suffix == "weight":
-        num_experts, num_rows, size = facts.shape(name, 3)
+        num_experts, num_rows, size = metadata.shape(name, 3)
         if num_experts > MAX_ENTRIES:
-            raise CheckpointError(f"{name} of {facts.header.paths[0]} holds {num_experts} experts")
+            raise CheckpointError(
+                f"{name} of {metadata.header.paths[0]} holds {num_experts} experts"
+            )
         for expert in range(num_experts):
             key = f"{prefix}.{family.experts[leaf].format(expert)}.weight"
             shape = (num_rows, size)
             yield key, _Source(tensor=tensor, first_row=expert * num_rows, shape=shape)
 
 
-def _source(family: Family, facts: Facts, leaf: str, tensor: StoredTensor) -> _Source:
+def _source(family: Family, metadata: Metadata, leaf: str, tensor: StoredTensor) -> _Source:
     shape = tensor.shape
     axis = None if tensor.name.endswith(f"{leaf}.bias") else family.new_axes.get(leaf)
     if axis is not None and len(shape) < axis + 2:
@@ -173,11 +175,11 @@ def _source(family: Family, facts: Facts, leaf: str, tensor: StoredTensor) -> _S
         shape = (math.prod(shape),)
     rows = columns = None
     if leaf in family.permuted:
-        rows = _halves(facts, tensor, family.permuted[leaf])
-    elif leaf in family.halved and facts.has("rope.dimension_sections"):
-        rows = _pairs(facts, tensor, family.halved[leaf])
+        rows = _halves(metadata, tensor, family.permuted[leaf])
+    elif leaf in family.halved and metadata.has("rope.dimension_sections"):
+        rows = _pairs(metadata, tensor, family.halved[leaf])
     elif leaf in family.tiled or leaf == family.tiled_columns:
-        heads = _tiled(facts, tensor, family.tiled.get(leaf))
+        heads = _tiled(metadata, tensor, family.tiled.get(leaf))
         rows, columns = (None, heads) if leaf == family.tiled_columns else (heads, None)
     is_shifted = family.adds_one and leaf.endswith("norm") and leaf not in family.plain_norms
     return _Source(
@@ -191,50 +193,50 @@ def _source(family: Family, facts: Facts, leaf: str, tensor: StoredTensor) -> _S
     )
 
 
-def _halves(facts: Facts, tensor: StoredTensor, key: str) -> Order:
-    heads = facts.most(key, facts.whole("attention.head_count"))
+def _halves(metadata: Metadata, tensor: StoredTensor, key: str) -> Order:
+    heads = metadata.most(key, metadata.whole("attention.head_count"))
     num_rows = tensor.shape[0]
     if num_rows % (2 * heads):
         raise CheckpointError(
-            f"{tensor.name} of {facts.header.paths[0]} has {num_rows} rows, which are not {heads} "
-            "heads of an even size"
+            f"{tensor.name} of {metadata.header.paths[0]} has {num_rows} rows, which are not "
+            f"{heads} heads of an even size"
         )
     return halves_to_pairs(num_rows, heads)
 
 
-def _pairs(facts: Facts, tensor: StoredTensor, key: str) -> Order:
-    heads = facts.most(key, facts.whole("attention.head_count"))
+def _pairs(metadata: Metadata, tensor: StoredTensor, key: str) -> Order:
+    heads = metadata.most(key, metadata.whole("attention.head_count"))
     num_rows = tensor.shape[0]
     size = num_rows // heads
-    rotary_dim = facts.whole("rope.dimension_count", max(1, size), high=MAX_HEAD_DIM)
+    rotary_dim = metadata.whole("rope.dimension_count", max(1, size), high=MAX_HEAD_DIM)
     if num_rows % heads or rotary_dim > size or rotary_dim % 2:
         raise CheckpointError(
-            f"{tensor.name} of {facts.header.paths[0]} has {num_rows} rows, which are not {heads} "
-            f"heads whose first {rotary_dim} rows are pairs"
+            f"{tensor.name} of {metadata.header.paths[0]} has {num_rows} rows, which are not "
+            f"{heads} heads whose first {rotary_dim} rows are pairs"
         )
     return pairs_to_halves(size, rotary_dim)
 
 
-def _tiled(facts: Facts, tensor: StoredTensor, kind: str | None) -> Order:
+def _tiled(metadata: Metadata, tensor: StoredTensor, kind: str | None) -> Order:
     """Returns the order of the value heads in a tensor of Qwen3.5. kind: see Family.tiled; None:
     columns of values. Raises CheckpointError where the sizes do not fit."""
-    num_keys = facts.whole("ssm.group_count")
-    num_values = facts.whole("ssm.time_step_rank")
-    size = facts.whole("ssm.inner_size") // num_values
+    num_keys = metadata.whole("ssm.group_count")
+    num_values = metadata.whole("ssm.time_step_rank")
+    size = metadata.whole("ssm.inner_size") // num_values
     length = tensor.shape[-1] if kind is None else tensor.shape[0]
-    offset = 2 * num_keys * facts.whole("ssm.state_size") if kind == "after keys" else 0
+    offset = 2 * num_keys * metadata.whole("ssm.state_size") if kind == "after keys" else 0
     size = 1 if kind == "heads" else size
     if size < 1 or num_values % num_keys or length != offset + num_values * size:
         raise CheckpointError(
-            f"{tensor.name} of {facts.header.paths[0]} has the shape {list(tensor.shape)}, which "
-            f"does not fit {num_values} value heads of {num_keys} key heads"
+            f"{tensor.name} of {metadata.header.paths[0]} has the shape {list(tensor.shape)}, "
+            f"which does not fit {num_values} value heads of {num_keys} key heads"
         )
     return tiled_heads(num_keys, num_values, size, offset)
 
 
-def _is_extra(family: Family, facts: Facts, name: str) -> bool:
+def _is_extra(family: Family, metadata: Metadata, name: str) -> bool:
     """Whether a tensor belongs to a layer that predicts further tokens, which is not used."""
     layer = LAYER_NAME.fullmatch(name)
     if not family.has_extra_layers or layer is None:
         return False
-    return int(layer[1]) >= num_layers(facts)
+    return int(layer[1]) >= num_layers(metadata)
