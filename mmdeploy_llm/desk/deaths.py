@@ -1,5 +1,5 @@
-"""What becomes of a prompt whose engine died: one policy for several engines in this process, for a
-batch that starts its engine again, and for the engines of a cluster.
+"""Decides what becomes of a prompt whose engine died. It is one policy for several engines in this
+process, for a batch that starts its engine again, and for the engines of a cluster.
 
     engines that died with it   it is computed
     0, 1                        with others (a cluster: with few others, after the first)
