@@ -71,7 +71,14 @@ def test_the_published_layout_loads(folders):
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"quantization": "int4"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.full),
+        pytest.param({"quantization": "int4"}, marks=pytest.mark.full),
+    ],
+)
 def test_the_engine_serves_it(folders, options):
     """The tokens of both folders are the same, in shards and rounded too."""
     packed, plain = folders

@@ -313,7 +313,10 @@ def subject_of(conformance, case, folder):
 class TestKinds(ModelConformance):
     """Runs all checks of the kit on one model of each kind."""
 
-    @pytest.fixture(scope="class", params=KINDS)
+    @pytest.fixture(
+        scope="class",
+        params=[pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2")) for name in KINDS],
+    )
     @classmethod
     def subject(cls, request, tmp_path_factory):
         return subject_of(cls, request.param, tmp_path_factory.mktemp("model"))

@@ -176,6 +176,7 @@ class TestGemma4(VisionVariant):
     cases = GEMMA_MEDIA
 
 
+@pytest.mark.full
 class TestGemma4Large(VisionKind):
     """Images whose tokens see each other in layers with a window, keys that are the values too,
     experts."""
@@ -310,6 +311,7 @@ TILES = {
 }
 
 
+@pytest.mark.full
 class TestInternVL(VisionKind):
     """Version 3.5, with Qwen3: tiles with a class token, learned positions, pixel shuffle."""
 

@@ -255,6 +255,7 @@ def armed(arm, model, tmp_path):
     return folder
 
 
+@pytest.mark.full
 def test_no_code_of_a_hostile_folder_runs(model, tmp_path):
     folders = [armed(arm, model, tmp_path) for arm in HOSTILE]
     done = run(PROGRAM, *folders)

@@ -279,6 +279,7 @@ class TestNothingStays:
         assert 0 < len(tokens(output)) < LONG.max_tokens
         until(lambda: is_idle(llm) and free_blocks(llm) == before)
 
+    @pytest.mark.full
     def test_after_a_dropped_handle(self, llm):
         before = free_blocks(llm)
         handle = llm.submit(TEXTS[0], LONG)

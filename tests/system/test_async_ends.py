@@ -82,6 +82,7 @@ def test_ranks_compute_for_handles(tiny_folder, reference_of):
         assert [list(handle.result(60).outputs.token_ids) for handle in handles] == [expected] * 3
 
 
+@pytest.mark.full
 def test_a_forked_process_is_refused(tiny_folder):
     run(
         """
@@ -177,6 +178,7 @@ main()
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_an_answer_of_the_chat_and_not_the_session(tmp_path):
     write_tiny("llama", tmp_path, max_position_embeddings=8192)
     generation = tmp_path / "generation_config.json"

@@ -52,6 +52,7 @@ def expected(folder, prompt, images, **options):
         return new_tokens(model, inputs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, PAN], ids=["squares", "pan and scan"])
 @pytest.mark.parametrize("budget", [512, 60], ids=["whole", "in chunks"])
 def test_chats_equal_transformers(budget, options, folder):

@@ -58,6 +58,7 @@ def expected(folder, prompt, images, **options):
     return ids[0].tolist(), found[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("budget", [512, 100], ids=["whole", "in chunks"])
 def test_chats_equal_transformers(budget, folder):
     groups = [
@@ -77,6 +78,7 @@ def test_chats_equal_transformers(budget, folder):
     assert 0 < outputs[1].num_input_image_tokens <= 70
 
 
+@pytest.mark.full
 def test_videos_equal_transformers(folder):
     """Frames of a video, with the pixels that our processor makes, as transformers' tower and
     decoder compute them."""

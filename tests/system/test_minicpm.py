@@ -55,6 +55,7 @@ def expected(folder, prompt, images, **options):
         return new_tokens(model, inputs, **mode)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"downsample_mode": "4x"}], ids=["16x", "4x"])
 @pytest.mark.parametrize("budget", [512, 40], ids=["whole", "in chunks"])
 def test_chats_equal_transformers(budget, options, folder):

@@ -75,6 +75,7 @@ def spans_of(processors, ids, placeholder, media):
     return spans
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", CASES)
 def test_chats_equal_transformers(family, tmp_path):
     folder = write_tiny(family, tmp_path)

@@ -27,7 +27,16 @@ PLUGINS = (ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, olmo, phi, 
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+FIRST = ("qwen2", "ernie4_5_vl_moe", "gemma4", "gpt_oss")  # the others are full tests
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST))
+        for name in sorted(FAMILIES)
+    ],
+)
 def family(request):
     return request.param
 

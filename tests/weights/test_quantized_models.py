@@ -207,7 +207,13 @@ def reference_tokens(folder):
     return found
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name not in ("awq 32", "fp8", "w8a8")))
+        for name in METHODS
+    ],
+)
 def test_tokens(tmp_path, method, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
@@ -219,6 +225,7 @@ def test_tokens(tmp_path, method, caplog):
     assert tokens_of(quantised, native_kernels=False) == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["awq 32", "gptq 32", "packed", "fp8"])
 def test_one_command_answers_from_a_quantised_folder(tmp_path, method):
     folder, _ = quantised_pair(tmp_path, method, write_tiny("qwen2", tmp_path / "plain", **SIZES))
@@ -227,7 +234,9 @@ def test_one_command_answers_from_a_quantised_folder(tmp_path, method):
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize("method", ["awq", "awq 32", "fp8"])
+@pytest.mark.parametrize(
+    "method", ["awq 32", *(pytest.param(name, marks=pytest.mark.full) for name in ("awq", "fp8"))]
+)
 def test_experts(tmp_path, method, caplog):
     plain = write_tiny("qwen3_moe", tmp_path / "plain", head_dim=16, moe_intermediate_size=32)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
@@ -245,6 +254,7 @@ def test_activations_are_rounded_on_request(tmp_path):
     assert 1e-5 < difference < 0.3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("quantization", ["fp8", "int8wo", "int8"])
 def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(tmp_path, quantization, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
@@ -323,6 +333,7 @@ def test_a_model_of_transformers(tmp_path):
     assert tokens_of(quantised) == reference_tokens(dequantised)
 
 
+@pytest.mark.full
 def test_orders_of_fused_layers_that_differ(tmp_path, caplog, monkeypatch):
     """Those layers are dequantised, others stay in few bits: o and down in each of three layers."""
 
@@ -346,7 +357,16 @@ def test_orders_of_fused_layers_that_differ(tmp_path, caplog, monkeypatch):
 SHARDS = {"awq 32": 9, "gptq ordered": 6, "packed": 9, "w8a8": 12, "gptq": 0}
 
 
-@pytest.mark.parametrize("method", SHARDS)
+# Words of columns, and words whose order the ranks share; the others are cut alike.
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(
+            name, marks=pytest.mark.full if name in ("packed", "gptq ordered") else pytest.mark.long
+        )
+        for name in SHARDS
+    ],
+)
 def test_two_ranks(tmp_path, method, capfd, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
@@ -357,6 +377,7 @@ def test_two_ranks(tmp_path, method, capfd, caplog):
     assert (f"{SHARDS[method]} weights stay in few bits" in printed) is (SHARDS[method] > 0)
 
 
+@pytest.mark.full
 def test_two_ranks_of_experts(tmp_path, capfd, caplog):
     sizes = {"head_dim": 16, "moe_intermediate_size": 64}
     plain = write_tiny("qwen3_moe", tmp_path / "plain", **sizes)
