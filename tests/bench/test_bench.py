@@ -104,7 +104,8 @@ def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
     assert whole["sample"] > 0
 
 
-@pytest.mark.parametrize("quantization", ["int8", pytest.param("wint4", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("quantization", ["int8", "wint4"])
 def test_quantization_and_tables(quantization):
     text = run(
         "vl", "--requests", "2", "--rounds", "1", "--threads", "1", "--quantization", quantization,

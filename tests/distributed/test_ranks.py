@@ -335,7 +335,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_ctrl_c_reaches_the_caller_alone(tmp_path):
     """As in a terminal the signal goes to all processes; the ranks leave it to their parent, which
     can go on with them or end, and then they end."""

@@ -75,7 +75,7 @@ def test_the_published_layout_loads(folders):
     "options",
     [
         {},
-        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.full),
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
         pytest.param({"quantization": "int4"}, marks=pytest.mark.full),
     ],
 )

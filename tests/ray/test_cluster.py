@@ -218,7 +218,7 @@ def test_a_batch_on_a_cluster_is_a_batch(
     assert page.exists()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, helpers, tmp_path):
     from mmdeploy_llm.ray import ClusterLLM
 

@@ -45,7 +45,7 @@ def killed(plain, output, seconds):
     return run.returncode == -signal.SIGKILL
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_killed(tmp_path, monkeypatch):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     whole, output = tmp_path / "whole", tmp_path / "out"

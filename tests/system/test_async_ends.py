@@ -63,12 +63,14 @@ def in_time(code, *where):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end", [pytest.param(name, marks=[pytest.mark.long] * (name != "exit")) for name in ENDS]
+)
 def test_a_program_ends_with_requests_in_flight(tiny_folder, end):
     assert in_time(ENDS[end], tiny_folder("mistral"))
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
 def test_a_program_of_several_processes_ends(tiny_folder, option):
     assert in_time("", tiny_folder("mistral"), {option: 2})
@@ -117,6 +119,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_reaches_the_caller_only(tiny_folder):
     child = subprocess.Popen(
         [sys.executable, "-c", BEGIN + INTERRUPTED, str(tiny_folder("mistral")), "{}"],

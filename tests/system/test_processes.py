@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 SEVERAL = {"tensor_parallel_size": 2, "num_threads": 2}, {"data_parallel_size": 2, "num_threads": 2}
-ENGINES = [{}, *(pytest.param(options, marks=pytest.mark.full) for options in SEVERAL)]
+ENGINES = [{}, *(pytest.param(options, marks=pytest.mark.long) for options in SEVERAL)]
 HEAD = """
 import gc, os, sys, threading, time
 from mmdeploy_llm import LLM, SamplingParams
@@ -255,6 +255,7 @@ def state():
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_program_gets_its_settings_back(order, tmp_path):
     """Two engines have different settings and are closed in any order."""

@@ -99,7 +99,7 @@ def always_drafts(monkeypatch):
         {},
         pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.full),
         pytest.param({"kv_cache_dtype": "int4"}, marks=pytest.mark.full),
-        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.full),
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -47,7 +47,12 @@ def expected(folder):
 
 @pytest.mark.parametrize("backend", ["native", pytest.param("reference", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
-    "changes", [{}, pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.full)]
+    "changes",
+    [
+        {},
+        pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.full),
+        pytest.param({"num_threads": 1}, marks=pytest.mark.long),
+    ],
 )
 def test_tokens_equal_transformers(folder, expected, backend, changes):
     with LLM(str(folder), attention_backend=backend, **OPTIONS, **changes) as llm:

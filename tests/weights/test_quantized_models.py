@@ -377,7 +377,7 @@ def test_two_ranks(tmp_path, method, capfd, caplog):
     assert (f"{SHARDS[method]} weights stay in few bits" in printed) is (SHARDS[method] > 0)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_two_ranks_of_experts(tmp_path, capfd, caplog):
     sizes = {"head_dim": 16, "moe_intermediate_size": 64}
     plain = write_tiny("qwen3_moe", tmp_path / "plain", **sizes)
