@@ -209,6 +209,27 @@ def build_kernels(pytestconfig):
 
 
 @pytest.fixture(scope="session")
+def references(pytestconfig, load_file):
+    """Tiny checkpoints and transformers' answers, see references.py."""
+    made = load_file("references.py").References(pytestconfig.cache.mkdir("references"))
+    yield made
+    changed = made.changed()
+    assert not changed, f"a test wrote to {changed}, which others read; copy it first"
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(references):
+    """tiny_folder(family, **options of write_tiny) -> a checkpoint that is read only."""
+    return references.tiny
+
+
+@pytest.fixture(scope="session")
+def transformers_of(references):
+    """transformers_of(folder) -> transformers' model, asked each question once."""
+    return references.of
+
+
+@pytest.fixture(scope="session")
 def kernels():
     """The kernels of this CPU; tests/native and tests/cuda have fixtures of the same name."""
     from mmdeploy_llm.native import BuildError, load
