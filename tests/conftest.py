@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -221,6 +222,16 @@ def references(pytestconfig, load_file):
 def tiny_folder(references):
     """tiny_folder(family, **options of write_tiny) -> a checkpoint that is read only."""
     return references.tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_copy(references):
+    """tiny_copy(family, folder, **options of write_tiny) -> the folder, a copy to be changed."""
+
+    def copy(family, folder, **options):
+        return shutil.copytree(references.tiny(family, **options), folder, dirs_exist_ok=True)
+
+    return copy
 
 
 @pytest.fixture(scope="session")
