@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from mmdeploy_llm.batch.output import RecordIndex
-from mmdeploy_llm.batch.records import ItemError, Record
-from mmdeploy_llm.batch.report import CHUNK_CARDS, ReportHead, write_report
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.report.page import CHUNK_CARDS, ReportHead, write_report
+from mmdeploy_llm.sinks.scan import RecordIndex
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -16,7 +16,10 @@ BROWSER = next(
 NUM_RECORDS = 3 * CHUNK_CARDS + 50
 HEAD = ReportHead(model="m", created="today", version="1", done="answered")
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,21 +15,26 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.errors import EngineError, RequestError
-from mmdeploy_llm.intake.rendering import Renderer
-from mmdeploy_llm.intake.rendering.metered import BudgetError, simple_template
-from mmdeploy_llm.intake.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.intake.template import render
+from mmdeploy_llm.rendering import Renderer
+from mmdeploy_llm.rendering.metered import BudgetError, simple_template
+from mmdeploy_llm.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_tiny
 
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000
 NUM_TOGETHER = 1_000  # in one test
-NUM_ALWAYS = 2  # tests; the others are slow
 SLACK = 8.0  # seconds on a busy machine: start of a process, its end, pauses of this one
 MAX_PAUSE = 5.0  # seconds in which another thread makes no progress, on a busy machine
 MAX_GROWTH = 512 * 2**10  # KiB of this process
 CHAT = [{"role": "user", "content": "hello"}]
 TOKENIZER = SimpleNamespace(special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def with_tiers(names, *quick):
+    """Leaves all but the quick ones to the full tier."""
+    return [pytest.param(name, marks=[pytest.mark.full] * (name not in quick)) for name in names]
+
 
 SINGLE_CALLS = {
     "sum of lists": "{{ ([[0, 0, 0, 0]] * 200000)|sum(start=[])|length }}",
@@ -154,7 +159,9 @@ def assert_sound(renderer):
         assert render(TOKENIZER, template, CHAT, {}, renderer=renderer) == text
 
 
-@pytest.mark.parametrize("name", SINGLE_CALLS)
+@pytest.mark.parametrize(
+    "name", with_tiers(SINGLE_CALLS, "sum of lists", "width in %", "output of a width in %")
+)
 def test_a_single_call_ends_in_time(name, renderer):
     ready = simple_template(SINGLE_CALLS[name])
     if ready is not None:
@@ -164,13 +171,13 @@ def test_a_single_call_ends_in_time(name, renderer):
     assert_sound(renderer)
 
 
-@pytest.mark.parametrize("name", GROWTH)
+@pytest.mark.parametrize("name", with_tiers(GROWTH, "lists"))
 def test_what_grows_ends_in_time(name, renderer):
     assert attack(renderer, GROWTH[name]) is None
     assert_sound(renderer)
 
 
-@pytest.mark.parametrize("name", GROWTH)
+@pytest.mark.parametrize("name", with_tiers(GROWTH, "lists"))
 def test_what_grows_uses_up_the_budget_of_a_simple_template(name):
     ready = simple_template(GROWTH[name])
     if ready is None:
@@ -182,12 +189,14 @@ def test_what_grows_uses_up_the_budget_of_a_simple_template(name):
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMPILING)
 def test_compiling_ends_in_time(name, renderer):
     attack(renderer, COMPILING[name])  # some are fast enough to be rendered
     assert_sound(renderer)
 
 
+@pytest.mark.full
 def test_large_messages_in_simple_templates(renderer):
     """What the messages decide is bounded too."""
     template = (
@@ -291,6 +300,7 @@ def test_both_places_render_the_same_text(index, renderer):
         assert here == there
 
 
+@pytest.mark.full
 def test_simple_templates_start_no_process():
     renderer = Renderer()
     for template in TREE:
@@ -300,6 +310,7 @@ def test_simple_templates_start_no_process():
     renderer.close()
 
 
+@pytest.mark.full
 def test_a_simple_template_costs_less_than_a_millisecond():
     ready = simple_template(qwen.TEMPLATE)
     variables = {**TOKENIZER.special_tokens_map, "messages": [*CONVERSATION[2:], *CHAT] * 3}
@@ -311,6 +322,7 @@ def test_a_simple_template_costs_less_than_a_millisecond():
     assert min(times) < 0.001
 
 
+@pytest.mark.full
 def test_what_is_too_large_for_the_budget_is_rendered_in_the_process(renderer):
     messages = [{"role": "user", "content": "a" * 10**7}]
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -319,6 +331,7 @@ def test_what_is_too_large_for_the_budget_is_rendered_in_the_process(renderer):
     assert renderer._helper._worker is not None
 
 
+@pytest.mark.full
 def test_threads_share_the_process(renderer):
     """An attack costs its own request; the others wait for it and are rendered."""
 
@@ -333,6 +346,7 @@ def test_threads_share_the_process(renderer):
         assert list(pool.map(work, templates)) == [" a ", None, None] * 3
 
 
+@pytest.mark.full
 def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
     renderer._helper._worker.interrupt()
@@ -341,6 +355,7 @@ def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_the_process_loads_no_torch_and_has_limits(renderer):
     assert_sound(renderer)
@@ -351,6 +366,7 @@ def test_the_process_loads_no_torch_and_has_limits(renderer):
     assert re.search(r"Max cpu time +\d+ ", limits)
 
 
+@pytest.mark.full
 def test_answers_of_the_process_are_not_unpickled(renderer, monkeypatch):
     import pickle
 
@@ -382,6 +398,7 @@ def test_closing_ends_a_call_that_hangs():
         render(TOKENIZER, "{{ 'a'|center(3) }}", CHAT, {}, renderer=renderer)
 
 
+@pytest.mark.full
 def test_finding_out_whether_a_template_is_simple_is_quick():
     for template in (
         "{{ 1" + " + 1" * 8000 + " }}",
@@ -401,6 +418,7 @@ def test_finding_out_whether_a_template_is_simple_is_quick():
         assert time.monotonic() - begin < 3
 
 
+@pytest.mark.full
 def test_the_engine_goes_on_during_an_attack(tmp_path):
     from mmdeploy_llm import LLM, SamplingParams
 
@@ -441,8 +459,12 @@ def mutated(random_):
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=[pytest.mark.slow] * (seed >= NUM_ALWAYS))
-        for seed in range(NUM_MUTATIONS // NUM_TOGETHER)
+        0,
+        pytest.param(1, marks=pytest.mark.full),
+        *(
+            pytest.param(seed, marks=pytest.mark.long)
+            for seed in range(2, NUM_MUTATIONS // NUM_TOGETHER)
+        ),
     ],
 )
 def test_mutations_end_in_text_or_request_errors(seed, renderer):
