@@ -12,13 +12,18 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = sorted(PROJECT["entry-points"]["mmdeploy_llm"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.full] * (name not in ("image", "qwen", "sources")))
-        for name in NAMES
-    ],
-)
+QUICK = ("image", "qwen", "sources")
+# Their parsers and processors run the same checks, with more examples, in the folders beside.
+LONG = ("reasoning", "video")
+
+
+def marks(name):
+    if name in LONG:
+        return [pytest.mark.long]
+    return [] if name in QUICK else [pytest.mark.full]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in NAMES])
 def test_plugins_check_finds_nothing(name):
     verdicts = list(check_plugin(name))
     assert [verdict for verdict in verdicts if verdict.outcome == "fail"] == []
