@@ -38,7 +38,7 @@ OPENS_FILES = {  # files of processors/ and batch/ that open a path, and whose p
     "processors/sources/beneath.py": "media of a request",
     "processors/sources/local.py": "media of a request",
     "processors/video/container.py": "bytes in memory",
-    "processors/video/stamp.py": "the model's font",
+    "plugins/ernie/stamp.py": "the model's font",
 }
 
 

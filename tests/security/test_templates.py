@@ -13,13 +13,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mmdeploy_llm_plugins.ernie import tiny as ernie
+from mmdeploy_llm_plugins.glm import tiny as glm
+from mmdeploy_llm_plugins.llama import tiny as llama
+from mmdeploy_llm_plugins.paddleocr import tiny as paddleocr
+from mmdeploy_llm_plugins.qwen import tiny as qwen
 
 from mmdeploy_llm.errors import EngineError, RequestError
 from mmdeploy_llm.intake.rendering import Renderer
 from mmdeploy_llm.intake.rendering.metered import BudgetError, simple_template
 from mmdeploy_llm.intake.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.intake.template import render
-from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_tiny
+from mmdeploy_llm.testing.tiny import write_tiny
 
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000
