@@ -44,7 +44,7 @@ COMPONENTS = ("image_processor", "video_processor")  # in processor_config.json
 
 def bundled_models() -> dict[str, Path]:
     """Returns name -> folder of the models that are part of this package."""
-    root = Path(__file__).parents[2] / "bundled"
+    root = Path(__file__).parents[1] / "bundled"
     folders = root.iterdir() if root.is_dir() else ()
     return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
 
