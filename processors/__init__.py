@@ -1,1 +1,1 @@
-"""What media processors of several families share, and the plugins that fetch media."""
+"""The parts that media processors of several families share, and the plugins that fetch media."""

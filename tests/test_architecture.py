@@ -92,12 +92,13 @@ MAY_TOO = {
     ("pyarrow", "mmdeploy_llm/batch/sinks/parquet.py"),
 }
 MAY_USE_TRITON = "mmdeploy_llm/cuda/"
-MEDIA_LIBRARIES = {"PIL", "av"}
-MAY_OPEN_MEDIA = (  # the kit makes samples, the benchmark makes photos
+# The kit makes samples, the benchmark makes photos; a family's processor changes decoded images.
+MAY_OPEN_MEDIA = (
     "processors/",
     "mmdeploy_llm/testing/samples.py",
     "mmdeploy_llm/bench/photos.py",
 )
+MAY_USE_MEDIA = {"PIL": (*MAY_OPEN_MEDIA, "plugins/"), "av": MAY_OPEN_MEDIA}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
@@ -291,8 +292,8 @@ def torch_where_there_is_none(root: Path) -> list[str]:
 
 
 def libraries_in_wrong_places(root: Path) -> list[str]:
-    """Optional libraries are imported in one file each, media libraries by processors only, triton
-    by the CUDA kernels."""
+    """Optional libraries are imported in one file each, media libraries by processors only and PIL
+    by plugins too, triton by the CUDA kernels."""
     wrong = []
     users: dict[str, set[str]] = {}
     for source in sources(root):
@@ -300,7 +301,7 @@ def libraries_in_wrong_places(root: Path) -> list[str]:
             library = item.module.partition(".")[0]
             if (library, source.name) not in MAY_TOO:
                 users.setdefault(library, set()).add(source.name)
-            if library in MEDIA_LIBRARIES and not source.name.startswith(MAY_OPEN_MEDIA):
+            if not source.name.startswith(MAY_USE_MEDIA.get(library, "")):
                 wrong.append(source.at(item.line, f"imports {library} outside processors/"))
             if library == "triton" and not source.name.startswith(MAY_USE_TRITON):
                 wrong.append(source.at(item.line, f"imports triton outside {MAY_USE_TRITON}"))
@@ -555,7 +556,7 @@ BAD = [  # rule, changed file, its text, what must be found
     (hidden_state, ONE, "from os import environ", "reads os.environ"),
     (too_long, ONE, "\n" * (MAX_FILE_LINES + 1), "401 lines, 400 are allowed"),
     (too_long, ONE, "async def f():\n" + " x\n" * MAX_FUNCTION_LINES, "f has 51 lines"),
-    (too_large_rooms, ONE, "\n" * (MAX_ROOM_LINES + 1), "plugins/one: 3005 lines, 3000 are"),
+    (too_large_rooms, ONE, "\n" * (MAX_ROOM_LINES + 1), "plugins/one: 3006 lines, 3000 are"),
     (hard_words, ONE, '"""By hand."""', "a docstring begins with 'By hand.'"),
     (
         hard_words,

@@ -12,6 +12,10 @@ MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of glm (GLM-4 of 2024), glm4 (GLM-4 of 2025, GLM-Z1), glm4v (GLM-4.1V),
     glm4v_moe (GLM-4.5V, GLM-4.6V), glm46v and glm_ocr."""
+    return (*_text_models(), *_vl_models())
+
+
+def _text_models() -> tuple[ModelSpec, ...]:
     return (
         ModelSpec(
             name="glm",
@@ -27,6 +31,11 @@ def provide_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.glm.tiny:GLM4",
             deterministic=True,
         ),
+    )
+
+
+def _vl_models() -> tuple[ModelSpec, ...]:
+    return (
         ModelSpec(
             name="glm4v",
             architectures=("Glm4vForConditionalGeneration",),

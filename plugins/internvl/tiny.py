@@ -49,7 +49,7 @@ def _internvl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _merge(config: Any) -> int:
-    return round(1 / config.downsample_ratio)
+    return round(1 / float(config.downsample_ratio))
 
 
 def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
