@@ -3,7 +3,7 @@
 import json
 
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, qwen
+from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen
 from mmdeploy_llm_plugins.qwen.tower import window_order
 from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
@@ -20,7 +20,7 @@ from mmdeploy_llm.testing.model_conformance import (
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import families, family_of, make_tokenizer, write_tiny
 
-PLUGINS = (ernie, gemma, glm, internvl, lfm, qwen)
+PLUGINS = (ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen)
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 QWEN_MEDIA = {
     "text": (),
