@@ -155,7 +155,7 @@ def test_media_are_opened_in_one_place():
     opens = {"open", "read_bytes", "read_text", "truetype", "fdopen"}
     found = {
         path.relative_to(ROOT).as_posix()
-        for folder in ("mmdeploy_llm/batch", "processors")
+        for folder in ("mmdeploy_llm/batch", "processors", "plugins")
         for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call)

@@ -3,19 +3,6 @@ names of transformers' modules."""
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import (
-    ernie,
-    gemma,
-    glm,
-    gptoss,
-    granite,
-    internvl,
-    lfm,
-    llama,
-    olmo,
-    phi,
-    qwen,
-)
 from safetensors.torch import save_file
 
 from mmdeploy_llm.errors import CheckpointError
@@ -23,8 +10,7 @@ from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import families, family_of, write_tiny
 
-PLUGINS = (ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, olmo, phi, qwen)
-SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
+SPECS = families()
 
 
 @pytest.fixture(scope="module", params=sorted(families()))
