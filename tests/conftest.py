@@ -63,6 +63,8 @@ QUICK = {
     "processors/test_isolation.py": "!nonsense|left|close|outlives|from_outside",
     "processors/test_video_processor.py": "!counts.*ernie|strip|same_video|same_errors|used_again",
     "ray/test_cluster.py": "importing",
+    "gguf/test_gguf_hostile.py": "!damaged.*(gemma|qwen|lfm)",
+    "gguf/test_gguf_models.py": r"alone\[(llama|gemma3|qwen3\.5)\]|\[Q8_0\]|split|command|piece",
     "schedule/test_simulation.py": r"roomy|\[tiny pool\]|atomic media\]|the_scenes",
     "security/test_checkpoint_code.py": "!folders_are_hostile",
     "security/test_checkpoint_json.py": r"!mutated_files\[[1-9]",
@@ -84,8 +86,6 @@ QUICK = {
     "testing/test_kit.py": "!fifteen_lines|without_pytest|report_of_a_failure",
     "testing/test_model_checks.py": "!a_broken_model.*checks[1-9]|models_they_are",
     "testing/test_plugin_checks.py": "!a_broken_plugin.*checks([2-9]|1[0-4])",
-    "weights/test_gguf_hostile.py": "!damaged.*(gemma|qwen|lfm)",
-    "weights/test_gguf_models.py": r"alone\[(llama|gemma3|qwen3\.5)\]|\[Q8_0\]|split|command|piece",
     "weights/test_load.py": "!no_second_copy",
 }
 # Files whose tests run or compile Triton kernels without the fixture `triton_device`.

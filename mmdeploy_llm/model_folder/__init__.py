@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.folder_files import check_folder, library_error, read_object, validated
-from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf, find_tower
 
 from .gguf import Described, described
 from .schema import (

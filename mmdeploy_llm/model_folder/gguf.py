@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import fault, library_error, shown
-from mmdeploy_llm.weights.gguf import (
+from mmdeploy_llm.gguf import (
     Header,
     family_of,
     find_gguf,
@@ -20,6 +19,7 @@ from mmdeploy_llm.weights.gguf import (
     media_config,
     read_headers,
 )
+from mmdeploy_llm.hooks.folder_files import fault, library_error, shown
 
 from .schema import MAX_VOCABULARY, check_config
 

@@ -25,17 +25,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.llm import LLM
+from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.saving.rounders import GroupRounder, Place
 from mmdeploy_llm.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.saving.writer import places_of, unstacked
 from mmdeploy_llm.startup.machine import load_kernels
-from mmdeploy_llm.weights.files import SafetensorsFile, TensorFile
+from mmdeploy_llm.tensor_file import TensorFile
+from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.map import Target
 
 from .folds import Fold, folds_of, set_norm

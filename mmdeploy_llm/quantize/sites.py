@@ -21,7 +21,7 @@ from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.saving.rounders import Rounder
 from mmdeploy_llm.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.saving.writer import places_of, scheme_of, target_of
-from mmdeploy_llm.weights.files import TensorFile
+from mmdeploy_llm.tensor_file import TensorFile
 
 from .gptq import values_of
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.layers.moe import Experts
-from mmdeploy_llm.weights.files import Entry, SafetensorsFile
+from mmdeploy_llm.tensor_file import Entry
+from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.map import Target
 
 WEIGHT = ".weight"

@@ -21,7 +21,8 @@ from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.layers.linear import Linear
 from mmdeploy_llm.layers.moe import Experts
-from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile
+from mmdeploy_llm.tensor_file import Entry
+from mmdeploy_llm.weights.files import LOADABLE, SafetensorsFile
 from mmdeploy_llm.weights.find import INDEX_FILE
 from mmdeploy_llm.weights.map import Target
 

@@ -6,10 +6,9 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks.folder_files import check_regular
+from mmdeploy_llm.tensor_file import Entry
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -34,36 +34,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 LOADABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Tensors whose dtype or device changes pass through a buffer of this many bytes.
 STAGING_BYTES = 32 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A stored tensor. offset: position of its first byte in the file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-
-
-class TensorFile(Protocol):
-    """The tensors of a file, ready to be read into parameters."""
-
-    @property
-    def path(self) -> Path:
-        """The file, for messages."""
-        ...
-
-    @property
-    def entries(self) -> Mapping[str, Entry]:
-        """The tensors, by key."""
-        ...
-
-    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
-        """Fills the contiguous `out` with values of tensor `key`, starting at value `first_value`.
-
-        Casts to `out`'s dtype. transpose: the file stores the last two axes swapped (`out.mT`).
-        """
-        ...
 
 
 class SafetensorsFile:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.gguf import GGUFFile
 from mmdeploy_llm.kernels.coded import (
     CodedWeight,
     CodeLayout,
@@ -23,7 +24,6 @@ from mmdeploy_llm.kernels.coded import (
 )
 from mmdeploy_llm.sharding import Share
 
-from .gguf import GGUFFile
 from .quantized import QuantizedFile
 from .shard import Read
 

@@ -28,14 +28,15 @@ from mmdeploy_llm.errors import (
     ModelNotSupportedError,
     PluginContractError,
 )
+from mmdeploy_llm.gguf import GGUFFile, TowerFile, read_headers
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.sharding import Share
+from mmdeploy_llm.tensor_file import TensorFile
 
 from .bounds import bounded_building
-from .files import LOADABLE, SafetensorsFile, TensorFile
+from .files import LOADABLE, SafetensorsFile
 from .find import find_weights
-from .gguf import GGUFFile, TowerFile, read_headers
 from .kept import CanKeep, Kept, hold, kept_weights
 from .map import Target
 from .quantized import readable_files

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.sharding import Share
+from mmdeploy_llm.tensor_file import TensorFile
 
-from .files import STAGING_BYTES, TensorFile
+from .files import STAGING_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

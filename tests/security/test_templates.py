@@ -20,10 +20,10 @@ from mmdeploy_llm_plugins.paddleocr import tiny as paddleocr
 from mmdeploy_llm_plugins.qwen import tiny as qwen
 
 from mmdeploy_llm.errors import EngineError, RequestError
-from mmdeploy_llm.intake.rendering import Renderer
-from mmdeploy_llm.intake.rendering.metered import BudgetError, simple_template
-from mmdeploy_llm.intake.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.intake.template import render
+from mmdeploy_llm.rendering import Renderer
+from mmdeploy_llm.rendering.metered import BudgetError, simple_template
+from mmdeploy_llm.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SECONDS = 0.5

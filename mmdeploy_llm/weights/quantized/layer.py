@@ -5,25 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout, units_of
+from mmdeploy_llm.tensor_file import WeightRows
 
 from .bits import unpack_words
 
 SMALLEST_BYTE = -128
 MAX_ZERO = 255  # a CodedWeight keeps codes of zero in 8 bits
-
-
-class WeightRows(Protocol):
-    """A weight whose rows (first axis) are dequantised when they are asked for."""
-
-    def rows(self, start: int, end: int) -> Tensor:
-        """Returns rows start .. end, in the dtype of the layer's entry."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

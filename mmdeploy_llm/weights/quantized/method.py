@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights.files import Entry, SafetensorsFile
+from mmdeploy_llm.tensor_file import Entry
+from mmdeploy_llm.weights.files import SafetensorsFile
 
 from .layer import QuantizedLayer
 

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
-from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile, TensorFile
+from mmdeploy_llm.tensor_file import Entry, TensorFile, WeightRows, copy_rows
+from mmdeploy_llm.weights.files import LOADABLE, SafetensorsFile
 
 from .autoround import autoround_layers
 from .awq import awq_layers
 from .compressed import compressed_layers
 from .fp8 import fp8_layers
 from .gptq import gptq_layers
-from .layer import GroupedMatrix, QuantizedLayer, WeightRows
+from .layer import GroupedMatrix, QuantizedLayer
 from .method import Layers, Stored
 from .mxfp4 import mxfp4_layers
 from .settings import quantization_settings
@@ -46,7 +47,6 @@ IGNORED = (
     ".k_scale",
     ".v_scale",
 )
-ROWS_BYTES = 64 * 2**20  # of floats that are dequantised at a time
 
 
 def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[TensorFile]:
@@ -129,15 +129,3 @@ class QuantizedFile:
         first, rest = divmod(first_value, row_size)
         assert rest == 0, "a quantised weight is read by whole rows"
         copy_rows(self._decoded(layer), layer.shape, first, out, transpose=transpose)
-
-
-def copy_rows(
-    weight: WeightRows, shape: Sequence[int], first: int, out: Tensor, *, transpose: bool
-) -> None:
-    """Dequantises the rows from `first` on that fill `out`, a bounded number at a time."""
-    target = out.mT if transpose else out
-    rows = target.view(-1, *shape[1:]) if target.is_contiguous() else target
-    step = max(1, ROWS_BYTES // (4 * math.prod(shape[1:])))
-    for start in range(0, rows.shape[0], step):
-        end = min(start + step, rows.shape[0])
-        rows[start:end].copy_(weight.rows(first + start, first + end))

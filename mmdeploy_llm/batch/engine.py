@@ -1,0 +1,62 @@
+"""Describes an engine for the configuration of a run, from its options and the model's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.intake.template import load_template
+from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_model
+from mmdeploy_llm.records.configuration import Configuration
+from mmdeploy_llm.records.identity import model_digest
+
+OUR_DISTRIBUTION = "mmdeploy-llm"
+# Options that decide how fast an answer comes, or whether there is one, and not what it says. The
+# model and its tokenizer are compared by their files.
+NOT_COMPARED = frozenset(
+    (
+        *("model", "tokenizer", "revision", "device", "num_threads", "cpu_affinity", "numa_node"),
+        *("tensor_parallel_size", "data_parallel_size", "block_size", "max_num_seqs"),
+        *("max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory"),
+        *("num_gpu_blocks_override", "enable_prefix_caching", "prefix_cache_memory"),
+        *("enable_chunked_prefill", "encoder_cache_memory", "num_intake_threads"),
+        *("limit_mm_per_prompt", "allowed_media_root", "max_media_bytes", "max_image_pixels"),
+        *("allow_media_urls", "allowed_media_domains", "allow_private_media_addresses"),
+        *("allowed_media_schemes", "media_fetch_timeout", "media_isolation", "media_timeout"),
+        *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
+        *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
+        *("enforce_eager", "trust_remote_code", "attention_backend", "guided_decoding_timeout"),
+        "quiet",
+    )
+)
+
+
+def describe_engine(config: EngineConfig) -> Configuration:
+    """Returns what decides the answers of an engine: options that differ from their defaults,
+    digests of the model's files, versions of plugins from other packages.
+
+    Raises CheckpointError when there is no such model.
+    """
+    given = config.model_dump(exclude_defaults=True)
+    values = {name: value for name, value in given.items() if name not in NOT_COMPARED}
+    values["model"] = model_digest(resolve_model(config.model, config.revision))
+    if config.tokenizer is not None:
+        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
+        values["tokenizer"] = model_digest(folder)
+    if config.chat_template is not None:
+        values["chat_template"] = load_template(config.chat_template)
+    plugins = dict(_other_plugins(config))
+    if plugins:
+        values["plugins"] = plugins
+    return Configuration(model=config.model, values=values)
+
+
+def _other_plugins(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    """Yields name and version of the selected plugins that other packages provide."""
+    for point in metadata.entry_points(group="mmdeploy_llm"):
+        is_selected = config.plugins is None or point.name in config.plugins
+        is_ours = point.dist is None or point.dist.name == OUR_DISTRIBUTION
+        if is_selected and not is_ours and point.name not in config.blocked_plugins:
+            assert point.dist is not None
+            yield point.name, point.dist.version

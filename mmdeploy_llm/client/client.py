@@ -1,0 +1,125 @@
+"""EngineClient: a model at a desk, with the calls that LLM and AsyncLLM have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.desk.desk import DeskStats
+from mmdeploy_llm.desk.many import open_desk
+from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.intake.cache import CacheStats
+from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.processes import finalize_here
+from mmdeploy_llm.saving import save_loaded
+from mmdeploy_llm.startup.start import report_load
+
+from .arguments import as_prompt
+from .belonging import Belonging
+
+
+class EngineClient(Belonging):
+    """Base of LLM and AsyncLLM, which document plugins, model, runtime and num_kv_blocks."""
+
+    def __init__(
+        self, config: EngineConfig, turns: AbstractContextManager[None] | None = None
+    ) -> None:
+        """turns: entered for each step, where models share the cores."""
+        super().__init__()
+        self._tokenizer: Any = None
+        self._opened_with = partial(open_desk, config, turns)
+        self._save = partial(save_loaded, config)
+        self._open(config.quiet)
+
+    def _open(self, quiet: bool) -> None:
+        self._desk = self._opened_with()
+        # The desk ends with this object; with the program it ends by itself.
+        self._stop = finalize_here(self, self._desk.stop, at_exit=False)
+        self.plugins, self.model = self._desk.plugins, self._desk.model
+        self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
+        report_load(self.runtime, self.num_kv_blocks, quiet=quiet)
+
+    @property
+    def death(self) -> EngineError | None:
+        """Why the engine, of several the last one, can compute nothing any more; None while it
+        can."""
+        return self._desk.death
+
+    @property
+    def num_dead(self) -> int:
+        """Engines that have died while others go on."""
+        return self._desk.num_dead
+
+    def revive(self) -> None:
+        """Starts engines in place of those that have died while others go on. Raises what making
+        the object raises."""
+        self._home.check()
+        self._desk.revive()
+
+    def restart(self) -> None:
+        """Starts an engine with the same options in place of this one, which is closed: what it
+        computes ends as errors. Observers that were registered with `plugins` are not called by the
+        new one. Raises what making the object raises."""
+        self._home.check()
+        self._stop()  # which also lets go of the desk
+        self._desk.close()
+        self.model = None
+        self._desk.free()  # before another model is loaded
+        self._open(quiet=True)
+
+    def get_tokenizer(self) -> Any:
+        """Returns transformers' tokenizer of the model, the same object in every call. It is a
+        copy: settings of it, such as padding, have no effect on prompts given as text."""
+        self._home.check()
+        if self._tokenizer is None:
+            self._tokenizer = self._desk.copy_tokenizer()
+        return self._tokenizer
+
+    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
+        """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
+        cannot be prepared."""
+        self._home.check()
+        return self._desk.count_tokens(as_prompt(prompt))
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes the model to a folder that LLM, transformers and vLLM load: weights in few bits as
+        compressed-tensors (pack-quantized), others as they are, with config, tokenizer and
+        processors' files. It is read again from the files that were loaded, which must not have
+        changed.
+
+        Weights that `quantization` rounded to 4 bits, or to 8 by int8wo, are saved as their codes.
+        Loaded with the same `quantization`, the folder gives the same tokens to the last bit;
+        without it, what is not stored in few bits stays in floats: an output head that shares the
+        weights of the embeddings, and int4a8's rounding of activations. A checkpoint that was
+        quantised already is copied.
+        overwrite: replace a folder that holds a model. Raises ConfigError for a folder that cannot
+        be written to, and for quantization = "int8", dummy weights and GGUF files.
+        """
+        self._home.check()
+        self._save(self.runtime, Path(folder), overwrite=overwrite)
+
+    def cache_stats(self) -> Mapping[str, CacheStats]:
+        """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"
+        items, and items "fetched" by URL."""
+        self._home.check()
+        return self._desk.cache_stats()
+
+    def stats(self) -> DeskStats:
+        """Returns the counters of this moment: running, waiting, tokens per second, hits of the
+        prefix cache, free blocks. Of several engines, their sums."""
+        self._home.check()
+        return self._desk.stats()
+
+    def close(self) -> None:
+        """Stops the engine and its threads and frees the model. The object cannot be used again.
+
+        May be called twice, and from any thread: calls that run in others end with EngineError, and
+        requests that run as errors, after the step that is being computed.
+        """
+        self._desk.close()

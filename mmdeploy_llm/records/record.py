@@ -1,0 +1,335 @@
+"""Record: the result of one item, one line of JSON. `batch` and `caption` write the same fields:
+
+id             the item's own id, else its line number; the path for files; null when the id of
+               a line cannot be used (unreadable, or used by another line)
+line           line number in the input, from 1; absent for files
+path           the file, as given; only for files
+text           the answer
+reasoning      the reasoning before the answer; null without a reasoning parser
+tool_calls     [{"id", "type", "function": {"name", "arguments"}}]; absent without calls
+finish_reason  "stop", "tool_calls", "length", "repetition", "error" or "abort"
+error_code     200 for success, 4xx for a fault of the item, 5xx for a fault of the engine
+error_msg, error_class   null for success
+error          {"code", "message"} with the same values; null for success
+num_*_tokens   num_prompt_tokens includes those of images and videos
+timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
+media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one
+prompt         the first 200 characters of the line's question
+columns        {name: value} of the input, those that --columns names
+outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
+item_digest    of the item's input, with size and modification time of its files; resume compares it
+config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
+exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
+               has U+FFFD for every lone surrogate, such as those of file names that are not UTF-8
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.errors import ABORTED, OK
+from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.records.item import Item, Media
+
+from .unicode_text import escaped, replaced, unescaped
+
+NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
+# Left out of the JSON when empty.
+OPTIONAL = (
+    *("line", "path", "tool_calls", "media", "prompt", "outputs"),
+    *("item_digest", "config_digest", "columns"),
+)
+LOWEST_LOGPROB = -1e30
+COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemError:
+    """Why an item has no answer. code: 4xx for a fault of the item, 5xx for one of the engine."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Durations in seconds; None for a stage never reached. total: preprocessing to last token."""
+
+    preprocess: float | None = None
+    queue: float | None = None
+    first_token: float | None = None
+    generate: float | None = None
+    total: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The result of one item; the module docstring describes the fields."""
+
+    id: str | int | None = None
+    line: int | None = None
+    path: str | None = None
+    text: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    finish_reason: str | None = None
+    error_code: int = OK
+    error_msg: str | None = None
+    error_class: str | None = None
+    num_image_tokens: int = 0
+    num_video_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    timings: Timings = Timings()
+    error: ItemError | None = None
+    media: tuple[Media, ...] = ()
+    prompt: str | None = None
+    outputs: tuple[Mapping[str, Any], ...] = ()
+    item_digest: str = ""
+    config_digest: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the item has an answer."""
+        return self.error_code == OK
+
+    @property
+    def key(self) -> str:
+        """The string that identifies the item when a run is resumed."""
+        return key_of(self.id, self.line)
+
+    @property
+    def failure(self) -> str:
+        """The kind of failure, code and class, such as "400 MediaError"."""
+        return f"{self.error_code} {self.error_class or 'Error'}"
+
+    def to_json(self) -> str:
+        """Returns one line of JSON, without the line break."""
+        values = asdict(self)
+        for name in OPTIONAL:
+            if not values[name]:
+                del values[name]
+        line = json.dumps(values, ensure_ascii=False)
+        try:
+            line.encode()
+        except UnicodeEncodeError:  # a file name that is not UTF-8
+            line = json.dumps({**replaced(values), "exact": self._exact()}, ensure_ascii=False)
+        return line
+
+    def _exact(self) -> dict[str, Any]:
+        """Returns what resume and the report need exactly, as ASCII."""
+        texts = {"id": self.id, "path": self.path}
+        exact: dict[str, Any] = {
+            name: escaped(text) for name, text in texts.items() if isinstance(text, str)
+        }
+        return {**exact, "media": [escaped(item.name) for item in self.media]}
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Record:
+        """Reads what `to_json` wrote, also in version 0.1. Raises ValueError for anything else."""
+        values = json.loads(line)
+        if not isinstance(values, dict):
+            raise ValueError("it is not an object")
+        return cls.from_values(values)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Record:
+        """Returns the record of a JSON object. Raises ValueError when it is none."""
+        _check(values)
+        try:
+            return cls(**_restored({**values, **_nested(values)}))
+        except (TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+
+
+def key_of(item_id: str | int | None, line: int | None) -> str:
+    """Returns the string that identifies an id, or a line without one; 7 and "7" are the same."""
+    return f"\0line {line}" if item_id is None else str(item_id)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the record has an identity and integer counts."""
+    known = values.get("id", values.get("path"))
+    is_named = isinstance(known, (str, int)) and not isinstance(known, bool)
+    is_line = known is None and isinstance(values.get("line"), int)
+    if not (is_named or is_line):
+        raise ValueError("it has no id, path or line")
+    for name in COUNTS:
+        if not isinstance(values.get(name, 0), int):
+            raise ValueError(f"its {name} is not an integer")
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds the fields that are objects, and those that version 0.1 did not write."""
+    error = values.get("error")
+    fault = None if error is None else ItemError(**error)
+    nested: dict[str, Any] = {
+        "id": values.get("id", values.get("path")),
+        "timings": Timings(**(values.get("timings") or {})),
+        "error": fault,
+        "media": tuple(Media(**item) for item in values.get("media", ())),
+        "outputs": tuple(values.get("outputs", ())),
+        "tool_calls": tuple(values.get("tool_calls", ())),
+    }
+    if fault is not None:
+        nested["error_code"] = values.get("error_code", fault.code)
+        nested["error_msg"] = values.get("error_msg", fault.message)
+    return nested
+
+
+def _restored(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with the exact texts in place of those that JSON could hold."""
+    exact = values.pop("exact", None)
+    if exact is None:
+        return values
+    texts = {name: unescaped(exact[name]) for name in ("id", "path") if name in exact}
+    names = map(unescaped, exact.get("media", ()))
+    media = (
+        Media(kind=item.kind, name=name) for item, name in zip(values["media"], names, strict=True)
+    )
+    return {**values, **texts, "media": tuple(media)}
+
+
+def bad_record(item: BadItem) -> Record:
+    """Returns the record of a line that cannot be used."""
+    return Record(
+        id=item.id,
+        line=item.line,
+        finish_reason="error",
+        error_code=item.code,
+        error_msg=item.message,
+        error_class=item.kind,
+        error=ItemError(code=item.code, message=item.message),
+        item_digest=item.digest,
+    )
+
+
+def record_of(
+    item: Item, output: RequestOutput, error: Exception | None = None, config_digest: str = ""
+) -> Record:
+    """Builds the record of an item from its output. error: the exception, if any. config_digest: of
+    the configuration that made the output.
+
+    With several samples, counts are summed, times are those of all samples together, and one failed
+    sample makes the item failed.
+    """
+    samples = output.outputs
+    first = samples[0]
+    failed = None if output.is_ok else next((own for own in samples if not own.is_ok), first)
+    message = None if failed is None else output.error_msg or "no message was given"
+    code = output.error_code
+    return Record(
+        id=item.id,
+        line=None if item.path is not None else item.line,
+        path=item.path,
+        text=first.text.strip(),
+        reasoning=_stripped(first.reasoning_content),
+        tool_calls=_calls(first),
+        finish_reason=(failed or first).finish_reason,
+        error_code=code,
+        error_msg=message,
+        error_class=None if failed is None else _class_of(code, error),
+        num_image_tokens=output.num_input_image_tokens,
+        num_video_tokens=output.num_input_video_tokens,
+        num_prompt_tokens=len(output.prompt_token_ids),
+        num_output_tokens=sum(len(own.token_ids) for own in samples),
+        num_cached_tokens=output.num_cached_tokens,
+        timings=_timings(output.metrics),
+        error=None if message is None else ItemError(code=code, message=message),
+        media=() if item.path is not None else item.media,
+        prompt=item.question,
+        outputs=_samples(output),
+        item_digest=item.digest,
+        config_digest=config_digest,
+        columns=item.columns,
+    )
+
+
+def _samples(output: RequestOutput) -> tuple[dict[str, Any], ...]:
+    """Returns the samples where a record's other fields do not say everything about them; the first
+    one with the log-probabilities of the prompt."""
+    own = output.outputs
+    if len(own) == 1 and own.logprobs is None and not output.prompt_logprobs:
+        return ()
+    samples = tuple(map(_sample, own))
+    if output.prompt_logprobs is not None:
+        samples[0]["prompt_logprobs"] = [_candidates(found) for found in output.prompt_logprobs]
+    return samples
+
+
+def _class_of(code: int, error: Exception | None) -> str:
+    if error is not None:
+        return type(error).__name__
+    return "Aborted" if code == ABORTED else "EngineError" if code >= 500 else "RequestError"
+
+
+def _sample(own: CompletionOutput) -> dict[str, Any]:
+    """Returns one of n samples with its token ids, and log-probabilities if requested."""
+    sample: dict[str, Any] = {
+        "index": own.index,
+        "text": own.text.strip(),
+        "reasoning": _stripped(own.reasoning_content),
+        "finish_reason": own.finish_reason,
+        "error_code": own.error_code,
+        "error_msg": own.error_msg,
+        "token_ids": list(own.token_ids),
+    }
+    if own.tool_calls:
+        sample["tool_calls"] = _calls(own)
+    if own.logprobs is not None:
+        sample["logprobs"] = _logprobs(own)
+    return sample
+
+
+def _calls(own: CompletionOutput) -> tuple[Mapping[str, Any], ...]:
+    return tuple(call.to_dict() for call in own.tool_calls or ())
+
+
+def _logprobs(own: CompletionOutput) -> list[Any]:
+    return [_candidates(found) for found in own.logprobs or ()]
+
+
+def _candidates(found: Mapping[int, Any] | None) -> list[dict[str, Any]] | None:
+    if found is None:
+        return None
+    # A candidate of probability 0 has log-probability -inf, which JSON cannot represent.
+    return [
+        {**asdict(own), "token_id": token, "logprob": max(own.logprob, LOWEST_LOGPROB)}
+        for token, own in found.items()
+    ]
+
+
+def _stripped(text: str | None) -> str | None:
+    return None if text is None else text.strip()
+
+
+def _timings(metrics: RequestMetrics) -> Timings:
+    return Timings(
+        preprocess=_rounded(metrics.preprocess_time),
+        queue=_rounded(metrics.time_in_queue),
+        first_token=_rounded(metrics.first_token_time),
+        generate=_rounded(metrics.model_forward_time),
+        total=_rounded(metrics.model_execute_time),
+    )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, NUM_DECIMALS)
+
+
+def seconds(value: float | None) -> str:
+    """Formats a duration: "340 ms", "2.1 s", "3 min 05 s"; "not reached" for None."""
+    if value is None:
+        return "not reached"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s"

@@ -1,0 +1,155 @@
+"""Stores the pictures of a report: embedded in the page, or in files beside it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+from urllib.parse import quote
+
+from mmdeploy_llm.records.files import Folder, OutputLostError
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.unicode_text import without_surrogates
+
+from .bidi import without_bidi_controls
+from .previews import MakePreviews
+
+NAME_BYTES = 12
+FOLDER = "pictures"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One picture on a page. source: URL for an img element. name: its alternative text."""
+
+    source: str
+    name: str
+
+
+class Pictures(Protocol):
+    """Provides the pictures of a media item. Called from several threads at once."""
+
+    def of(self, media: Media) -> tuple[Picture, ...]:
+        """Returns one picture of an image, several of a video, none without a preview."""
+
+
+class EmbeddedPictures:
+    """Embeds pictures as data: URLs, so that the page is a single file."""
+
+    def __init__(self, make: MakePreviews) -> None:
+        self._make = make
+
+    def of(self, media: Media) -> tuple[Picture, ...]:
+        """Makes the pictures anew at each call."""
+        blobs = self._make(media)
+        return _named(media, (_data_url(blob) for blob in blobs))
+
+
+class PicturesInFiles:
+    """Writes pictures to files below `folder`, named by a hash of the original's path, size and
+    modification time, so that pictures of an earlier report are reused.
+
+    url: URL of the folder relative to the page.
+    rules: part of the hash; pictures made under other rules are not reused.
+    """
+
+    def __init__(self, make: MakePreviews, folder: Folder, url: str, rules: str = "") -> None:
+        self._make = make
+        self._rules = rules
+        self._folder = folder.inner(FOLDER)
+        self._url = f"{url}/{FOLDER}"
+        self._names: set[str] = set()
+        self._found: dict[str, list[str]] = {}  # stem -> names of earlier pictures
+        for _, name in _pictures_in(self._folder):
+            self._found.setdefault(name.rpartition("-")[0], []).append(name)
+
+    def of(self, media: Media) -> tuple[Picture, ...]:
+        """Returns the pictures, written atomically when no earlier report has them."""
+        stem = _stem(media, self._rules)
+        if stem is None:
+            return ()
+        names = self._found.get(stem) or self._write(stem, self._make(media))
+        self._names.update(names)
+        return _named(media, (f"{self._url}/{stem[:2]}/{name}" for name in names))
+
+    def finish(self) -> None:
+        """Removes the pictures of earlier reports that this one does not show. Raises
+        OutputLostError when pictures that it shows are missing."""
+        remove_pictures(self._folder, self._names)
+        missing = self._names.difference(name for _, name in _pictures_in(self._folder))
+        self._folder.check_in_place()
+        if missing:
+            raise OutputLostError(
+                f"{len(missing)} pictures in {str(self._folder.path)!r} were removed while the "
+                "report was written; write it again"
+            )
+
+    def close(self) -> None:
+        """Closes the folder."""
+        self._folder.close()
+
+    def _write(self, stem: str, blobs: Sequence[bytes]) -> list[str]:
+        names = [f"{stem}-{number:03d}.jpg" for number in range(len(blobs))]
+        if not names:
+            return []
+        with self._folder.inner(stem[:2]) as folder:
+            for name, blob in zip(names, blobs, strict=True):
+                # A name of its own: another thread may write the same picture.
+                folder.write(name, [blob], f"{name}.{secrets.token_hex(4)}.partial")
+        return names
+
+
+def remove_pictures(folder: Folder, kept: Collection[str] = ()) -> None:
+    """Removes all pictures of earlier reports but those in `kept`; follows no link."""
+    for inner, name in _pictures_in(folder):
+        if name not in kept:
+            inner.remove(name)
+
+
+def _pictures_in(folder: Folder) -> Iterator[tuple[Folder, str]]:
+    for short in folder.names():
+        inner = folder.existing(short) if len(short) == 2 else None
+        if inner is not None:
+            with inner:
+                yield from ((inner, name) for name in inner.names() if name.endswith(".jpg"))
+
+
+def _stem(media: Media, rules: str) -> str | None:
+    """Returns a file name stem for the pictures of the current version of a file, or None when
+    the file does not exist."""
+    try:
+        state = os.stat(media.name) if media.is_file else None
+    except (OSError, ValueError):  # ValueError: characters that no file name has
+        return None
+    if state is None:
+        return None
+    text = f"{media.kind}\0{media.name}\0{state.st_size}\0{state.st_mtime_ns}\0{rules}"
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=NAME_BYTES).hexdigest()
+
+
+def _data_url(blob: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(blob).decode('ascii')}"
+
+
+def _named(media: Media, sources: Iterable[str]) -> tuple[Picture, ...]:
+    name = printable(os.path.basename(media.name))
+    found = list(sources)
+    labels = [name] if len(found) == 1 else [f"{name}, frame {n}" for n in range(1, len(found) + 1)]
+    return tuple(
+        Picture(source=source, name=label) for source, label in zip(found, labels, strict=True)
+    )
+
+
+def printable(text: str) -> str:
+    """Replaces bidirectional controls and lone surrogates: file names may hold bytes that are not
+    valid UTF-8."""
+    return without_bidi_controls(without_surrogates(text))
+
+
+def url_of(name: str) -> str:
+    """Returns the URL of a folder of this name relative to a page beside it."""
+    return quote(os.fsencode(name))

@@ -1,0 +1,95 @@
+"""Makes small pictures of a record's media: one of an image, the sampled frames of a video."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from mmdeploy_llm.datasets.names import is_video_name
+from mmdeploy_llm.errors import ABORTED, RequestError
+from mmdeploy_llm.messages import MediaItem, MediaRef
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.record import Record
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.hooks import MediaLimits
+    from mmdeploy_llm.intake.media import CanPreview
+
+# Returns the JPEGs of one media item, none without a preview.
+MakePreviews = Callable[[Media], Sequence[bytes]]
+
+
+class HasPreviews(Protocol):
+    """The attributes of intake's MediaLoader that previews need."""
+
+    @property
+    def limits(self) -> MediaLimits:
+        """The limits on one item."""
+
+    def previews(self, item: MediaItem, maker: CanPreview | None = None) -> Sequence[bytes]:
+        """Returns JPEGs of a media item, see MediaLoader.previews."""
+
+
+class FilePreviews:
+    """Makes previews of media files. Files are read and decoded as those of prompts are: by the
+    same plugins, within the same limits and deadlines. Thread-safe.
+
+    open_reader: returns what reads images; called once, for the first of them.
+    open_media: returns what knows the frames of a video that the model gets; the same for videos.
+    """
+
+    def __init__(
+        self, open_reader: Callable[[], HasPreviews], open_media: Callable[[], HasPreviews]
+    ) -> None:
+        from mmdeploy_llm_processors.image.thumbnail import Thumbnails
+
+        self._thumbnails = Thumbnails()
+        self._open_reader, self._open_media = open_reader, open_media
+        self._lock = threading.Lock()
+        self._reader: HasPreviews | None = None
+        self._media: HasPreviews | None = None
+
+    @property
+    def rules(self) -> str:
+        """The limits as text: pictures made under other limits must not be used again."""
+        return repr(self._for_images().limits)
+
+    def __call__(self, media: Media) -> Sequence[bytes]:
+        """Returns JPEGs; none of a file that the model would not get or that no longer exists."""
+        if not media.is_file:
+            return ()
+        source = MediaRef(kind=media.kind, uri=media.name)
+        item = MediaItem(kind=media.kind, source=source, options={})
+        try:
+            if media.kind == self._thumbnails.kind:
+                return self._for_images().previews(item, self._thumbnails)
+            return self._for_videos().previews(item)
+        except RequestError:
+            return ()
+
+    def _for_images(self) -> HasPreviews:
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._open_reader()
+            return self._reader
+
+    def _for_videos(self) -> HasPreviews:
+        with self._lock:
+            if self._media is None:
+                self._media = self._open_media()
+            return self._media
+
+
+def media_of(record: Record) -> tuple[Media, ...]:
+    """Returns the media of a record; for a record about a file, that file."""
+    if record.path is None:
+        return record.media
+    kind = "video" if is_video_name(record.path) else "image"
+    return (Media(kind=kind, name=os.path.abspath(record.path)),)
+
+
+def is_refused(record: Record) -> bool:
+    """Returns whether the engine refused the item; media of such an item are never shown."""
+    return 400 <= record.error_code < 500 and record.error_code != ABORTED

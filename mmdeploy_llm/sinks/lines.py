@@ -1,0 +1,98 @@
+"""Parts of JSON lines, and the journal: a file of lines that grows until it becomes a part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from io import FileIO
+from typing import IO
+
+from mmdeploy_llm.records.files import Folder, write_all
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry, parsed, whole_lines
+
+from .formats import Addition, Drops, Limits, first_positions
+
+MAX_ITEMS, MAX_BYTES = 20_000, 64 * 2**20
+
+
+class LineReader:
+    """Reads a part or a journal; the position of a record is the number of its line, from 0."""
+
+    def __init__(self, file: IO[bytes], name: str) -> None:
+        self._file, self._name = file, name
+        self._offsets: list[int] | None = None
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the records; skips a torn last line."""
+        self._file.seek(0)
+        for number, line in enumerate(whole_lines(self._file)):
+            record = parsed(line, self._name, number + 1)
+            yield Entry(begin=number, end=number + 1, record=record)
+
+    def at(self, position: int) -> Record:
+        """Returns the record of a line."""
+        if self._offsets is None:
+            self._file.seek(0)
+            ends = [0]
+            for line in whole_lines(self._file):
+                ends.append(ends[-1] + len(line))
+            self._offsets = ends
+        self._file.seek(self._offsets[position])
+        return parsed(self._file.readline(), self._name, position + 1)
+
+    def configurations(self) -> str | None:
+        """Returns None: lines have no place for them."""
+        return None
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class LineParts:
+    """Parts that are files of lines, for an output at a URL."""
+
+    name, suffix, open_suffix = "jsonl", ".jsonl", ".jsonl"
+
+    def __init__(self, most_items: int | None) -> None:
+        self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
+
+    def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> LineReader:
+        """Opens a part or a journal."""
+        return LineReader(file, name)
+
+    def begin(self, file: FileIO, configurations: str | None) -> int:
+        """Cuts off a torn last line; returns the number of lines."""
+        num_lines = end = 0
+        with open(file.fileno(), "rb", closefd=False) as lines:
+            lines.seek(0)
+            for line in whole_lines(lines):
+                num_lines, end = num_lines + 1, end + len(line)
+        file.truncate(end)
+        file.seek(end)
+        return num_lines
+
+    def append(self, file: FileIO, addition: Addition) -> int:
+        """Adds a line."""
+        write_all(file, addition.record.to_json().encode() + b"\n")
+        return 1
+
+    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
+        """Returns the journal itself: it is a part."""
+        return name
+
+    def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
+        """Copies the other lines."""
+        dropped, is_any = first_positions(drops), False
+        for number, line in enumerate(whole_lines(file)):
+            if number not in dropped:
+                out.write(line)
+                is_any = True
+        return is_any
+
+
+def new_file(folder: Folder, name: str) -> FileIO:
+    """Makes a file in a folder in place of what a killed run has left there, or of a link."""
+    folder.remove(name)
+    return folder.open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)

@@ -1,0 +1,207 @@
+"""Several outputs read together: the shards of a run, in any mixture of formats."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.configuration import ConfigurationFile
+from mmdeploy_llm.records.files import open_regular
+from mmdeploy_llm.records.ids import IdSet
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.records.state import RunState
+from mmdeploy_llm.sinks.scan import Entry, RecordIndex
+
+from .base import Readable
+from .choose import SUFFIXES, is_remote, open_sink, parts_format
+from .formats import PartReader
+from .parts import FORMATS, PART_NAME
+from .shelves import RemoteShelf
+
+RECORDS_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputState:
+    """The content of one output. num_items: its items, also those that another output has."""
+
+    name: str
+    num_items: int
+    num_failed: int
+    run: RunState | None
+
+    @property
+    def missing(self) -> str | None:
+        """Names what is not there yet; None when it is complete or nothing says what it should
+        have."""
+        if self.run is None:
+            return None
+        if self.run.total is not None and self.num_items < self.run.total:
+            left = self.run.total - self.num_items
+            return f"{left} of {self.run.total} items are not done"
+        is_counted = self.run.total is not None
+        return None if is_counted or self.run.ending == "done" else "its run has not ended"
+
+    @property
+    def label(self) -> str:
+        """Its name, with its shard if the run had several."""
+        if self.run is None or self.run.num_shards == 1:
+            return self.name
+        return f"{self.name} (shard {self.run.shard}/{self.run.num_shards})"
+
+
+class MergedOutputs:
+    """The records of several outputs. An item that several of them have counts once: the record of
+    the output that was written last, or with outputs at URLs of the one named last.
+
+    index: its positions are for `records`. outputs: in the order of the names.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Raises ConfigError for what is no output of a batch."""
+        named = [open_existing(name) for name in dict.fromkeys(names)]
+        times = [each.modified() for each in named]
+        order = sorted(range(len(named)), key=lambda number: times[number] or 0)
+        self._sinks = named if None in times else [named[number] for number in order]
+        self.index = RecordIndex()
+        self._sources, self._positions = array("L"), array("Q")
+        self._counts = {sink.name: [0, 0] for sink in self._sinks}
+        last = self._repeated()
+        for source, entry in self._all():
+            if last.get(entry.record.key, (source, entry.begin)) == (source, entry.begin):
+                place = entry.record.line or len(self._positions)
+                self.index.add(entry.record, place, len(self._positions))
+                self._sources.append(source)
+                self._positions.append(entry.begin)
+        self.outputs = tuple(
+            OutputState(
+                name=sink.name,
+                num_items=self._counts[sink.name][0],
+                num_failed=self._counts[sink.name][1],
+                run=RunState.read(sink.state_file),
+            )
+            for sink in named
+        )
+        found = (sink.configurations.models for sink in named)
+        self.models = tuple(dict.fromkeys(model for models in found for model in models))
+
+    def records(self, most: int | None = None) -> Iterator[Record]:
+        """Yields the records in the order of the input; at most `most`, failed ones first."""
+        ranks = self.index.offsets(most)
+        for begin in range(0, len(ranks), RECORDS_AT_ONCE):
+            yield from self._some(ranks[begin : begin + RECORDS_AT_ONCE])
+
+    def _some(self, ranks: Sequence[int]) -> list[Record]:
+        """Returns records; opens one output after the other, however many there are."""
+        by_source: defaultdict[int, list[int]] = defaultdict(list)
+        for rank in ranks:
+            by_source[self._sources[rank]].append(rank)
+        found: dict[int, Record] = {}
+        for source, own in by_source.items():
+            positions = [self._positions[rank] for rank in own]
+            found.update(zip(own, self._sinks[source].records_at(positions), strict=True))
+        return [found[rank] for rank in ranks]
+
+    def missing(self) -> dict[str, str]:
+        """Returns what is incomplete, in words by name: outputs, and shards that are not among
+        them."""
+        found = {each.label: each.missing for each in self.outputs if each.missing is not None}
+        shards: defaultdict[int, set[int]] = defaultdict(set)
+        for each in self.outputs:
+            if each.run is not None:
+                shards[each.run.num_shards].add(each.run.shard)
+        for num_shards, known in shards.items():
+            left = sorted(set(range(1, num_shards + 1)) - known)
+            if left:
+                named = ", ".join(map(str, left[:20])) + (", ..." if len(left) > 20 else "")
+                found[f"of {num_shards} shards"] = f"no output of {named} was given"
+        return found
+
+    def _all(self) -> Iterator[tuple[int, Entry]]:
+        for source, sink in enumerate(self._sinks):
+            for entry in sink.entries():
+                yield source, entry
+
+    def _repeated(self) -> Mapping[str, tuple[int, int]]:
+        """Returns the last place of each item that has several records; counts the items of each
+        output."""
+        met, last = IdSet(), {}
+        within, known = IdSet(), -1
+        for source, entry in self._all():
+            key = entry.record.key
+            if source != known:
+                within, known = IdSet(), source
+            if not met.add(key):
+                last[key] = source, entry.begin
+            counts = self._counts[self._sinks[source].name]
+            counts[0] += within.add(key)
+            counts[1] += not entry.record.is_ok
+        return last
+
+
+class OnePart:
+    """A Parquet file or a tar that is a part of an output, alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.name = path, str(path)
+        self._form = parts_format(SUFFIXES[path.suffix.lower()])
+        self.configurations = ConfigurationFile(
+            self.name, path.with_name(f"{path.name}.config.json"), self._embedded
+        )
+        self.state_file = path.with_name(f"{path.name}.state.json")
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields its records."""
+        with closing(self._reader()) as reader:
+            yield from reader.entries()
+
+    def records_at(self, positions: list[int]) -> Iterator[Record]:
+        """Yields the records at these positions."""
+        with closing(self._reader()) as reader:
+            for position in positions:
+                yield reader.at(position)
+
+    def modified(self) -> int:
+        """Returns when the file was written."""
+        return os.stat(self._path).st_mtime_ns
+
+    def _reader(self) -> PartReader:
+        file = BufferedReader(open_regular(self._path, os.O_RDONLY))
+        return self._form.reader(file, self.name, is_open=False)
+
+    def _embedded(self) -> Iterator[str]:
+        with closing(self._reader()) as reader:
+            text = reader.configurations()
+        if text is not None:
+            yield text
+
+
+def open_existing(name: str) -> Readable:
+    """Opens an output for reading, in the format that its files have. Raises ConfigError when there
+    is none."""
+    path = Path(name)
+    if is_remote(name):
+        return open_sink(name, _format_of(RemoteShelf(name).states(), name))
+    if path.is_dir():
+        return open_sink(name, _format_of(os.listdir(path), name))
+    if not path.exists():
+        raise ConfigError(f"{name!r} does not exist; name outputs of batches")
+    return OnePart(path) if path.suffix.lower() in SUFFIXES else open_sink(name, "jsonl")
+
+
+def _format_of(names: Sequence[str] | Mapping[str, object], output: str) -> str:
+    found = {match[2] for match in map(PART_NAME.fullmatch, names) if match} & set(FORMATS)
+    if len(found) != 1:
+        raise ConfigError(
+            f"{output!r} is not an output of a batch: it has "
+            f"{'parts of several formats' if found else 'no parts'}; name a JSONL file, or a "
+            "folder with part-00000.parquet or part-00000.tar"
+        )
+    return FORMATS[found.pop()]

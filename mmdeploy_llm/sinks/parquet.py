@@ -1,0 +1,235 @@
+"""Parquet parts: a row for each record, in a schema that is the same in all parts.
+
+Records are collected in a journal of lines; a full journal becomes a part whose row groups hold at
+most GROUP_ITEMS rows and about GROUP_BYTES of text. Lists and objects whose fields nobody knows in
+advance are JSON texts; `more` has what has no column, such as an id that is a number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from io import BufferedReader, FileIO
+from types import ModuleType
+from typing import IO, Any
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry, whole_lines
+
+from .formats import Addition, Drops, Limits, PartReader, damaged, first_positions
+from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
+
+GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
+ROWS_AT_ONCE = 256
+CONFIGURATIONS = b"mmdeploy_llm.configurations"
+TEXTS = ("path", "text", "reasoning", "finish_reason", "error_msg", "error_class", "prompt")
+JSONS = ("tool_calls", "media", "outputs", "columns")
+DIGESTS = ("item_digest", "config_digest")
+NUMBERS = (
+    *("line", "error_code", "num_image_tokens", "num_video_tokens", "num_prompt_tokens"),
+    *("num_output_tokens", "num_cached_tokens"),
+)
+SECONDS = ("preprocess", "queue", "first_token", "generate", "total")
+ORDER = (
+    *("id", "line", "path", "text", "reasoning", "tool_calls", "finish_reason", "error_code"),
+    *("error_msg", "error_class", "num_image_tokens", "num_video_tokens", "num_prompt_tokens"),
+    *("num_output_tokens", "num_cached_tokens", "timings", "media", "prompt", "columns"),
+    *("outputs", *DIGESTS, "more"),
+)
+MAX_SHOWN = 200  # characters of a library's message
+
+
+class ParquetParts:
+    """Parts that are Parquet files; see PartFormat. Raises ConfigError when pyarrow is missing."""
+
+    name, suffix, open_suffix = "parquet", ".parquet", ".jsonl"
+
+    def __init__(self, most_items: int | None) -> None:
+        self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
+        self._journal = LineParts(most_items)
+        self._arrow, self._parquet = _libraries()
+
+    @cached_property
+    def schema(self) -> Any:
+        """The columns of every part."""
+        arrow = self._arrow
+        kinds = dict.fromkeys(("id", *TEXTS, *JSONS, *DIGESTS, "more"), arrow.string())
+        kinds.update(dict.fromkeys(NUMBERS, arrow.int64()))
+        kinds["timings"] = arrow.struct([(name, arrow.float64()) for name in SECONDS])
+        return arrow.schema([(name, kinds[name]) for name in ORDER])
+
+    def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
+        """Opens a part or the journal."""
+        if is_open:
+            return LineReader(file, name)
+        return ParquetReader(self._opened(file, name), file, name)
+
+    def begin(self, file: FileIO, configurations: str | None) -> int:
+        """Cuts off a torn last line of the journal; returns the number of lines."""
+        return self._journal.begin(file, configurations)
+
+    def append(self, file: FileIO, addition: Addition) -> int:
+        """Adds a line to the journal."""
+        return self._journal.append(file, addition)
+
+    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
+        """Writes the journal as a part."""
+        partial = f"{name}.partial"
+        with (
+            BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal,
+            new_file(folder, partial) as file,
+            self._writer(file, configurations) as writer,
+        ):
+            for rows in _groups(journal):
+                table = self._arrow.Table.from_pylist(rows, schema=self.schema)
+                writer.write_table(table, row_group_size=len(rows))
+        return partial
+
+    def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
+        """Copies the other rows, group by group."""
+        if is_open:
+            return self._journal.copy_without(file, drops, out, is_open=True)
+        part = self._opened(file, "a part")
+        known = (part.schema_arrow.metadata or {}).get(CONFIGURATIONS)
+        dropped, first, is_any = first_positions(drops), 0, False
+        with self._writer(out, None if known is None else known.decode()) as writer:
+            for group in range(part.num_row_groups):
+                table = part.read_row_group(group)
+                mask = [first + row not in dropped for row in range(table.num_rows)]
+                first += table.num_rows
+                if any(mask):
+                    writer.write_table(table.filter(self._arrow.array(mask)))
+                    is_any = True
+        return is_any
+
+    def _writer(self, file: Any, configurations: str | None) -> Any:
+        known = {} if configurations is None else {CONFIGURATIONS: configurations.encode()}
+        schema = self.schema.with_metadata(known)
+        return self._parquet.ParquetWriter(file, schema, compression="zstd")
+
+    def _opened(self, file: IO[bytes], name: str) -> Any:
+        # OSError and ValueError: what pyarrow raises for damaged data.
+        try:
+            part = self._parquet.ParquetFile(file)
+        except (self._arrow.ArrowException, OSError, ValueError) as error:
+            raise _unreadable(name, error) from None
+        missing = [column for column in ORDER if column not in part.schema_arrow.names]
+        if missing:
+            raise _unreadable(name, f"it has no column {missing[0]!r}")
+        return part
+
+
+class ParquetReader:
+    """One Parquet part; the position of a record is the number of its row."""
+
+    def __init__(self, part: Any, file: IO[bytes], name: str) -> None:
+        self._part, self._file, self._name = part, file, name
+        self._group = -1  # whose rows are held
+        self._rows: list[dict[str, Any]] = []
+        counts = [part.metadata.row_group(group).num_rows for group in range(part.num_row_groups)]
+        self._firsts = [sum(counts[:group]) for group in range(len(counts))]
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the records of all rows."""
+        number = 0
+        batches = self._part.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(ORDER))
+        while (rows := self._next(batches)) is not None:
+            for row in rows:
+                yield Entry(begin=number, end=number + 1, record=self._record(row, number))
+                number += 1
+
+    def at(self, position: int) -> Record:
+        """Returns the record of a row; holds the rows of one group."""
+        group = max(i for i, first in enumerate(self._firsts) if first <= position)
+        if group != self._group:
+            self._rows = self._part.read_row_group(group, columns=list(ORDER)).to_pylist()
+            self._group = group
+        return self._record(self._rows[position - self._firsts[group]], position)
+
+    def configurations(self) -> str | None:
+        """Returns those in the metadata of the schema."""
+        known = (self._part.schema_arrow.metadata or {}).get(CONFIGURATIONS)
+        return None if known is None else str(known.decode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._part.close()
+        self._file.close()
+
+    def _next(self, batches: Iterator[Any]) -> list[dict[str, Any]] | None:
+        try:
+            batch = next(batches, None)
+        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+            raise _unreadable(self._name, error) from None
+        return None if batch is None else batch.to_pylist()
+
+    def _record(self, row: Mapping[str, Any], number: int) -> Record:
+        try:
+            return Record.from_values(values_of(row))
+        except (ValueError, RecursionError) as error:
+            reason = f"row {number + 1} is not a record of a batch ({error})"
+            raise _unreadable(self._name, reason) from None
+
+
+def row_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row of a record's JSON object."""
+    row = {name: values.get(name) for name in (*TEXTS, *NUMBERS, *DIGESTS, "timings")}
+    row.update({name: _json(values[name]) for name in JSONS if name in values})
+    own = values.get("id")
+    row["id"] = None if own is None else str(own)
+    more = {name: value for name, value in values.items() if name not in (*ORDER, "error")}
+    if isinstance(own, int):
+        more["id"] = own
+    row["more"] = _json(more) if more else None
+    return row
+
+
+def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the JSON object of a record; the inverse of `row_of`. Raises ValueError."""
+    values = {name: row[name] for name in ("id", *TEXTS, *NUMBERS, *DIGESTS, "timings")}
+    for name in ("line", "path", "prompt", *DIGESTS):
+        if values[name] is None:
+            del values[name]  # as a line of JSON leaves them out
+    values.update({name: json.loads(row[name]) for name in JSONS if row.get(name) is not None})
+    values.update(json.loads(row["more"]) if row["more"] is not None else {})
+    code, message = values["error_code"], values["error_msg"]
+    values["error"] = None if message is None else {"code": code, "message": message}
+    return values
+
+
+def _groups(journal: IO[bytes]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the rows of the journal, those of a row group at once."""
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for line in whole_lines(journal):
+        rows.append(row_of(json.loads(line)))
+        size += len(line)
+        if len(rows) == GROUP_ITEMS or size >= GROUP_BYTES:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _unreadable(name: str, error: object) -> ConfigError:
+    return damaged(name, str(error)[:MAX_SHOWN])
+
+
+def _libraries() -> tuple[ModuleType, ModuleType]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError(
+            "an output in Parquet needs pyarrow: pip install "
+            '"mmdeploy-llm[parquet]", or write JSON lines: --output NAME.jsonl'
+        ) from None
+    return pyarrow, parquet

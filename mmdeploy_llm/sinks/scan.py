@@ -1,0 +1,287 @@
+"""The JSONL output: gains a line as each item finishes, and an interrupted run can be resumed.
+
+new        the file must not exist
+overwrite  an existing file is emptied once the run is ready to write
+resume     good lines stay; those of items to be retried and a torn last line are removed
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Literal
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import FileState, check_regular, open_regular
+from mmdeploy_llm.records.ids import DoneItems, IdSet
+from mmdeploy_llm.records.record import Record
+
+Mode = Literal["new", "overwrite", "resume"]
+PlaceOf = Callable[[Record], int | None]
+PART_BITS = 40  # a position in an output of parts: number of the part, then the place in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A record and its place: it takes the positions from `begin` up to `end`, which are bytes of
+    a file, or rows."""
+
+    begin: int
+    end: int
+    record: Record
+
+
+Entries = Callable[[], Iterable[Entry]]
+
+
+class RecordIndex:
+    """Positions of a job's records in its output, and their counts: 17 bytes per record.
+
+    Filled by `scan`, then by what writes the output.
+    """
+
+    def __init__(self) -> None:
+        self._places = array("q")
+        self._offsets = array("Q")
+        self._failed = bytearray()
+        self.failures: Counter[str] = Counter()
+        self.num_output_tokens = 0
+        self.num_media_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def num_failed(self) -> int:
+        """Records of failed items."""
+        return self.failures.total()
+
+    def add(self, record: Record, place: int, offset: int) -> None:
+        """Adds a record at position `offset`; `place` is its rank in the input order."""
+        self._places.append(place)
+        self._offsets.append(offset)
+        self._failed.append(not record.is_ok)
+        if not record.is_ok:
+            self.failures[record.failure] += 1
+        self.num_output_tokens += record.num_output_tokens
+        self.num_media_tokens += record.num_image_tokens + record.num_video_tokens
+
+    def offsets(self, most: int | None = None) -> list[int]:
+        """Returns positions in input order; at most `most`, failed records chosen first."""
+        order = sorted(range(len(self)), key=self._places.__getitem__)
+        if most is not None and len(order) > most:
+            order.sort(key=lambda number: not self._failed[number])
+            order = sorted(order[:most], key=self._places.__getitem__)
+        return [self._offsets[number] for number in order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The state of an output when a run begins.
+
+    done: the items that are not retried.
+    drops: ranges of positions (begin, end) to remove.
+    state: of the file or the files when they were read; None when there were none.
+    end: position at which the last complete record ends.
+    configs: digests of the configurations of this input's records.
+    num_unchecked: records of this input without digests.
+    """
+
+    done: DoneItems = field(default_factory=DoneItems)
+    index: RecordIndex = field(default_factory=RecordIndex)
+    drops: tuple[tuple[int, int], ...] = ()
+    state: object = None
+    end: int = 0
+    configs: frozenset[str] = frozenset()
+    num_unchecked: int = 0
+
+
+def check_target(path: Path, mode: Mode) -> None:
+    """Raises ConfigError when `path` cannot be written in this mode; changes nothing."""
+    is_found = check_regular(path)
+    if mode == "new" and is_found:
+        raise ConfigError(exists_already(path))
+
+
+def exists_already(path: Path | str) -> str:
+    """Returns the message for an output that must not exist."""
+    return (
+        f"{str(path)!r} exists already; --resume does what is left, --overwrite starts again, "
+        "--output writes elsewhere (in Python: resume=True, overwrite=True or another output)"
+    )
+
+
+def scan(
+    path: Path,
+    place_of: PlaceOf,
+    *,
+    is_failed_redone: bool = True,
+    codes: Collection[int] | None = None,
+) -> Kept:
+    """Reads an existing output line by line, without changing it; see `scan_entries`. A last line
+    without a line break, torn by an interruption, is not counted. Raises ConfigError for a line
+    that is no record."""
+    try:
+        file = _open(path)
+    except FileNotFoundError:
+        return Kept()
+    with file:
+        # Before it is read: what another run appends meanwhile must not count as known.
+        state = FileState.of(os.fstat(file.fileno()))
+        return scan_entries(
+            lambda: line_entries(file, path),
+            place_of,
+            state,
+            is_failed_redone=is_failed_redone,
+            codes=codes,
+        )
+
+
+def scan_entries(
+    entries: Entries,
+    place_of: PlaceOf,
+    state: object,
+    *,
+    is_failed_redone: bool = True,
+    codes: Collection[int] | None = None,
+) -> Kept:
+    """Returns what a run keeps of the entries of an output.
+
+    Marks for removal the failures of this input's items that are to be retried (codes: those with
+    one of these error codes only), and all records of an item but the last.
+    """
+    found = _Scan(place_of, is_failed_redone, codes, {})
+    found.read(entries())
+    if found.repeated:  # again, now that it is known which records are the last ones
+        found = _Scan(place_of, is_failed_redone, codes, found.repeated)
+        found.read(entries())
+    return found.kept(state)
+
+
+class _Scan:
+    """One pass over an output. last: begin of the last record of each item that has several.
+    repeated: the same, as found in this pass."""
+
+    def __init__(
+        self,
+        place_of: PlaceOf,
+        is_failed_redone: bool,
+        codes: Collection[int] | None,
+        last: Mapping[str, int],
+    ) -> None:
+        self._place_of = place_of
+        self._is_failed_redone, self._codes, self._last = is_failed_redone, codes, last
+        self.repeated: dict[str, int] = {}
+        self._met, self._done, self._index = IdSet(), DoneItems(), RecordIndex()
+        self._drops: list[tuple[int, int]] = []
+        self._configs: set[str] = set()
+        self._num_unchecked = self._num_dropped = self._end = 0
+
+    def read(self, entries: Iterable[Entry]) -> None:
+        """Reads all entries."""
+        for entry in entries:
+            if entry.begin >> PART_BITS != self._end >> PART_BITS:
+                self._num_dropped = 0  # positions count in each part of its own
+            self._take(entry)
+            self._end = entry.end
+
+    def kept(self, state: object) -> Kept:
+        """Returns what was found."""
+        return Kept(
+            done=self._done,
+            index=self._index,
+            drops=tuple(self._drops),
+            state=state,
+            end=self._end,
+            configs=frozenset(self._configs),
+            num_unchecked=self._num_unchecked,
+        )
+
+    def _take(self, entry: Entry) -> None:
+        record, begin = entry.record, entry.begin
+        key, place = record.key, self._place_of(record)
+        if not self._met.add(key):
+            self.repeated[key] = begin
+        is_left = place is not None and self._is_retried(record)
+        if is_left or self._last.get(key, begin) != begin:
+            self._drops.append((begin, entry.end))
+            self._num_dropped += entry.end - begin
+            return
+        self._done.add(key, record.item_digest)
+        if place is not None:
+            self._index.add(record, place, begin - self._num_dropped)
+            self._configs.update(filter(None, (record.config_digest,)))
+            self._num_unchecked += not record.item_digest
+
+    def _is_retried(self, record: Record) -> bool:
+        if record.is_ok or not self._is_failed_redone:
+            return False
+        return self._codes is None or record.error_code in self._codes
+
+
+def newest(entries: Entries) -> Iterator[Record]:
+    """Yields the records of an output; of several records of an item only the last counts."""
+    met, last = IdSet(), {}
+    for entry in entries():
+        if not met.add(entry.record.key):
+            last[entry.record.key] = entry.begin
+    for entry in entries():
+        if last.get(entry.record.key, entry.begin) == entry.begin:
+            yield entry.record
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yields the newest records of a file, none when it does not exist; skips a torn last line.
+    Raises ConfigError for a line that is no record."""
+    try:
+        file = _open(path)
+    except FileNotFoundError:
+        return
+    with file:
+        yield from newest(lambda: line_entries(file, path))
+
+
+def line_entries(file: IO[bytes], path: Path) -> Iterator[Entry]:
+    """Yields the records of a file of lines; positions are bytes. Skips a torn last line."""
+    begin = 0
+    file.seek(0)
+    for number, line in enumerate(whole_lines(file), 1):
+        end = begin + len(line)
+        yield Entry(begin=begin, end=end, record=parsed(line, path, number))
+        begin = end
+
+
+def records_at(path: Path, offsets: list[int]) -> Iterator[Record]:
+    """Yields the records that begin at these byte offsets, in the order of the offsets."""
+    with _open(path) as file:
+        for offset in offsets:
+            file.seek(offset)
+            yield Record.from_json(file.readline())
+
+
+def _open(path: Path) -> BufferedReader:
+    return BufferedReader(open_regular(path, os.O_RDONLY))
+
+
+def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields the lines that end with a line break."""
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        yield line
+
+
+def parsed(line: bytes, path: Path | str, number: int) -> Record:
+    """Returns the record of a line. Raises ConfigError when it is none."""
+    try:
+        return Record.from_json(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"line {number} of {str(path)!r} is not a record of a batch ({error}); name another "
+            "file with --output, or --overwrite this one"
+        ) from None

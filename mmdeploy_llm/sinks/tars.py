@@ -1,0 +1,222 @@
+"""WebDataset tars: one sample for each item, its members together.
+
+    KEY.jpg    the original bytes of the item's first media, where they are at hand
+    KEY.txt    the answer
+    KEY.json   the record, and {"sample": {"key", "media", "left_out"}}
+
+The JSON comes last: a sample without it was torn by an interruption. Items that failed are in the
+folder __failed__, which the readers of WebDatasets skip. The configurations of the run are in
+global headers of the tar, which readers of files do not see. A tar grows by whole samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from hashlib import blake2b
+from io import FileIO
+from typing import IO, Any
+
+from mmdeploy_llm.records.files import Folder, write_all
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry
+
+from .formats import Addition, Drops, Limits, damaged
+from .media import Blob, LeftOutError, first_media
+
+MAX_ITEMS, MAX_BYTES = 10_000, 2**30
+BLOCK, END = tarfile.BLOCKSIZE, bytes(2 * tarfile.BLOCKSIZE)
+COPY_BYTES = 2**20
+MAX_JSON = 2**28
+FAILED = "__failed__/"
+CONFIGURATIONS = "MMDEPLOY_LLM.configurations"
+MAX_KEY = 60  # characters of an id in a key
+_NO_KEY = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class TarParts:
+    """Parts that are tars; see PartFormat."""
+
+    name, suffix, open_suffix = "webdataset", ".tar", ".tar"
+
+    def __init__(self, most_items: int | None) -> None:
+        self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
+
+    def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> TarReader:
+        """Opens a tar."""
+        return TarReader(file, name, is_open=is_open)
+
+    def begin(self, file: FileIO, configurations: str | None) -> int:
+        """Cuts off a torn sample, and the end of a tar that was about to be complete; adds the
+        configurations. Returns the size."""
+        with open(file.fileno(), "rb", closefd=False) as content:
+            reader = TarReader(content, "a part", is_open=True)
+            end = max((entry.end for entry in reader.entries()), default=0)
+        file.truncate(end)
+        file.seek(end)
+        if configurations is not None:
+            values = {CONFIGURATIONS: configurations}
+            write_all(file, tarfile.TarInfo.create_pax_global_header(values))
+        return file.tell()
+
+    def append(self, file: FileIO, addition: Addition) -> int:
+        """Adds a sample."""
+        begin, record = file.tell(), addition.record
+        key = key_of_sample(record, is_again=addition.is_again)
+        sample: dict[str, Any] = {"key": key, "media": None, "left_out": None}
+        if record.is_ok:
+            try:
+                with first_media(addition.item) as blob:
+                    if blob is not None:
+                        sample["media"] = f"{key}.{blob.suffix}"
+                        _add_blob(file, sample["media"], blob)
+            except LeftOutError as error:
+                file.truncate(begin)
+                file.seek(begin)
+                sample.update(media=None, left_out=str(error))
+            _add(file, f"{key}.txt", record.text.encode("utf-8", "replace"))
+        values = {**json.loads(record.to_json()), "sample": sample}
+        name = f"{key}.json" if record.is_ok else f"{FAILED}{key}.json"
+        _add(file, name, json.dumps(values, ensure_ascii=False).encode())
+        return file.tell() - begin
+
+    def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
+        """Ends the tar, which becomes the part itself."""
+        with folder.open_file(name, os.O_RDWR) as file:
+            size = file.seek(0, os.SEEK_END)
+            write_all(file, END + bytes(-(size + len(END)) % tarfile.RECORDSIZE))
+        return name
+
+    def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
+        """Copies everything but the dropped samples."""
+        file.seek(0)
+        kept = sum(1 for _ in TarReader(file, "a part", is_open=is_open).entries())
+        size, begin = file.seek(0, os.SEEK_END), 0
+        for first, end in [*drops, (size, size)]:
+            file.seek(begin)
+            _copy(file, out, first - begin)
+            begin = end
+        return kept > len(drops)
+
+
+class TarReader:
+    """Reads the samples of a tar by their headers; the position of a sample is its first byte."""
+
+    def __init__(self, file: IO[bytes], name: str, *, is_open: bool) -> None:
+        self._file, self._name, self._is_open = file, name, is_open
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields the samples; skips a torn one at the end of a tar that grows."""
+        offset = begin = 0
+        try:
+            while (info := self._header(offset)) is not None:
+                end = offset + BLOCK + _padded(info.size)
+                if info.type == tarfile.XGLTYPE:
+                    begin = end
+                elif info.name.endswith(".json"):
+                    yield Entry(begin=begin, end=end, record=self._record(offset, info))
+                    begin = end
+                offset = end
+        except tarfile.HeaderError as error:
+            if not self._is_open:
+                raise damaged(self._name, error) from None
+
+    def at(self, position: int) -> Record:
+        """Returns the record of a sample."""
+        try:
+            offset = position
+            while (info := self._header(offset)) is not None:
+                if info.name.endswith(".json"):
+                    return self._record(offset, info)
+                offset += BLOCK + _padded(info.size)
+        except tarfile.HeaderError as error:
+            raise damaged(self._name, error) from None
+        raise damaged(self._name, "a sample has no record")
+
+    def configurations(self) -> str | None:
+        """Returns those in the first global header."""
+        self._file.seek(0)
+        with tarfile.open(fileobj=self._file, mode="r:") as tar:
+            tar.next()
+            return tar.pax_headers.get(CONFIGURATIONS)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _header(self, offset: int) -> tarfile.TarInfo | None:
+        """Returns the header at an offset, None at the end. Raises HeaderError where it is torn."""
+        self._file.seek(offset)
+        block = self._file.read(BLOCK)
+        if (not block and self._is_open) or block.count(0) == BLOCK:
+            return None
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+
+    def _record(self, offset: int, info: tarfile.TarInfo) -> Record:
+        if info.size > MAX_JSON:
+            raise damaged(self._name, f"{info.name!r} has {info.size} bytes")
+        self._file.seek(offset + BLOCK)
+        body = self._file.read(_padded(info.size))
+        if len(body) < _padded(info.size):
+            raise tarfile.HeaderError(f"{info.name!r} is cut off")
+        try:
+            values = json.loads(body[: info.size])
+            values.pop("sample")
+            return Record.from_values(values)
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+            raise damaged(
+                self._name, f"{info.name!r} is not a record of a batch ({error})"
+            ) from None
+
+
+def key_of_sample(record: Record, *, is_again: bool = False) -> str:
+    """Returns the key of a record's sample: of its id the characters that keys may have, with a
+    digest when others were replaced. is_again: the item has a sample, which stays until the end of
+    the run; readers refuse a key that comes twice in a row."""
+    own = record.key
+    name = os.path.basename(os.path.splitext(own)[0]) if record.path is not None else own
+    key = _NO_KEY.sub("_", name)[:MAX_KEY]
+    if key != own:
+        key += f"-{blake2b(own.encode(errors='surrogatepass'), digest_size=6).hexdigest()}"
+    return f"{key}-{record.item_digest[:8] or 'again'}" if is_again else key
+
+
+def _add(file: FileIO, name: str, data: bytes) -> None:
+    write_all(file, _info(name, len(data)) + data + bytes(-len(data) % BLOCK))
+
+
+def _add_blob(file: FileIO, name: str, blob: Blob) -> None:
+    write_all(file, _info(name, blob.size))
+    left = blob.size
+    while left:
+        try:
+            piece = blob.file.read(min(left, COPY_BYTES))
+        except OSError as error:
+            raise LeftOutError(f"it cannot be read: {error}") from None
+        if not piece:
+            raise LeftOutError("it is shorter than it was")
+        write_all(file, piece)
+        left -= len(piece)
+    write_all(file, bytes(-blob.size % BLOCK))
+
+
+def _info(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _padded(size: int) -> int:
+    return size + -size % BLOCK
+
+
+def _copy(file: IO[bytes], out: IO[bytes], size: int) -> None:
+    while size > 0:
+        piece = file.read(min(size, COPY_BYTES))
+        if not piece:
+            raise OSError("a part is shorter than it was")
+        out.write(piece)
+        size -= len(piece)
