@@ -42,7 +42,7 @@ from mmdeploy_llm_plugins import (
     phi,
     qwen,
 )
-from mmdeploy_llm_plugins.transformers_any import processing, processor
+from mmdeploy_llm_plugins.transformers_media import processing, processor
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
