@@ -60,15 +60,15 @@ class FakeLLM:
     def __exit__(self, *_):
         self.is_closed = True
 
-    def answer_each(self, pairs):
-        for index, (prompt, params) in enumerate(pairs):
-            self.params = params
+    def answer_each(self, asks):
+        for ask in asks:
+            prompt, self.params = ask.prompt, ask.params
             self.prompts.append(prompt)
             said = prompt.get("prompt") or prompt["messages"][0]["content"][0]["image"]
             if "interrupt" in said:
                 raise KeyboardInterrupt
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
-            yield Answer(index=index, output=answer, error=None)
+            yield Answer(ask=ask, output=answer, error=None)
 
     def submit(self, prompt, sampling_params):
         self.handles.append(FakeHandle(self.stream(prompt, sampling_params)))
