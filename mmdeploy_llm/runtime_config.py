@@ -104,8 +104,7 @@ ChooseAttention = Callable[[AttentionNeeds], AttentionChoice]  # raises ConfigEr
 def resolve(
     config: EngineConfig, model: ModelLimits, host: MachineLimits, choose_attention: ChooseAttention
 ) -> RuntimeConfig:
-    """Decides every option that is left open. Raises ConfigError where one contradicts the model or
-    the machine."""
+    """Decides every option that is left open. Raises ConfigError for one that cannot be had."""
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
