@@ -21,6 +21,8 @@ from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
+pytestmark = pytest.mark.full
+
 NAME = "test_ahead_of_ranks"
 
 
