@@ -224,7 +224,13 @@ def test_the_error_says_what_an_8_bit_cache_needs():
         select(on_cuda(kv_cache_dtype="float8_e4m3fn"), capabilities=(AMPERE,))
 
 
-@pytest.mark.parametrize("family", sorted(families()))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2"))
+        for name in sorted(families())
+    ],
+)
 def test_every_backend_takes_the_heads_of_the_models_of_tests_gpu(family, load_file, tmp_path):
     """Otherwise tests/gpu would compare the reference with itself."""
     larger = load_file("gpu/conftest.py").LARGER_HEADS

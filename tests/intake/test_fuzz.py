@@ -135,7 +135,7 @@ def test_mutated_files(loader, originals):
     assert min(done.count("good"), done.count("bad")) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_mutated_files(loader, originals):
     assert len(fuzz(loader, originals, 10_000)) >= 10_000
 

@@ -36,7 +36,7 @@ def make():
     return processor
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", ["qwen", pytest.param("ernie", marks=pytest.mark.full)])
 @pytest.mark.parametrize("num", [1, 2, 3, 8])
 def test_counts_and_grids(make, files, family, num):
     processor = make(family, video_fps=10)
@@ -119,6 +119,7 @@ def test_wrong_item_option(make, files):
         processor.process(item, {"max_pixels": 100})
 
 
+@pytest.mark.full
 def test_a_strip_for_people(make, files):
     """Previews are at most eight of the chosen frames, including the first and the last."""
     processor = make(video_fps=10, video_draw_on_frames=False)
@@ -144,6 +145,7 @@ class TestIsolation:
         )
         processor.close()
 
+    @pytest.mark.full
     def test_the_process_is_used_again(self, make, files, monkeypatch):
         started, start = [], pool.subprocess.Popen
 
@@ -160,6 +162,7 @@ class TestIsolation:
         assert len(started) == 1
         processor.close()
 
+    @pytest.mark.full
     def test_same_errors(self, make, files):
         processor = make()
         for blob in (b"\0" * 400, files.video(8)[:400], files.sound()):

@@ -1,4 +1,4 @@
-"""Facts about a request that outputs and observers receive: timings, counts and ids."""
+"""Sums up a request for outputs and observers: timings, counts and ids."""
 
 from __future__ import annotations
 

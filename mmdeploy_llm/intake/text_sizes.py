@@ -13,7 +13,7 @@ POSITIONS = ("max_position_embeddings", "max_seq_len")  # in the configs of tran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextFacts:
+class TextSizes:
     """The sizes of a language model, as its config states them.
 
     dtype: torch's name of the dtype of the weights, float32 where the config names none.
@@ -28,7 +28,7 @@ class TextFacts:
     head_dim: int | None
 
 
-def read_text_facts(checkpoint: Checkpoint) -> TextFacts:
+def read_text_sizes(checkpoint: Checkpoint) -> TextSizes:
     """Reads the sizes. Raises ModelNotSupportedError for a config class without one that is needed,
     CheckpointError for a value that is not an integer above 0."""
     text, name = text_config(checkpoint), checkpoint.architecture
@@ -36,7 +36,7 @@ def read_text_facts(checkpoint: Checkpoint) -> TextFacts:
     hidden_size = _whole_number(text, "hidden_size", name)
     stated = [field for field in POSITIONS if _uniform(text, field) is not None]
     longest = _whole_number(text, stated[0], name) if stated else None
-    return TextFacts(
+    return TextSizes(
         dtype=str(stored or "float32").removeprefix("torch."),
         vocab_size=_whole_number(text, "vocab_size", name),
         hidden_size=hidden_size,
