@@ -34,7 +34,7 @@ QUICK = {
     "cuda/test_compiles.py": "!",
     "cuda/test_emulated.py": r"text\[qwen3|media\[qwen2_5_vl|greedy_step|sends",
     "cuda/test_emulated_backends.py": "flash-attn-4|triton",
-    "cuda/test_emulated_few_bits.py": r"loading\[int8\]|rows-fp8",
+    "cuda/test_emulated_few_bits.py": r"loading\[int8\]|fp8 rows",
     "cuda/test_emulated_memory.py": "!counts_of_penalties",
     "cuda/test_experts.py": r"loop\[[17]-|True\]|options[01]|media2|no_|sorted",
     "cuda/test_loading.py": "!",
