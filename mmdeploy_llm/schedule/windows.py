@@ -18,7 +18,7 @@ class WindowTable:
 
     ids: a block for each place of the table. The first `num_returned` were given back, or never
         taken, because no token attends to them any more.
-    num_known: how many the runner knows.
+    num_known: the first of `ids`, which the runner knows already.
     """
 
     ids: list[int] = field(default_factory=list)

@@ -23,6 +23,7 @@ def compiler():
     return found
 
 
+@pytest.mark.full
 def test_built_once(tmp_path):
     compiler()
     quickly = ("-O0",)
@@ -80,6 +81,7 @@ def test_a_level_that_the_processor_lacks(tmp_path, monkeypatch):
         load(tmp_path, Level.AVX2)
 
 
+@pytest.mark.full
 def test_a_level_of_choice(tmp_path, build_kernels):
     compiler()
     folder = build_kernels(Level.PORTABLE).parent
@@ -135,13 +137,13 @@ def test_one_openmp_runtime(build_kernels):
 
 
 def test_the_driver_calls_the_kernels_as_they_are():
-    """Only slow tests run it."""
+    """Only long tests run it."""
     command = [compiler(), "-std=c++17", "-fsyntax-only", f"-I{MAIN.parent}", str(DRIVER)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("level", [Level.PORTABLE, Level.AVX2, Level.AVX512_BF16], ids=str)
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
@@ -198,7 +200,7 @@ ARM_COMPILERS = {
 ARM_PROCESSORS = {Level.PORTABLE: "cortex-a53", Level.NEON_DOT: "neoverse-n1"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("level", ARM_PROCESSORS, ids=str)
 @pytest.mark.parametrize("name", ARM_COMPILERS)
 def test_clean_on_arm(tmp_path, name, level):

@@ -9,12 +9,12 @@ from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.startup import machine as module
-from mmdeploy_llm.startup.cards import CardFacts, CudaFacts
+from mmdeploy_llm.startup.cards import Card, CudaSetup
 from mmdeploy_llm.startup.machine import read_machine
 
 PACKAGE = Path(module.__file__).parents[1]
-CARD = CardFacts(name="card", capability=(9, 0), total_bytes=1)
-CUDA = CudaFacts(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90",), cards=(CARD,))
+CARD = Card(name="card", capability=(9, 0), total_bytes=1)
+CUDA = CudaSetup(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90",), cards=(CARD,))
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def test_kernels_by_device(loads, options, found):
 
 
 def test_without_a_card_auto_is_the_cpu(loads, monkeypatch, caplog):
-    monkeypatch.setattr(module, "read_cuda", lambda: CudaFacts(torch="2", cuda=(12, 8)))
+    monkeypatch.setattr(module, "read_cuda", lambda: CudaSetup(torch="2", cuda=(12, 8)))
     assert read_machine(EngineConfig(model="m")).kernels == "cpu kernels"
     assert not caplog.text
-    old = CudaFacts(torch="2", cuda=(12, 8), driver=(11, 4))
+    old = CudaSetup(torch="2", cuda=(12, 8), driver=(11, 4))
     monkeypatch.setattr(module, "read_cuda", lambda: old)
     read_machine(EngineConfig(model="m"))
     assert "'auto' is the CPU: the NVIDIA driver runs CUDA up to 11.4" in caplog.text

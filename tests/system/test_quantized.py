@@ -70,7 +70,12 @@ def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
 
 
 @pytest.mark.parametrize(
-    "options", [{"quantization": "int8"}, {"native_kernels": True}, {"cpu_level": "portable"}]
+    "options",
+    [
+        {"quantization": "int8"},
+        {"native_kernels": True},
+        pytest.param({"cpu_level": "portable"}, marks=pytest.mark.full),  # compiles once more
+    ],
 )
 def test_options_that_need_kernels_raise_without_them(folder, options, monkeypatch):
     def fail(**options):
