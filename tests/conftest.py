@@ -1,10 +1,13 @@
 """Shared by all tests: which run first, which skips are known, and fixtures of several folders."""
 
+import ast
 import importlib.util
+import io
 import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -156,3 +159,62 @@ def triton_device(load_file):
         return
     with load_file("interpreter.py").mended():
         yield torch.device("cpu")
+
+
+@pytest.fixture
+def limits():
+    """The limits on one media item, as they are by default."""
+    from mmdeploy_llm.hooks import MediaLimits
+
+    return MediaLimits()
+
+
+@pytest.fixture
+def noise():
+    """noise(width, height): a picture of random pixels."""
+    import numpy as np
+    from PIL import Image
+
+    def make(width, height, seed=0):
+        values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        return Image.fromarray(values)
+
+    return make
+
+
+@pytest.fixture
+def encode():
+    """encode(image, format): the bytes of a file."""
+
+    def encoded(image, format="PNG", **options):
+        buffer = io.BytesIO()
+        image.save(buffer, format, **options)
+        return buffer.getvalue()
+
+    return encoded
+
+
+@pytest.fixture(scope="session")
+def rules_of():
+    """rules_of(model, name, ...): functions of the model's processor of videos, or of another kind,
+    in transformers, read from its source, because the module cannot be imported without
+    torchvision."""
+    import math
+
+    import numpy as np
+    import torch
+    import transformers
+
+    def rules(model, *names, kind="video"):
+        path = f"models/{model}/{kind}_processing_{model}.py"
+        source = (Path(transformers.__file__).parent / path).read_text("utf-8")
+        found = {"math": math, "np": np, "torch": torch}
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and node.name in names:
+                for part in (node, *node.args.args):
+                    part.annotation = part.returns = None
+                node.decorator_list = []
+                exec(compile(ast.Module([node], []), node.name, "exec"), found)
+        return SimpleNamespace(**{name: found[name] for name in names})
+
+    return rules
