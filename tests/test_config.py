@@ -196,3 +196,10 @@ def test_neither_config_can_be_changed():
     assert config.replace(seed=3) == EngineConfig(model="m", seed=3)
     with pytest.raises(FrozenInstanceError):
         run().seed = 3
+
+
+@pytest.mark.parametrize("name", ["guidance", "xgrammar"])
+def test_libraries_of_constraints_are_ignored_with_a_warning(name):
+    with pytest.warns(UserWarning, match=f"'{name}' is ignored: llguidance"):
+        config = EngineConfig(model="m", guided_decoding_backend=name)
+    assert config.guided_decoding_backend == "auto"

@@ -12,10 +12,10 @@ from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels
-from mmdeploy_llm.kernels.coded import code_layouts
 from mmdeploy_llm.layers.linear import has_product
 from mmdeploy_llm.native import Placement
 from mmdeploy_llm.runtime_config import MachineLimits
+from mmdeploy_llm.weight_formats import with_group_size
 
 from .cards import CudaSetup, missing_cuda, read_cuda
 
@@ -100,8 +100,8 @@ def _cuda_kernels(config: EngineConfig) -> Kernels | None:
         return cuda.load(device)
     option = f"quantization = {config.quantization!r}"
     try:
-        layouts = code_layouts(config.quantization, config.quantization_group_size)
-        kernels = cuda.load(device, native.load(layouts=layouts))
+        formats = with_group_size(config.quantization, config.quantization_group_size)
+        kernels = cuda.load(device, native.load(formats=formats))
     except native.BuildError as error:
         raise ConfigError(
             f"{option} needs the C++ kernels, which round the weights for CUDA too, but {error}"
@@ -124,7 +124,7 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
             return native.load(
                 level=config.cpu_level,
                 fixed_order=config.deterministic,
-                layouts=code_layouts(config.quantization, config.quantization_group_size),
+                formats=with_group_size(config.quantization, config.quantization_group_size),
             )
         except native.BuildError as error:
             problem = str(error)

@@ -23,7 +23,7 @@ def loads(monkeypatch):
     monkeypatch.setattr(
         native,
         "load",
-        lambda level=None, fixed_order=False, layouts=None: (
+        lambda level=None, fixed_order=False, formats=None: (
             "fixed" if fixed_order else "cpu kernels"
         ),
     )
@@ -62,7 +62,7 @@ def test_without_a_card_auto_is_the_cpu(loads, monkeypatch, caplog):
 
 
 def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch, caplog):
-    def fail(level, fixed_order, layouts):
+    def fail(level, fixed_order, formats):
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)
@@ -99,7 +99,7 @@ def test_rounding_on_a_card_needs_both_kinds_of_kernels(loads, monkeypatch):
     with pytest.raises(ConfigError, match="quantization = 'int8' needs Triton on CUDA"):
         read_machine(config)
 
-    def fail(layouts):
+    def fail(formats):
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "dot.h"
-#include "numbers.h"
+#include "../cpp_products/dot.h"
+#include "../cpp_products/numbers.h"
 
 namespace mm {
 

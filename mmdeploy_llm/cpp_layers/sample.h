@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "numbers.h"
-#include "parallel.h"
+#include "../cpp_products/numbers.h"
+#include "../cpp_products/parallel.h"
 
 namespace mm {
 

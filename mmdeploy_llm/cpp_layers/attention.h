@@ -11,7 +11,7 @@
 //           weights = exp(scores - running maximum)
 //           out [rows][head_dim] = out * correction + weights v
 //
-// A token attends to the keys `first` .. `behind` (exclusive); causal attention, sliding windows
+// A token attends to the keys `first` .. `end` (exclusive); causal attention, sliding windows
 // and images whose tokens attend to each other are all such ranges.
 //
 // Where a sequence has few rows and many keys, as in decode over a long context, each chunk of the
@@ -31,11 +31,12 @@
 #include <memory>
 #include <vector>
 
-#include "dot.h"
+#include "../cpp_products/dot.h"
+#include "../cpp_products/numbers.h"
+#include "../cpp_products/pack.h"
+#include "../cpp_products/parallel.h"
+#include "calls.h"
 #include "int4.h"
-#include "numbers.h"
-#include "pack.h"
-#include "parallel.h"
 #include "softmax.h"
 
 namespace mm {
@@ -46,33 +47,6 @@ constexpr int64_t PART_KEYS = 1024;  // keys of a chunk: sums over them are form
 constexpr int64_t LANE_KEYS = 2 * BLOCK;  // a tile begins at a multiple, so that lanes stay the same
 static_assert(PART_KEYS % TILE_KEYS == 0 && TILE_KEYS % LANE_KEYS == 0, "chunks have whole tiles");
 constexpr int64_t FEW_ROWS = 64;
-
-// Pointers to host memory; strides in values.
-struct AttentionArgs {
-    const void* q;           // [tokens][num_heads][head_dim]
-    int64_t q_stride;        // from token to token
-    int64_t q_head_stride;   // from head to head
-    const void* keys;        // pages: [blocks][block_size][num_kv_heads][head_dim]; else [tokens]
-    const void* values;      // [num_kv_heads][head_dim]
-    int64_t kv_stride;       // from token to token; of int4 in bytes
-    const void* key_scales;  // [blocks][block_size][num_kv_heads]: floats of int8, facts of int4
-    const void* value_scales;
-    const float* sinks;      // [num_heads]; null: none
-    void* out;               // [tokens][num_heads][head_dim]
-    const int32_t* block_tables;  // [sequences][table_stride]; null: keys are contiguous
-    int64_t table_stride;
-    int64_t block_size;
-    const int64_t* query_starts;  // [sequences + 1], the first token of each sequence
-    const int64_t* first_seen;    // [tokens], index of the sequence's first visible key
-    const int64_t* behind_seen;   // [tokens], one past the last visible key
-    int64_t num_sequences;
-    int64_t num_heads;
-    int64_t num_kv_heads;
-    int64_t head_dim;
-    float scale;
-    float softcap;  // 0 is none
-    int32_t num_threads;
-};
 
 template <typename T>
 struct Scratch {
@@ -132,7 +106,7 @@ struct Parts {
         : num(parts), stride(part_size), found(new float[parts * part_size]), missing(parts) {}
 };
 
-// Some tokens of one sequence with some key heads, and the keys first .. behind (exclusive).
+// Some tokens of one sequence with some key heads, and the keys first .. end (exclusive).
 struct Task {
     int64_t sequence;
     int64_t kv_head;
@@ -140,7 +114,7 @@ struct Task {
     int64_t first_token;
     int64_t num_tokens;
     int64_t first;
-    int64_t behind;
+    int64_t end;
     Parts* parts = nullptr;  // null: these are all keys that are visible to the tokens
     int64_t part = 0;
 };
@@ -151,7 +125,7 @@ class AttentionTask {
     static constexpr bool IS_INT4 = std::is_same_v<C, int4_pair>;
 
    public:
-    AttentionTask(const AttentionArgs& args, const Task& task)
+    AttentionTask(const Attend& args, const Task& task)
         : args_(args),
           task_(task),
           group_(args.num_heads / args.num_kv_heads),
@@ -164,19 +138,19 @@ class AttentionTask {
 
     void run() {
         begin();
-        for (int64_t first = task_.first; first < task_.behind;) {
-            const int64_t end = std::min(task_.behind, (first / TILE_KEYS + 1) * TILE_KEYS);
+        for (int64_t first = task_.first; first < task_.end;) {
+            const int64_t end = std::min(task_.end, (first / TILE_KEYS + 1) * TILE_KEYS);
             for (int64_t head = 0; head < task_.num_kv_heads; ++head) {
                 load_tile(task_.kv_head + head, first, end - first);
                 if (head + 1 < task_.num_kv_heads) {
                     prefetch(task_.kv_head + head + 1, first, end);
                 } else {
-                    prefetch(task_.kv_head, end, std::min(task_.behind, end + TILE_KEYS));
+                    prefetch(task_.kv_head, end, std::min(task_.end, end + TILE_KEYS));
                 }
                 add_tile(head * head_rows_, first, end);
             }
             first = end;
-            if (first % PART_KEYS == 0 && first < task_.behind) fold_rows();
+            if (first % PART_KEYS == 0 && first < task_.end) fold_rows();
         }
         if (task_.parts == nullptr) {
             finish();
@@ -281,7 +255,7 @@ class AttentionTask {
             for (int64_t c = 0; c < args_.head_dim; ++c) wide[c] = exact<T>(row[c]);
             return wide;
         } else if constexpr (IS_INT4) {
-            const int64_t at = (place * args_.num_kv_heads + kv_head) * num_facts(args_.head_dim);
+            const int64_t at = (place * args_.num_kv_heads + kv_head) * num_ranges(args_.head_dim);
             decode_head(row, static_cast<const bf16*>(scales) + at, args_.head_dim, wide);
             return wide;
         } else {
@@ -316,8 +290,8 @@ class AttentionTask {
     void add_strip(int64_t row, int64_t count, int64_t first, int64_t end) {
         int64_t least = end, most = first;
         for (int64_t token = token_of(row); token <= token_of(row + count - 1); ++token) {
-            least = std::min(least, args_.first_seen[token]);
-            most = std::max(most, args_.behind_seen[token]);
+            least = std::min(least, args_.first_visible[token]);
+            most = std::max(most, args_.end_visible[token]);
         }
         if (least >= end || most <= first) return;
         const int64_t columns = round_up(end - first, 2 * BLOCK);
@@ -331,8 +305,8 @@ class AttentionTask {
 
     void weigh(int64_t row, int64_t place, int64_t first, int64_t end, int64_t columns) {
         const int64_t token = token_of(row);
-        const int64_t from = std::max<int64_t>(args_.first_seen[token] - first, 0);
-        const int64_t to = std::min(args_.behind_seen[token], end) - first;
+        const int64_t from = std::max<int64_t>(args_.first_visible[token] - first, 0);
+        const int64_t to = std::min(args_.end_visible[token], end) - first;
         Left<T>* weights = own_.weights + place * TILE_KEYS;
         if (from >= to) {
             std::memset(weights, 0, columns * sizeof(Left<T>));
@@ -396,7 +370,7 @@ class AttentionTask {
         }
     }
 
-    const AttentionArgs& args_;
+    const Attend& args_;
     const Task& task_;
     const int64_t group_;
     const int64_t head_rows_;  // rows of one key head
@@ -411,7 +385,7 @@ class AttentionTask {
 // last tiles come first, because in causal attention they have the most keys.
 class Tasks {
    public:
-    explicit Tasks(const AttentionArgs& args)
+    explicit Tasks(const Attend& args)
         : args_(args), group_(args.num_heads / args.num_kv_heads) {
         merges_heads_ = num_parts() >= 4 * args.num_threads;
         while (tile_rows_ > FEW_ROWS && num_tiles() < 4 * args.num_threads) tile_rows_ /= 2;
@@ -439,7 +413,7 @@ class Tasks {
             const int64_t begin = args_.query_starts[sequence];
             const int64_t end = args_.query_starts[sequence + 1];
             if (end > begin && (end - begin) * group_ <= FEW_ROWS) {
-                num += (args_.behind_seen[end - 1] + PART_KEYS - 1) / PART_KEYS;
+                num += (args_.end_visible[end - 1] + PART_KEYS - 1) / PART_KEYS;
             }
         }
         return num;
@@ -461,8 +435,8 @@ class Tasks {
         for (int64_t token = (count - 1) / tokens * tokens; token >= 0; token -= tokens) {
             Task tile{sequence, 0, 0, begin + token, std::min(tokens, count - token), INT64_MAX, 0};
             for (int64_t i = tile.first_token; i < tile.first_token + tile.num_tokens; ++i) {
-                tile.first = std::min(tile.first, args_.first_seen[i]);
-                tile.behind = std::max(tile.behind, args_.behind_seen[i]);
+                tile.first = std::min(tile.first, args_.first_visible[i]);
+                tile.end = std::max(tile.end, args_.end_visible[i]);
             }
             tile.first = tile.first / LANE_KEYS * LANE_KEYS;
             tiles.push_back(tile);
@@ -482,7 +456,7 @@ class Tasks {
 
     void add_parts(Task tile) {
         const int64_t first = tile.first / PART_KEYS;
-        const int64_t num = (tile.behind + PART_KEYS - 1) / PART_KEYS - first;
+        const int64_t num = (tile.end + PART_KEYS - 1) / PART_KEYS - first;
         if (num > 1) {
             const int64_t columns = round_up(args_.head_dim, BLOCK);
             const int64_t rows = tile.num_kv_heads * tile.num_tokens * group_;
@@ -493,12 +467,12 @@ class Tasks {
         for (int64_t part = 0; part < std::max<int64_t>(num, 1); ++part) {
             tile.part = part;
             tile.first = std::max(whole.first, (first + part) * PART_KEYS);
-            tile.behind = std::min(whole.behind, (first + part + 1) * PART_KEYS);
+            tile.end = std::min(whole.end, (first + part + 1) * PART_KEYS);
             tasks_.push_back(tile);
         }
     }
 
-    const AttentionArgs& args_;
+    const Attend& args_;
     const int64_t group_;
     int64_t tile_rows_ = TILE_ROWS;
     bool merges_heads_;
@@ -507,14 +481,14 @@ class Tasks {
 };
 
 template <typename T, typename C>
-void attend(const AttentionArgs& args) {
+void attend(const Attend& args) {
     const Tasks tasks(args);
     parallel_for(int64_t(tasks.all().size()), args.num_threads,
                  [&](int64_t task) { AttentionTask<T, C>(args, tasks.all()[task]).run(); });
 }
 
 // Writes keys or values [tokens][num_kv_heads][head_dim] of a step to their slots in the cache.
-// scales: see AttentionArgs.
+// scales: see Attend.
 template <typename T, typename C>
 void write_cache(const T* rows, int64_t row_stride, C* cache, void* scales, const int64_t* slots,
                  int64_t tokens, int64_t num_kv_heads, int64_t head_dim, int num_threads) {
@@ -526,8 +500,8 @@ void write_cache(const T* rows, int64_t row_stride, C* cache, void* scales, cons
                 const int64_t place = slots[token] * num_kv_heads + head;
                 C* out = cache + place * head_size;
                 if constexpr (std::is_same_v<C, int4_pair>) {
-                    bf16* facts = static_cast<bf16*>(scales) + place * num_facts(head_dim);
-                    encode_head(row, head_dim, out, facts);
+                    bf16* ranges = static_cast<bf16*>(scales) + place * num_ranges(head_dim);
+                    encode_head(row, head_dim, out, ranges);
                 } else if constexpr (std::is_same_v<C, int8_t>) {
                     float largest = 0.0f;
 #pragma omp simd reduction(max : largest)

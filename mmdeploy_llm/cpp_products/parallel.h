@@ -40,7 +40,7 @@ void parallel_for(int64_t num, int num_threads, const Body& body) {
 // Runs body(i, next) for every i in 0 .. num. next: the item that the same thread does afterwards;
 // num or more when it has no other.
 template <typename Body>
-void parallel_ahead(int64_t num, int num_threads, const Body& body) {
+void parallel_with_next(int64_t num, int num_threads, const Body& body) {
     std::atomic<int64_t> claimed{0};
     const auto work = [&] {
         int64_t i = claimed++;

@@ -9,9 +9,10 @@
 #include <cstring>
 #include <vector>
 
-#include "lanes.h"
-#include "numbers.h"
-#include "parallel.h"
+#include "../cpp_products/lanes.h"
+#include "../cpp_products/numbers.h"
+#include "../cpp_products/parallel.h"
+#include "calls.h"
 #include "rows.h"
 
 namespace mm {
@@ -28,7 +29,7 @@ struct StateRows {
 constexpr int64_t CONV_CHANNELS = 256;  // that one task convolves
 constexpr int64_t MAX_TAPS = 8;
 
-constexpr int64_t ROWS_AHEAD = 4;  // tokens whose values are prefetched
+constexpr int64_t PREFETCH_ROWS = 4;  // tokens whose values are prefetched
 
 // Only some values of each token belong to a task, which the processor's own prefetcher does not
 // follow from token to token.
@@ -69,7 +70,7 @@ void conv_channels(const T* x, int64_t x_stride, const T* weights, const T* bias
         float* own = inputs[(at + kept) % taps];
         const T* from = x + token * x_stride + first;
         T* to = out + token * channels + first;
-        if (token + ROWS_AHEAD < end) prefetch_row(from + ROWS_AHEAD * x_stride, num);
+        if (token + PREFETCH_ROWS < end) prefetch_row(from + PREFETCH_ROWS * x_stride, num);
         alignas(64) float sums[CONV_CHANNELS] = {};
 #pragma omp simd
         for (int64_t c = 0; c < num; ++c) own[c] = load(from[c]);
@@ -111,32 +112,6 @@ void short_conv(const T* x, int64_t x_stride, const T* weights, const T* bias, T
     });
 }
 
-// Arguments of `delta_rule`; DeltaArgs of signatures.py. Strides count values.
-struct DeltaArgs {
-    const void* qkv;  // [tokens][qkv_stride]: queries, keys, values of all heads
-    int64_t qkv_stride;
-    const void* z;  // [tokens][z_stride]: gates of the output
-    int64_t z_stride;
-    const void* a;  // [tokens][ab_stride]: decays, before softplus
-    const void* b;  // [tokens][ab_stride]: weights of the changes, before the sigmoid
-    int64_t ab_stride;
-    const float* a_log;    // [value_heads]
-    const float* dt_bias;  // [value_heads]
-    const void* norm_weight;  // [value_dim]
-    float* matrices;          // [rows][value_heads][key_dim][value_dim]
-    void* out;                // [tokens][value_heads][value_dim]
-    const int64_t* starts;
-    const int64_t* read;
-    const int64_t* write;
-    int64_t num_sequences;
-    int64_t key_heads;
-    int64_t value_heads;
-    int64_t key_dim;
-    int64_t value_dim;
-    float eps;
-    int32_t num_threads;
-};
-
 // out [size] = x / sqrt(sum(x ** 2) + 1e-6) * scale.
 template <typename T>
 MM_INLINE void normalize(const T* x, int64_t size, float scale, float* out) {
@@ -166,13 +141,13 @@ struct DeltaColumns {
 // One pass over NUM registers of columns of the matrix `from`. With `last` they become `to`, which
 // may be the same: times its decay, plus its key times `change`. With `next` the pass then returns
 // what the matrix holds for its key and query: `known` = k^T S, `seen` = q^T S. is_streamed:
-// whether `to` is written past the caches, which saves reading it first. ahead: the matrix that is
+// whether `to` is written past the caches, which saves reading it first. next_matrix: the matrix that is
 // read next, or null; a row of it is prefetched for each row written.
 template <int NUM, bool has_last, bool has_next, bool is_streamed = false>
 __attribute__((noinline)) void delta_pass(DeltaColumns from, DeltaColumns to, int64_t key_dim,
                                           const DeltaToken* last, const float* change,
                                           const DeltaToken* next, float* known, float* seen,
-                                          const float* ahead = nullptr) {
+                                          const float* next_matrix = nullptr) {
     Floats changes[NUM] = {}, known_sums[NUM] = {}, seen_sums[NUM] = {}, decay = {};
     if constexpr (has_last) {
         decay = all_lanes(last->decay);
@@ -192,7 +167,7 @@ __attribute__((noinline)) void delta_pass(DeltaColumns from, DeltaColumns to, in
                 state = multiply_add(last_key, changes[b], state * decay);
                 if constexpr (is_streamed) {
                     const int64_t at = row * to.stride + b * LANES;
-                    if (ahead != nullptr) __builtin_prefetch(ahead + at, 0, 2);
+                    if (next_matrix != nullptr) __builtin_prefetch(next_matrix + at, 0, 2);
                     stream_lanes(written + b * LANES, state);
                 } else {
                     store_lanes(written + b * LANES, state);
@@ -256,7 +231,7 @@ struct DeltaTokens {
     std::vector<DeltaToken> all;
 
     template <typename T>
-    DeltaTokens(const DeltaArgs& args, int64_t begin, int64_t count, int64_t head, T)
+    DeltaTokens(const DeltaRule& args, int64_t begin, int64_t count, int64_t head, T)
         : values(2 * count * args.key_dim), all(count) {
         const int64_t keys = args.key_dim, key_size = args.key_heads * keys;
         const int64_t key_head = head / (args.value_heads / args.key_heads);
@@ -264,8 +239,8 @@ struct DeltaTokens {
         for (int64_t token = 0; token < count; ++token) {
             const int64_t row = begin + token, at = row * args.ab_stride + head;
             const T* from = static_cast<const T*>(args.qkv) + row * args.qkv_stride;
-            if (token + ROWS_AHEAD < count) {
-                const T* later = from + ROWS_AHEAD * args.qkv_stride;
+            if (token + PREFETCH_ROWS < count) {
+                const T* later = from + PREFETCH_ROWS * args.qkv_stride;
                 prefetch_row(later + key_head * keys, keys);
                 prefetch_row(later + key_size + key_head * keys, keys);
                 prefetch_row(later + 2 * key_size + head * args.value_dim, args.value_dim);
@@ -291,7 +266,7 @@ struct DeltaTokens {
 template <int NUM, bool is_streamed = false, typename Value>
 void delta_columns(const std::vector<DeltaToken>& tokens, int64_t key_dim, DeltaColumns before,
                    DeltaColumns after, DeltaColumns kept, const Value& value, float* out,
-                   int64_t stride, const float* ahead = nullptr) {
+                   int64_t stride, const float* next_matrix = nullptr) {
     alignas(64) float known[NUM * LANES], seen[NUM * LANES], change[NUM * LANES];
     const int64_t count = tokens.size();
     DeltaColumns own = before;
@@ -301,7 +276,7 @@ void delta_columns(const std::vector<DeltaToken>& tokens, int64_t key_dim, Delta
         delta_change(last, NUM, value(token), known, seen, change, out + token * stride);
         if (token + 1 == count) {
             delta_pass<NUM, true, false, is_streamed>(own, after, key_dim, &last, change, nullptr,
-                                                      known, seen, ahead);
+                                                      known, seen, next_matrix);
             return;
         }
         delta_pass<NUM, true, true>(own, kept, key_dim, &last, change, &tokens[token + 1], known,
@@ -313,7 +288,7 @@ void delta_columns(const std::vector<DeltaToken>& tokens, int64_t key_dim, Delta
 // The gated delta rule of one head of one sequence, and its norm. next_first: the matrix that the
 // thread reads afterwards; null when it is not known.
 template <typename T>
-void delta_head(const DeltaArgs& args, int64_t sequence, int64_t head, const float* next_first) {
+void delta_head(const DeltaRule& args, int64_t sequence, int64_t head, const float* next_first) {
     const int64_t keys = args.key_dim, values = args.value_dim, size = keys * values;
     const int64_t begin = args.starts[sequence], count = args.starts[sequence + 1] - begin;
     const DeltaTokens tokens(args, begin, count, head, T());
@@ -327,7 +302,7 @@ void delta_head(const DeltaArgs& args, int64_t sequence, int64_t head, const flo
     const bool is_few = args.num_sequences < 4;
     const bool is_streamed = count == 1 && !is_few && is_aligned && values % MAX_COLUMNS == 0;
     const int64_t value_at = 2 * args.key_heads * keys + head * values;
-    const auto run = [&](auto columns, int64_t num, int64_t column, const float* ahead) {
+    const auto run = [&](auto columns, int64_t num, int64_t column, const float* next_matrix) {
         const auto value = [&](int64_t token) {
             const T* row = static_cast<const T*>(args.qkv) + (begin + token) * args.qkv_stride;
             const T* from = row + value_at + column;
@@ -336,12 +311,12 @@ void delta_head(const DeltaArgs& args, int64_t sequence, int64_t head, const flo
         };
         columns(tokens.all, keys, DeltaColumns{first + column, values},
                 DeltaColumns{state + column, values}, DeltaColumns{kept, num * LANES}, value,
-                out.data() + column, values, ahead);
+                out.data() + column, values, next_matrix);
     };
     int64_t column = 0;
     for (; is_streamed && column < values; column += MAX_COLUMNS) {
-        const float* ahead = next_first == nullptr ? nullptr : next_first + column;
-        run([](auto&&... a) { delta_columns<WIDE, true>(a...); }, WIDE, column, ahead);
+        const float* next_matrix = next_first == nullptr ? nullptr : next_first + column;
+        run([](auto&&... a) { delta_columns<WIDE, true>(a...); }, WIDE, column, next_matrix);
     }
     for (; column + NARROW * LANES <= values; column += NARROW * LANES) {
         run([](auto&&... a) { delta_columns<NARROW>(a...); }, NARROW, column, nullptr);
@@ -360,7 +335,7 @@ void delta_head(const DeltaArgs& args, int64_t sequence, int64_t head, const flo
 }
 
 template <typename T>
-void delta_rule(const DeltaArgs& args) {
+void delta_rule(const DeltaRule& args) {
     const int64_t tasks = args.num_sequences * args.value_heads;
     const auto first_of = [&](int64_t task) -> const float* {
         if (task >= tasks) return nullptr;
@@ -368,7 +343,7 @@ void delta_rule(const DeltaArgs& args) {
         const int64_t matrix = row * args.value_heads + task % args.value_heads;
         return args.matrices + matrix * args.key_dim * args.value_dim;
     };
-    parallel_ahead(tasks, args.num_threads, [&](int64_t task, int64_t next) {
+    parallel_with_next(tasks, args.num_threads, [&](int64_t task, int64_t next) {
         delta_head<T>(args, task / args.value_heads, task % args.value_heads, first_of(next));
     });
 }

@@ -14,13 +14,13 @@
 namespace mm {
 
 constexpr int STRIP = 6;  // largest number of rows of a tile
-constexpr int64_t AHEAD_UNITS = 8;
+constexpr int64_t PREFETCH_UNITS = 8;
 
 // What a tile prefetches: `num` cache lines for every `every` units that it computes, a power of two.
-struct Ahead {
+struct Prefetch {
     const char* lines;
     int64_t num;
-    int64_t every = AHEAD_UNITS;
+    int64_t every = PREFETCH_UNITS;
 };
 
 struct FloatFormat {
@@ -113,12 +113,12 @@ constexpr int s8_tile_registers(int rows) {
 template <typename Format, int ROWS, int NUM>
 MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
                                                      const void* weights, int64_t columns,
-                                                     int64_t units, Ahead& ahead,
+                                                     int64_t units, Prefetch& prefetch,
                                                      typename Format::Sums (&sums)[ROWS][NUM]) {
     const char* at = static_cast<const char*>(weights);
     constexpr int64_t X_BYTES = Format::PARTS * 4;
-    const char* lines = ahead.lines;
-    const int64_t num_lines = ahead.num, mask = ahead.every - 1;
+    const char* lines = prefetch.lines;
+    const int64_t num_lines = prefetch.num, mask = prefetch.every - 1;
     for (int64_t unit = 0; unit < units; ++unit) {
         if ((unit & mask) == 0) {
             for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
@@ -149,7 +149,7 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
         }
         at += columns * 4;
     }
-    ahead.lines = lines;
+    prefetch.lines = lines;
 }
 
 // Computes out [ROWS][NUM registers] = rows of x times `units` units of weights, or adds that to
@@ -157,7 +157,7 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
 template <typename Format, int ROWS, int NUM>
 __attribute__((noinline)) void float_tile(const typename Format::X* x, int64_t x_stride,
                                           const void* weights, int64_t columns, int64_t units,
-                                          Ahead& ahead, float* out, int64_t out_stride,
+                                          Prefetch& prefetch, float* out, int64_t out_stride,
                                           bool adds) {
     Floats sums[ROWS][NUM] = {};
 #pragma GCC unroll 8
@@ -167,7 +167,7 @@ __attribute__((noinline)) void float_tile(const typename Format::X* x, int64_t x
             sums[r][b] = load_lanes<Floats>(out + r * out_stride + b * LANES);
         }
     }
-    add_units<Format, ROWS, NUM>(x, x_stride, weights, columns, units, ahead, sums);
+    add_units<Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
@@ -184,7 +184,7 @@ template <typename Format, int ROWS, int NUM>
 __attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_stride,
                                        const void* weights, int64_t columns, int64_t units,
                                        const int32_t* row_sums, const float* scales, int64_t groups,
-                                       Ahead& ahead, float* out, int64_t out_stride, bool adds) {
+                                       Prefetch& prefetch, float* out, int64_t out_stride, bool adds) {
     Ints sums[ROWS][NUM];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
@@ -193,7 +193,7 @@ __attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_st
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) sums[r][b] = excess;
     }
-    add_units<Format, ROWS, NUM>(x, x_stride, weights, columns, units, ahead, sums);
+    add_units<Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
         const Floats scale = (Floats)splat(scales + r * groups);

@@ -3,7 +3,7 @@
 // bf16, and a channel is lowest + code * scale, with a code from 0 to 15:
 //
 //     codes  [group][channels / 2]   byte i: channel i in its low bits, channel i + half in the others
-//     facts  [group][2]              scale, lowest value
+//     ranges [group][2]              scale, lowest value
 //
 // code * scale has 12 bits and is exact in float, so that every level and plain torch, whether they
 // fuse the addition or not, decode the same values.
@@ -13,8 +13,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "lanes.h"
-#include "numbers.h"
+#include "../cpp_products/lanes.h"
+#include "../cpp_products/numbers.h"
 
 namespace mm {
 
@@ -29,12 +29,12 @@ inline int64_t group_channels(int64_t head_dim) {
     return head_dim % GROUP_CHANNELS == 0 ? GROUP_CHANNELS : head_dim;
 }
 
-// Returns the number of facts of a head.
-inline int64_t num_facts(int64_t head_dim) { return 2 * (head_dim / group_channels(head_dim)); }
+// Returns the number of values that the ranges of a head have.
+inline int64_t num_ranges(int64_t head_dim) { return 2 * (head_dim / group_channels(head_dim)); }
 
 // A value that is not finite makes the scale NaN, and so every value that is decoded.
 template <typename T>
-inline void encode_group(const T* row, int64_t half, int4_pair* codes, bf16* facts) {
+inline void encode_group(const T* row, int64_t half, int4_pair* codes, bf16* ranges) {
     float least = INFINITY, most = -INFINITY, odd = 0.0f;
 #pragma omp simd reduction(min : least) reduction(max : most) reduction(+ : odd)
     for (int64_t c = 0; c < 2 * half; ++c) {
@@ -53,20 +53,20 @@ inline void encode_group(const T* row, int64_t half, int4_pair* codes, bf16* fac
     for (int64_t i = 0; i < half; ++i) {
         codes[i].bits = uint8_t(code_of(load(row[i])) | code_of(load(row[i + half])) << 4);
     }
-    facts[0] = store<bf16>(scale);
-    facts[1] = store<bf16>(lowest);
+    ranges[0] = store<bf16>(scale);
+    ranges[1] = store<bf16>(lowest);
 }
 
 template <typename T>
-inline void encode_head(const T* row, int64_t head_dim, int4_pair* codes, bf16* facts) {
+inline void encode_head(const T* row, int64_t head_dim, int4_pair* codes, bf16* ranges) {
     const int64_t channels = group_channels(head_dim);
-    for (int64_t first = 0; first < head_dim; first += channels, facts += 2) {
-        encode_group(row + first, channels / 2, codes + first / 2, facts);
+    for (int64_t first = 0; first < head_dim; first += channels, ranges += 2) {
+        encode_group(row + first, channels / 2, codes + first / 2, ranges);
     }
 }
 
-inline void decode_group(const int4_pair* codes, const bf16* facts, int64_t half, float* out) {
-    const float scale = load(facts[0]), lowest = load(facts[1]);
+inline void decode_group(const int4_pair* codes, const bf16* ranges, int64_t half, float* out) {
+    const float scale = load(ranges[0]), lowest = load(ranges[1]);
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
         out[i] = lowest + float(codes[i].bits & 15) * scale;
@@ -133,8 +133,8 @@ class Table {
 #endif
 
 // The 16 values that a group can have are rounded once, and then looked up.
-inline void decode_group(const int4_pair* codes, const bf16* facts, int64_t half, bf16* out) {
-    const float scale = load(facts[0]), lowest = load(facts[1]);
+inline void decode_group(const int4_pair* codes, const bf16* ranges, int64_t half, bf16* out) {
+    const float scale = load(ranges[0]), lowest = load(ranges[1]);
     alignas(64) bf16 values[16];
 #pragma omp simd
     for (int i = 0; i < 16; ++i) values[i] = store<bf16>(lowest + float(i) * scale);
@@ -150,10 +150,10 @@ inline void decode_group(const int4_pair* codes, const bf16* facts, int64_t half
 }
 
 template <typename T>
-inline void decode_head(const int4_pair* codes, const bf16* facts, int64_t head_dim, T* out) {
+inline void decode_head(const int4_pair* codes, const bf16* ranges, int64_t head_dim, T* out) {
     const int64_t channels = group_channels(head_dim);
-    for (int64_t first = 0; first < head_dim; first += channels, facts += 2) {
-        decode_group(codes + first / 2, facts, channels / 2, out + first);
+    for (int64_t first = 0; first < head_dim; first += channels, ranges += 2) {
+        decode_group(codes + first / 2, ranges, channels / 2, out + first);
     }
 }
 

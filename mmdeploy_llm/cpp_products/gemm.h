@@ -40,9 +40,9 @@ constexpr int64_t ROW_BLOCK = 192;
 // smaller caches.
 constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
 // One strip of rows waits for memory. Chunks are small then, and prefetched line by line, a few
-// kilobytes ahead: that reads faster than many at once, far ahead.
+// kilobytes in advance: that reads faster than many at once, far in advance.
 constexpr int64_t SMALL_PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 32;
-constexpr int64_t SMALL_AHEAD_UNITS = MM_VECTOR_BYTES == 64 ? AHEAD_UNITS : 1;
+constexpr int64_t SMALL_PREFETCH_UNITS = MM_VECTOR_BYTES == 64 ? PREFETCH_UNITS : 1;
 constexpr int64_t GROUP = 128;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
@@ -50,21 +50,21 @@ static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 static_assert(SMALL_PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 
 // Calls tile(first column) for the tiles of a panel, each REGISTERS wide. Each prefetches its share of
-// `ahead`.
+// `prefetch`.
 template <int REGISTERS, typename Tile>
-inline void for_tiles(Ahead& ahead, const Tile& tile) {
+inline void for_tiles(Prefetch& prefetch, const Tile& tile) {
     constexpr int64_t STEP = REGISTERS * LANES, NUM = PANEL / STEP;
-    ahead.num = (ahead.num + NUM - 1) / NUM;
+    prefetch.num = (prefetch.num + NUM - 1) / NUM;
     for (int64_t column = 0; column < PANEL; column += STEP) tile(column);
 }
 
 // sums [ROWS][64] = rows of x times a chunk of a panel, or plus that.
 template <typename Format, int ROWS>
 void float_strip(const typename Format::X* x, int64_t x_stride, const char* panel, int64_t units,
-                 Ahead ahead, float* sums, bool adds) {
-    for_tiles<tile_registers(ROWS)>(ahead, [&](int64_t column) {
+                 Prefetch prefetch, float* sums, bool adds) {
+    for_tiles<tile_registers(ROWS)>(prefetch, [&](int64_t column) {
         float_tile<Format, ROWS, tile_registers(ROWS)>(x, x_stride, panel + column * 4, PANEL,
-                                                       units, ahead, sums + column, PANEL, adds);
+                                                       units, prefetch, sums + column, PANEL, adds);
     });
 }
 
@@ -92,15 +92,15 @@ struct QuantizedRows {
 // groups except at the end.
 template <int ROWS>
 void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* panel, int64_t units,
-              Ahead ahead, float* sums, bool adds) {
+              Prefetch prefetch, float* sums, bool adds) {
     const QuantizedRows::Value* values = x.values.data() + row * x.width + unit * 4;
-    for_tiles<s8_tile_registers(ROWS)>(ahead, [&](int64_t column) {
+    for_tiles<s8_tile_registers(ROWS)>(prefetch, [&](int64_t column) {
         for (int64_t done = 0; done < units; done += GROUP_UNITS) {
             const int64_t count = std::min(GROUP_UNITS, units - done);
             const int64_t group = row * x.groups + (unit + done) / GROUP_UNITS;
             s8_tile<S8Format, ROWS, s8_tile_registers(ROWS)>(
                 values + done * 4, x.width, panel + done * UNIT_BYTES + column * 4, PANEL, count,
-                x.sums.data() + group, x.scales.data() + group, x.groups, ahead, sums + column,
+                x.sums.data() + group, x.scales.data() + group, x.groups, prefetch, sums + column,
                 PANEL, adds || done > 0);
         }
     });
@@ -114,10 +114,10 @@ struct Next {
 
 // Returns what to prefetch of the `next_bytes` of the next chunk while one of `num_strips` strips
 // computes `units` units.
-inline Ahead ahead_of(const char* next, int64_t next_bytes, int64_t strip, int64_t num_strips,
+inline Prefetch prefetch_of(const char* next, int64_t next_bytes, int64_t strip, int64_t num_strips,
                       int64_t units) {
     if (next == nullptr) return {nullptr, 0};
-    const int64_t every = num_strips == 1 ? SMALL_AHEAD_UNITS : AHEAD_UNITS;
+    const int64_t every = num_strips == 1 ? SMALL_PREFETCH_UNITS : PREFETCH_UNITS;
     const int64_t lines = next_bytes / 64, times = (units + every - 1) / every;
     const int64_t num = (lines + num_strips * times - 1) / (num_strips * times);
     const int64_t done = strip * num * times;
@@ -133,7 +133,7 @@ inline int64_t chunk_of(int64_t units, int64_t rows, int64_t part_units) {
 }
 
 // Multiplies all rows by all panels of `packed`.
-// strip(ROWS, row, unit, weights of the chunk, units, ahead, sums, adds): computes the sums
+// strip(ROWS, row, unit, weights of the chunk, units, prefetch, sums, adds): computes the sums
 // [rows][64], or adds to them.
 // write(row, first column, sums of the row, number of columns): stores them.
 template <typename Strip, typename Write>
@@ -144,28 +144,28 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     const int64_t chunk = chunk_of(units, rows, part_units);
     const char* weights = static_cast<const char*>(packed);
-    parallel_ahead(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
+    parallel_with_next(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
         const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
         const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
         const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
         const char* own = weights + panel * units * UNIT_BYTES;
         const int64_t tasks = panels * blocks;
-        const char* behind = weights + next_task % panels * units * UNIT_BYTES;
+        const char* after = weights + next_task % panels * units * UNIT_BYTES;
         if (next_task >= tasks) {
-            behind = next_product.weights;
-            if (behind != nullptr) behind += (next_task - tasks) * next_product.panel_bytes;
+            after = next_product.weights;
+            if (after != nullptr) after += (next_task - tasks) * next_product.panel_bytes;
         }
         alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
         for (int64_t unit = 0; unit < units; unit += chunk) {
             const int64_t count = std::min(chunk, units - unit), end = unit + count;
             const char* part = own + unit * UNIT_BYTES;
-            const char* next = end < units ? own + end * UNIT_BYTES : behind;
+            const char* next = end < units ? own + end * UNIT_BYTES : after;
             const int64_t next_count = std::min(chunk, end < units ? units - end : units);
             for (int64_t i = 0; i < num_strips; ++i) {  // nearly equal strips of at most 6 rows
                 const int64_t row = num_rows * i / num_strips;
                 with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
                     strip(num, first_row + row, unit, part, count,
-                          ahead_of(next, next_count * UNIT_BYTES, i, num_strips, count),
+                          prefetch_of(next, next_count * UNIT_BYTES, i, num_strips, count),
                           sums + row * PANEL, unit > 0);
                 });
             }
@@ -279,9 +279,9 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* 
     constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(typename Format::X);  // of a unit
     const RowsOf<typename Format::X, T> own(x, x_stride, rows, k, num_threads);
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
-                           Ahead ahead, float* sums, bool adds) {
+                           Prefetch prefetch, float* sums, bool adds) {
         float_strip<Format, num>(own.values + row * own.stride + unit * VALUES, own.stride,
-                                 part, count, ahead, sums, adds);
+                                 part, count, prefetch, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
@@ -339,12 +339,12 @@ MM_INLINE void quantize_range(const T* w, int64_t count, int8_t* out, float* sca
     }
 }
 
-// Quantizes w [n][k] to int8 [n][k]; facts: the scales and the shifts of the rows, [2][n].
+// Quantizes w [n][k] to int8 [n][k]; scales: those of the rows and their shifts, [2][n].
 template <typename T>
-void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* facts, int num_threads) {
+void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales, int num_threads) {
     parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-            quantize_range(w + row * k, k, out + row * k, facts + row, facts + n + row);
+            quantize_range(w + row * k, k, out + row * k, scales + row, scales + n + row);
         }
     });
 }
@@ -401,9 +401,9 @@ void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* 
     });
 }
 
-// x [rows][k], out [rows][n], facts [2][n] as of quantize_rows, bias (or null) [n].
+// x [rows][k], out [rows][n], row_scales [2][n] as of quantize_rows, bias (or null) [n].
 template <typename T>
-void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* facts,
+void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* row_scales,
                const T* bias, T* out, int64_t rows, int64_t n, int64_t k, int num_threads,
                const Next& next = {}) {
     QuantizedRows quantized(rows, k);
@@ -414,12 +414,12 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
     });
     const int64_t units = quantized.width / 4;
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
-                           Ahead ahead, float* sums, bool adds) {
-        s8_strip<num>(quantized, row, unit, part, count, ahead, sums, adds);
+                           Prefetch prefetch, float* sums, bool adds) {
+        s8_strip<num>(quantized, row, unit, part, count, prefetch, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         T* result = out + row * n + first;
-        const float *scales = facts + first, *shifts = facts + n + first;
+        const float *scales = row_scales + first, *shifts = row_scales + n + first;
         const float total = quantized.totals[row];
 #pragma omp simd
         for (int64_t c = 0; c < num; ++c) {

@@ -54,7 +54,7 @@ inline void dot(const Left<T>* left, int64_t left_stride, const T* right, int64_
         constexpr int STEP = std::min<int>(LARGEST, BLOCK / LANES);
         constexpr int64_t STEPS = LARGEST / STEP;  // of the largest tile
         const int64_t steps = columns / (STEP * LANES), groups = (steps + STEPS - 1) / STEPS;
-        Ahead none{nullptr, 0};
+        Prefetch none{nullptr, 0};
         int64_t first = 0;
         for (int64_t group = 0; group < groups; ++group) {
             const int64_t count = even_part(steps, groups, group);

@@ -1,16 +1,23 @@
 // Computes out = x w^T + bias with weights that are stored in 4 or 8 bits: groups of columns of a row
 // have a scale and an offset,
 //     w = scale * code - offset        code: 0 .. 15, or 0 .. 255
-// so that a group of a product is  scale * sum x code  -  offset * sum x.
+// so that over the columns i of a group
 //
-//     codes    [n / 64][unit][64]   a unit is four bytes: 4 codes of 8 bits, or 8 codes of 4 bits, in
-//                                   which the byte j holds the code j below the code 4 + j
-//     facts    [n / 64][group][64]  scales as floats; the lowest 8 bits of each are the code that
+//     sum x_i w_i  =  scale * sum x_i code_i  -  offset * sum x_i
+//                             code_tile adds             once for each row, ArrangedRows::sums
+//
+//     codes    [n / 64][unit][64]   a unit is four bytes: 4 codes of 8 bits, or 8 codes of 4 bits
+//     scales   [n / 64][group][64]  scales as floats; the lowest 8 bits of each are the code that
 //                                   stands for 0. With offsets: two such rows, scales and offsets
+//
+//     a unit of 4 bits       byte         0   1   2   3         code j is at bit 8 j, and
+//                            high bits    4   5   6   7         code 4 + j at bit 8 j + 4
+//                            low bits     0   1   2   3
 //
 // Codes of 8 bits may be floats of 8 bits (e4m3fn), which have a scale and no offset.
 //
-// x is multiplied as it is, or rounded to int8 with a scale for every 128 values of a row. Codes
+// x is multiplied as it is, or rounded to int8 with a scale for every 128 values of a row: then
+// x_i = x_scale * a_i, and the sum over a_i code_i is one of integers. Codes
 // become operands of the level's best product in registers: bf16 pairs, bytes, or floats. Parts of a
 // unit come in the order that is cheapest to extract, and x is arranged in that order.
 #pragma once
@@ -68,8 +75,9 @@ struct FloatCodes {
     }
 };
 
-// Floats of 8 bits: sign, 4 bits of exponent (bias 7), 3 of mantissa. As bits of a float their
-// exponent is 120 too small, those of subnormal numbers included. No code is read as NaN.
+// Floats of 8 bits: sign, 4 bits of exponent (bias 7), 3 of mantissa. Their seven lowest bits, moved
+// to bit 20, are a float whose exponent (bias 127) is 120 too small, subnormal numbers included:
+// it is multiplied by 2^120. No code is read as NaN.
 struct Float8s : FloatCodes<8> {
     static constexpr float factor(int) { return 1.0f; }
     static MM_INLINE Ints widen(Ints words, int part) {
@@ -86,7 +94,7 @@ MM_INLINE float float_of_float8(uint32_t code) {
     return bits_to_float(bits) * bits_to_float((127u + 120u) << 23);
 }
 
-// The halves of a 32-bit lane hold the codes `part` and `part` + PARTS of a unit.
+// The halves of a 32-bit lane hold the codes at the bits BITS * part and 16 + BITS * part of a unit.
 template <int BITS>
 struct PairsOfCodes {
     static constexpr int PARTS = 16 / BITS;
@@ -155,7 +163,8 @@ using Bf16Float8s = Float8s;
 
 // Codes times rounded x. Bytes are multiplied as they are where the level can: all of them with VNNI,
 // those of 4 bits with AVX2. Where the operands of bytes are both signed, those of NEON, codes of 8
-// bits become code - 128, and the offsets 128 scales less.
+// bits become code - 128, and the offsets 128 scales less:
+// scale * code - offset = scale * (code - 128) - (offset - 128 * scale).
 template <int BITS>
 struct S8Codes : PairsOfCodes<BITS> {
     using X = int16_t;
@@ -220,7 +229,9 @@ MM_INLINE Floats as_floats(Ints sums) { return to_floats(sums); }
 struct Groups {
     int64_t group;
     int64_t num;
-    int64_t step;  // columns that one call of a tile adds: they have one scale, of the weight and of x
+    // Columns that one call of a tile adds, which have one scale of the weight and one of x: GROUP, or
+    // the largest power of two that divides the columns of a group.
+    int64_t step;
     bool has_offsets;
 
     Groups(int64_t k, int64_t size, bool offsets)
@@ -228,7 +239,7 @@ struct Groups {
           num((k + size - 1) / size),
           step(size >= k || size % GROUP == 0 ? GROUP : size % 64 == 0 ? 64 : size % 32 == 0 ? 32 : 16),
           has_offsets(offsets) {}
-    int64_t rows() const { return has_offsets ? 2 * num : num; }  // of facts
+    int64_t rows() const { return has_offsets ? 2 * num : num; }  // of words of scales
 };
 
 // Rows of x in the order of the format: values [rows][width]; for each step of a row the sum of its
@@ -332,10 +343,10 @@ template <typename Format, int ROWS, int NUM>
 __attribute__((noinline)) void code_tile(const typename Format::X* x, int64_t x_stride,
                                          const void* codes, int64_t units, const float* x_scales,
                                          const float* x_sums, int64_t steps, const float* scales,
-                                         const float* offsets, Ahead& ahead, float* out,
+                                         const float* offsets, Prefetch& prefetch, float* out,
                                          bool adds) {
     typename Format::Sums sums[ROWS][NUM] = {};
-    add_units<Format, ROWS, NUM>(x, x_stride, codes, PANEL, units, ahead, sums);
+    add_units<Format, ROWS, NUM>(x, x_stride, codes, PANEL, units, prefetch, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
         const Floats x_sum = all_lanes(-x_sums[r * steps]);
@@ -345,6 +356,7 @@ __attribute__((noinline)) void code_tile(const typename Format::X* x, int64_t x_
             float* to = out + r * PANEL + b * LANES;
             Floats sum = as_floats(sums[r][b]);
             if (Format::ROUNDS) sum = sum * x_scale;
+            // out = old + scale * x_scale * sum - offset * x_sum
             const Floats old = adds ? load_lanes<Floats>(to) : Floats{};
             const Floats less = multiply_add(load_lanes<Floats>(offsets + b * LANES), x_sum, old);
             store_lanes(to, multiply_add(load_lanes<Floats>(scales + b * LANES), sum, less));
@@ -362,10 +374,10 @@ constexpr int32_t LESS<S8Codes<8>> = HAS_SIGNED_WEIGHTS ? 128 : 0;
 
 // Reads the scales and offsets of a group of a panel, for codes from which LESS is subtracted.
 template <int32_t LESS>
-MM_INLINE void read_facts(const uint32_t* facts, bool has_offsets, float* scales, float* offsets) {
+MM_INLINE void read_scales(const uint32_t* words, bool has_offsets, float* scales, float* offsets) {
     if (has_offsets) {
-        std::memcpy(scales, facts, PANEL * sizeof(float));
-        std::memcpy(offsets, facts + PANEL, PANEL * sizeof(float));
+        std::memcpy(scales, words, PANEL * sizeof(float));
+        std::memcpy(offsets, words + PANEL, PANEL * sizeof(float));
         if constexpr (LESS != 0) {
 #pragma omp simd
             for (int64_t c = 0; c < PANEL; ++c) offsets[c] -= scales[c] * LESS;
@@ -374,8 +386,8 @@ MM_INLINE void read_facts(const uint32_t* facts, bool has_offsets, float* scales
     }
 #pragma omp simd
     for (int64_t c = 0; c < PANEL; ++c) {
-        scales[c] = bits_to_float(facts[c] & 0xffffff00u);
-        offsets[c] = scales[c] * float(int32_t(facts[c] & 0xffu) - LESS);
+        scales[c] = bits_to_float(words[c] & 0xffffff00u);
+        offsets[c] = scales[c] * float(int32_t(words[c] & 0xffu) - LESS);
     }
 }
 
@@ -432,32 +444,33 @@ constexpr int64_t code_part_units(int64_t rows) {
 }
 
 // sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
-// steps except at the end. facts: those of the panel. Operands: the format that multiplies `codes`,
-// which have `expansion` units for one.
+// steps except at the end. words: the scales of the panel. Operands: the format that multiplies
+// `codes`, which have `expansion` units for one.
 template <typename Format, typename Operands, int ROWS>
 void code_strip(const ArrangedRows<Format>& x, int64_t row, int64_t unit, const char* codes,
-                const uint32_t* facts, const Groups& groups, int64_t units, Ahead ahead,
+                const uint32_t* words, const Groups& groups, int64_t units, Prefetch prefetch,
                 float* sums, bool adds) {
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
     constexpr int64_t EXPANSION = Format::PARTS / Operands::PARTS;
     alignas(64) float scales[PANEL], offsets[PANEL];
     const int64_t step_units = groups.step / VALUES;
     constexpr int64_t COLUMNS = tile_registers(ROWS) * LANES;
-    ahead.num = (ahead.num * COLUMNS + EXPANSION * PANEL - 1) / (EXPANSION * PANEL);
+    // Of PANEL / COLUMNS tiles each prefetches its share, spread over EXPANSION times the units.
+    prefetch.num = (prefetch.num * COLUMNS + EXPANSION * PANEL - 1) / (EXPANSION * PANEL);
     int64_t read = -1;
     for (int64_t done = 0; done < units; done += step_units) {
         const int64_t count = std::min(step_units, units - done), first = (unit + done) * VALUES;
         const int64_t group = first / groups.group, at = row * x.steps + first / groups.step;
         if (group != read) {
-            const int64_t index = groups.has_offsets ? 2 * group : group;
-            read_facts<LESS<Format>>(facts + index * PANEL, groups.has_offsets, scales, offsets);
+            const int64_t index = groups.has_offsets ? 2 * group : group;  // row of words
+            read_scales<LESS<Format>>(words + index * PANEL, groups.has_offsets, scales, offsets);
             read = group;
         }
         for (int64_t column = 0; column < PANEL; column += COLUMNS) {
             code_tile<Operands, ROWS, tile_registers(ROWS)>(
                 x.values.get() + row * x.width + first, x.width,
                 codes + done * EXPANSION * UNIT_BYTES + column * 4, count * EXPANSION, x.scales.data() + at,
-                x.sums.data() + at, x.steps, scales + column, offsets + column, ahead,
+                x.sums.data() + at, x.steps, scales + column, offsets + column, prefetch,
                 sums + column, adds || done > 0);
         }
     }
@@ -465,7 +478,7 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, int64_t unit, const 
 
 // x [rows][k], out [rows][n], bias [n] or null.
 template <typename Format, typename T>
-void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_t* facts,
+void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_t* scales,
                   const Groups& groups, const T* bias, T* out, int64_t rows, int64_t n, int64_t k,
                   int num_threads, const Next& next = {}) {
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
@@ -479,17 +492,17 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
     });
     const int64_t units = arranged.width / VALUES;
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
-                           Ahead ahead, float* sums, bool adds) {
+                           Prefetch prefetch, float* sums, bool adds) {
         const int64_t panel = (part - static_cast<const char*>(codes)) / (units * UNIT_BYTES);
-        const uint32_t* own = facts + panel * groups.rows() * PANEL;
+        const uint32_t* own = scales + panel * groups.rows() * PANEL;
         if (!UNPACKS<Format> || rows < UNPACKED_ROWS) {
-            code_strip<Format, Format, num>(arranged, row, unit, part, own, groups, count, ahead,
+            code_strip<Format, Format, num>(arranged, row, unit, part, own, groups, count, prefetch,
                                             sums, adds);
         } else {
             static thread_local Unpacked<Format> unpacked;
             const char* words = unpacked.of(product, part, count);
             code_strip<Format, typename Unpacked<Format>::Operands, num>(
-                arranged, row, unit, words, own, groups, count, ahead, sums, adds);
+                arranged, row, unit, words, own, groups, count, prefetch, sums, adds);
         }
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
@@ -501,27 +514,27 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
 
 // out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code
 // less the offset. An id that the weight does not have gives NaN. is_s8: codes are those of S8Format,
-// and facts those of quantize_rows, [2][n].
+// and scales those of quantize_rows, [2][n].
 template <int BITS, typename T>
-void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* facts,
+void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* scales,
                    const Groups& groups, bool is_float8, bool is_s8, int64_t n, int64_t k, T* out,
                    int64_t tokens, int num_threads) {
     constexpr int64_t VALUES = 32 / BITS;
     const int64_t units = (k + VALUES - 1) / VALUES;
     const uint32_t flip = is_s8 ? S8Format::FLIP ^ 0x80808080u : 0;  // leaves 128 + int8
-    const auto write_group = [&](const uint32_t* own, const uint32_t* fact, int64_t first,
+    const auto write_group = [&](const uint32_t* own, const uint32_t* word, int64_t first,
                                  int64_t end, T* to) {
         const bool has_zero = !groups.has_offsets && !is_s8;
-        const float scale = bits_to_float(has_zero ? *fact & 0xffffff00u : *fact);
-        const float zero = is_s8 ? 128.0f : has_zero ? float(int32_t(*fact & 0xffu)) : 0.0f;
-        float offset = groups.has_offsets ? bits_to_float(fact[PANEL]) : 0.0f;
-        if (is_s8) offset = -bits_to_float(fact[n]);
+        const float scale = bits_to_float(has_zero ? *word & 0xffffff00u : *word);
+        const float zero = is_s8 ? 128.0f : has_zero ? float(int32_t(*word & 0xffu)) : 0.0f;
+        float offset = groups.has_offsets ? bits_to_float(word[PANEL]) : 0.0f;
+        if (is_s8) offset = -bits_to_float(word[n]);
         for (int64_t unit = first / VALUES; unit * VALUES < end; ++unit) {
-            const uint32_t word = own[unit * PANEL] ^ flip;
+            const uint32_t packed = own[unit * PANEL] ^ flip;
             for (int i = 0; i < VALUES; ++i) {
                 const int64_t column = unit * VALUES + column_of<BITS>(i);
                 if (column >= end) continue;
-                const uint32_t code = word >> (BITS * i) & ((1u << BITS) - 1);
+                const uint32_t code = packed >> (BITS * i) & ((1u << BITS) - 1);
                 const float value = is_float8 ? float_of_float8(code) : float(int32_t(code));
                 to[column] = store<T>((value - zero) * scale - offset);
             }
@@ -535,11 +548,11 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* fa
                 std::memset(to, 0xff, k * sizeof(T));
                 continue;
             }
-            const uint32_t* fact = facts + panel * groups.rows() * PANEL + at;
+            const uint32_t* word = scales + panel * groups.rows() * PANEL + at;
             for (int64_t first = 0; first < k; first += groups.group) {
-                write_group(codes + panel * units * PANEL + at, fact, first,
+                write_group(codes + panel * units * PANEL + at, word, first,
                             std::min(k, first + groups.group), to);
-                fact += groups.has_offsets ? 2 * PANEL : PANEL;
+                word += groups.has_offsets ? 2 * PANEL : PANEL;
             }
         }
     });
@@ -565,7 +578,7 @@ MM_INLINE float round_group(const float* w, int64_t count, float scale, float ze
 constexpr float RATIOS[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 
 // Rounds one group to `bits` bits with the best of these ranges, or the whole range of 8 bits.
-// own: room for as many codes.
+// own: memory for as many codes.
 inline void round_best(const float* w, int64_t count, int32_t bits, uint8_t* own, uint8_t* codes,
                        float* scale, uint8_t* zero) {
     float low = 0.0f, high = 0.0f;
