@@ -25,8 +25,8 @@ from .shares import rank_blueprints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computer:
-    """A runner that is ready to compute, and its info. model, host: None when other processes hold
-    the model."""
+    """A runner that is ready to compute. info: what the engine must know of it. model, host: None
+    when other processes hold the model."""
 
     runner: Executor
     info: ExecutorInfo
