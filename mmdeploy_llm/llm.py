@@ -68,7 +68,7 @@ class LLM(EngineClient):
     model: the loaded module, None when other processes hold it.
     num_kv_blocks: blocks of the KV cache, each for `runtime.block_size` tokens; of several engines,
     those of the one with fewest.
-    runtime: every option with its final value.
+    runtime: every option with its final value, see RuntimeConfig.
     """
 
     def __init__(self, model: str, **options: Any) -> None:

@@ -17,12 +17,12 @@ class WindowTable:
     """The block table of one request in the layers with a window.
 
     ids: a block for each place of the table. The first `num_returned` were given back, or never
-        taken, because no token attends to them any more. num_sent: how many the runner has.
+        taken, because no token attends to them any more. num_in_runner: how many the runner has.
     """
 
     ids: list[int] = field(default_factory=list)
     num_returned: int = 0
-    num_sent: int = 0
+    num_in_runner: int = 0
 
     @property
     def held(self) -> list[int]:
@@ -98,8 +98,8 @@ class WindowBlocks:
         table = state.window
         num_new = self._config.num_blocks_for(end) - len(table.ids)
         table.ids += self.pool.allocate(max(0, num_new))
-        new = tuple(table.ids[table.num_sent :])
-        table.num_sent = len(table.ids)
+        new = tuple(table.ids[table.num_in_runner :])
+        table.num_in_runner = len(table.ids)
         return new
 
     def advance(self, state: RequestState, begin: int, end: int) -> None:

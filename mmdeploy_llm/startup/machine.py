@@ -15,7 +15,7 @@ from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.coded import code_layouts
 from mmdeploy_llm.layers.linear import has_product
 from mmdeploy_llm.native import Placement
-from mmdeploy_llm.runtime_config import HostFacts
+from mmdeploy_llm.runtime_config import HostSummary
 
 from .cards import CudaFacts, missing_cuda, read_cuda
 
@@ -53,10 +53,10 @@ class Machine:
         return native.num_suitable_threads(self.cpus)
 
     @property
-    def host_facts(self) -> HostFacts:
+    def host_summary(self) -> HostSummary:
         """The facts that `runtime_config.resolve` needs."""
         problem = missing_cuda(self.cuda)
-        return HostFacts(
+        return HostSummary(
             has_cuda=problem is None,
             cuda_problem=problem or "",
             num_cpus=len(self.cpus),

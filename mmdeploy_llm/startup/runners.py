@@ -78,7 +78,7 @@ def _backend_name(loaded: LoadedModel) -> str:
     cannot compute, or for a model that attends itself the only one that gives it the cache by
     sequence. Raises ConfigError where the options exclude that."""
     runtime, needed = loaded.runtime, "reference"
-    asked = loaded.blueprint.config.attention_backend
+    asked = runtime.options.attention_backend
     if not getattr(loaded.model, "attends_itself", False):
         if getattr(loaded.model, "has_sinks", False):
             return attention.with_sinks(runtime.attention_backend, asked=asked)

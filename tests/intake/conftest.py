@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.intake import Intake
@@ -121,6 +122,7 @@ def processor():
 @pytest.fixture
 def config():
     return RuntimeConfig(
+        options=EngineConfig(model="m"),
         device="cpu",
         dtype="float32",
         dtype_choice=None,
