@@ -20,7 +20,8 @@ from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
 from .detokenizer import Vocabulary
-from .facts import (
+from .pipeline import ParserSource, ParserSources, TextPipeline
+from .summary import (
     ABORT_FAILURE,
     UNKNOWN_FAILURE,
     can_end_here,
@@ -29,7 +30,6 @@ from .facts import (
     num_media_tokens,
     with_id,
 )
-from .pipeline import ParserSource, ParserSources, TextPipeline
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
     engine --plan, pickled once--> rank 0   Runner on its shard of the model  --> result
                               \\--> rank 1   Runner on its shard of the model  --> checksum of it
-                                            sums and gathers between them: parallel.ranks
+                                            sums and gathers between them: sharding.ranks
 
 Every rank carries out every plan in slots of its own and samples the same tokens from the same
 logits: only plans and results travel. No rank lives in the caller's process, which therefore never
@@ -37,7 +37,7 @@ from mmdeploy_llm.processes import Message, Worker, close_all, finalize_here, in
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Meeting
 
-from .executor import Facts
+from .executor import ExecutorInfo
 from .overlap import Started, deferred
 from .rank import BuildRank, serve_rank
 from .rank_messages import (
@@ -84,7 +84,7 @@ class DistributedRunner:
         except BaseException:
             self._kill()
             raise
-        self.facts: Facts = ready[0].facts
+        self.info: ExecutorInfo = ready[0].info
         self.can_overlap = all(message.can_overlap for message in ready)
         is_on_gpus = any(runtime.device != "cpu" for runtime in runtimes)
         self._first_answer_seconds = STEP_SECONDS if is_on_gpus else None

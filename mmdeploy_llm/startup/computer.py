@@ -9,7 +9,7 @@ import torch
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.runner.distributed import DistributedRunner
-from mmdeploy_llm.runner.executor import Executor, Facts
+from mmdeploy_llm.runner.executor import Executor, ExecutorInfo
 from mmdeploy_llm.runner.peers import Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Ranks
@@ -25,11 +25,11 @@ from .shares import rank_runtimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computer:
-    """A runner that is ready to compute, and its facts. model, host: None when other processes hold
-    the model."""
+    """A runner that is ready to compute. info: what the engine must know of it. model, host: None
+    when other processes hold the model."""
 
     runner: Executor
-    facts: Facts
+    info: ExecutorInfo
     model: Model | None
     host: Host | None = None
 
@@ -46,7 +46,7 @@ def build_computer(
         loaded = load_model(runtime, files, machine, host.threads, group or RankGroup())
         cache = plan_cache(loaded)
         runtime = replace(loaded.runtime, max_model_len=cache.max_model_len)
-        facts = Facts(
+        info = ExecutorInfo(
             runtime=runtime,
             shape=cache.shape,
             num_blocks=cache.num_blocks,
@@ -56,14 +56,14 @@ def build_computer(
             long_after=getattr(loaded.model, "long_after", None),
         )
         runner = ready_runner(loaded, cache)
-    return Computer(runner=runner, facts=facts, model=loaded.model, host=host)
+    return Computer(runner=runner, info=info, model=loaded.model, host=host)
 
 
 def build_ranks(runtime: RuntimeConfig, files: ModelFiles, machine: Machine) -> Computer:
     """Starts one process for each rank; each builds its computer from options of its own."""
     check_divisible(files, runtime.options.tensor_parallel_size)
     ranks = DistributedRunner(rank_runtimes(runtime, machine), build_rank)
-    return Computer(runner=ranks, facts=ranks.facts, model=None)
+    return Computer(runner=ranks, info=ranks.info, model=None)
 
 
 def build_rank(runtime: RuntimeConfig, ranks: Ranks, peers: Peers) -> Computer:

@@ -139,12 +139,12 @@ def _lowered(model: Model, runtime: RuntimeConfig) -> int:
 
 def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
     """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
-    products for. 8-bit floats are rounded again to whatever else `quantization` asks for."""
+    products for. 8-bit floats are rounded again to what `quantization` asks for."""
     is_cpu = torch.device(runtime.device).type == "cpu"
     if machine.kernels is None or (is_cpu and runtime.dtype == "float16"):
         return None
     can_pack = machine.kernels.can_pack_coded
-    if runtime.options.quantization in (None, "fp8"):
+    if runtime.options.quantization is None:
         return can_pack
     return lambda layout, shape: not layout.is_float8 and can_pack(layout, shape)
 

@@ -39,7 +39,7 @@ def final_options(config: EngineConfig, files: ModelFiles, machine: Machine) -> 
         capabilities=[card.capability for card in machine.cuda.cards],
         head_dim=text.head_dim,
     )
-    runtime = resolve(config, limits, machine.host_summary, choose_attention)
+    runtime = resolve(config, limits, machine.limits, choose_attention)
     if config.deterministic:
         check_promise(files, runtime)
     check_device(runtime.device, runtime.dtype, machine.cuda, config.tensor_parallel_size)

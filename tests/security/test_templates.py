@@ -13,23 +13,32 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mmdeploy_llm_plugins.ernie import tiny as ernie
+from mmdeploy_llm_plugins.glm import tiny as glm
+from mmdeploy_llm_plugins.llama import tiny as llama
+from mmdeploy_llm_plugins.paddleocr import tiny as paddleocr
 
 from mmdeploy_llm.errors import EngineError, RequestError
 from mmdeploy_llm.intake.template import render
 from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.rendering.sandbox import run
-from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_tiny
+from mmdeploy_llm.testing.tiny import CHATML, write_tiny
 
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000
 NUM_TOGETHER = 1_000  # in one test
-NUM_ALWAYS = 2  # tests; the others are slow
 SLACK = 8.0  # seconds on a busy machine: start of a process, its end, pauses of this one
 MAX_PAUSE = 5.0  # seconds in which another thread makes no progress, on a busy machine
 MAX_GROWTH = 512 * 2**10  # KiB of this process
 CHAT = [{"role": "user", "content": "hello"}]
 TOKENIZER = SimpleNamespace(special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def with_tiers(names, *quick):
+    """Leaves all but the quick ones to the full tier."""
+    return [pytest.param(name, marks=[pytest.mark.full] * (name not in quick)) for name in names]
+
 
 SINGLE_CALLS = {
     "sum of lists": "{{ ([[0, 0, 0, 0]] * 200000)|sum(start=[])|length }}",
@@ -154,24 +163,26 @@ def assert_sound(renderer):
         assert render(TOKENIZER, template, CHAT, {}, renderer=renderer) == text
 
 
-@pytest.mark.parametrize("name", SINGLE_CALLS)
+@pytest.mark.parametrize("name", with_tiers(SINGLE_CALLS, "sum of lists"))
 def test_a_single_call_ends_in_time(name, renderer):
     assert attack(renderer, SINGLE_CALLS[name]) is None
     assert_sound(renderer)
 
 
-@pytest.mark.parametrize("name", GROWTH)
+@pytest.mark.parametrize("name", with_tiers(GROWTH, "lists"))
 def test_what_grows_ends_in_time(name, renderer):
     assert attack(renderer, GROWTH[name]) is None
     assert_sound(renderer)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMPILING)
 def test_compiling_ends_in_time(name, renderer):
     attack(renderer, COMPILING[name])  # some are fast enough to be rendered
     assert_sound(renderer)
 
 
+@pytest.mark.full
 def test_large_messages(renderer):
     """What the messages decide is bounded too."""
     template = (
@@ -190,7 +201,8 @@ def test_large_messages(renderer):
 
 ROOT = Path(__file__).parents[2]
 TREE = (
-    *(family.TEMPLATE for family in (qwen, ernie, glm, llama, paddleocr)),
+    CHATML,
+    *(family.TEMPLATE for family in (ernie, glm, llama, paddleocr)),
     *(path.read_text() for path in sorted(ROOT.glob("mmdeploy_llm/**/*.jinja"))),
 )
 COMMON = (  # what published templates use
@@ -243,16 +255,18 @@ def test_what_published_templates_use_is_rendered(index, renderer):
         assert there == caught(run, template, variables, 30.0) is not None
 
 
+@pytest.mark.full
 def test_a_template_costs_less_than_two_milliseconds(renderer):
     variables = {**TOKENIZER.special_tokens_map, "messages": [*CONVERSATION[2:], *CHAT] * 3}
     times = []
     for _ in range(200):
         begin = time.perf_counter()
-        renderer.render(qwen.TEMPLATE, variables, 30.0)
+        renderer.render(CHATML, variables, 30.0)
         times.append(time.perf_counter() - begin)
     assert min(times) < 0.002
 
 
+@pytest.mark.full
 def test_threads_share_the_process(renderer):
     """An attack costs its own request; the others wait for it and are rendered."""
 
@@ -267,6 +281,7 @@ def test_threads_share_the_process(renderer):
         assert list(pool.map(work, templates)) == [" a ", None, None] * 3
 
 
+@pytest.mark.full
 def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
     renderer._helper._worker.interrupt()
@@ -275,6 +290,7 @@ def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_the_process_loads_no_torch_and_has_limits(renderer):
     assert_sound(renderer)
@@ -285,6 +301,7 @@ def test_the_process_loads_no_torch_and_has_limits(renderer):
     assert re.search(r"Max cpu time +\d+ ", limits)
 
 
+@pytest.mark.full
 def test_answers_of_the_process_are_not_unpickled(renderer, monkeypatch):
     import pickle
 
@@ -316,6 +333,7 @@ def test_closing_ends_a_call_that_hangs():
         render(TOKENIZER, "{{ 'a'|center(3) }}", CHAT, {}, renderer=renderer)
 
 
+@pytest.mark.full
 def test_the_engine_goes_on_during_an_attack(tmp_path):
     from mmdeploy_llm import LLM, SamplingParams
 
@@ -356,7 +374,7 @@ def mutated(random_):
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=[pytest.mark.slow] * (seed >= NUM_ALWAYS))
+        pytest.param(seed, marks=pytest.mark.full if seed < 2 else pytest.mark.long)
         for seed in range(NUM_MUTATIONS // NUM_TOGETHER)
     ],
 )
