@@ -301,7 +301,5 @@ class LLM(EngineClient):
             except EngineError as death:
                 if on_error == "raise" or self._desk.death is None:
                     raise
-                for ask in asks:
-                    if ask not in done:
-                        done[ask] = refused(ask, death)
+                done |= {ask: refused(ask, death) for ask in asks if ask not in done}
         return [done[ask] for ask in asks]

@@ -74,7 +74,6 @@ class RuntimeConfig:
     num_threads: int
     max_logprobs: int
     seed: int
-    use_warmup: bool
     enforce_eager: bool  # True on a CPU, which has no graphs
     attention_backend: str
     early_stop: EarlyStopParams | None = None
@@ -152,7 +151,6 @@ def resolve(
         num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
         seed=0 if config.seed is None else config.seed,  # the config has drawn one for None
-        use_warmup=config.use_warmup,
         enforce_eager=config.enforce_eager or not is_cuda,
         attention_backend=attention.name,
         early_stop=config.early_stop_config,

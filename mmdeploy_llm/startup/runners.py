@@ -99,7 +99,7 @@ def _backend_name(loaded: LoadedModel) -> str:
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
     runner, runtime = new_runner(loaded, cache), loaded.runtime
-    if runtime.use_warmup:
+    if runtime.options.use_warmup:
         warm_up(runner.run, min(WARM_UP_TOKENS, cache.max_model_len - 1), runtime.block_size)
     if not runtime.enforce_eager:
         runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(loaded.device))

@@ -143,7 +143,6 @@ def config():
         num_threads=1,
         max_logprobs=5,
         seed=0,
-        use_warmup=False,
         enforce_eager=True,
         attention_backend="auto",
     )
