@@ -17,7 +17,7 @@ DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """The facts about a model that `resolve` needs. max_position_embeddings: the longest sequence
+    """Says of a model what `resolve` needs. max_position_embeddings: the longest sequence
     that the model was made for."""
 
     dtype: str
@@ -26,8 +26,8 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """The facts about the machine that `resolve` needs.
+class MachineLimits:
+    """Says of the machine what `resolve` needs.
 
     num_cpus: CPUs that this process may use.
     num_threads: compute threads that suit them.
@@ -46,7 +46,13 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """Every option with its final value. Sizes are in tokens unless the name says otherwise."""
+    """Every option with its final value: here what is decided at start, and what the rooms read;
+    all others in `options`. Sizes are in tokens unless the name says otherwise.
+
+    options: as the caller gave them, with the device and CPUs of this share of the machine.
+    """
+
+    options: EngineConfig
 
     device: str
     dtype: str
@@ -68,7 +74,6 @@ class RuntimeConfig:
     num_threads: int
     max_logprobs: int
     seed: int
-    use_warmup: bool
     enforce_eager: bool  # True on a CPU, which has no graphs
     attention_backend: str
     early_stop: EarlyStopParams | None = None
@@ -85,7 +90,7 @@ class AttentionChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """The facts that decide between attention backends.
+    """Says what decides between attention backends.
 
     name: the requested backend, or "auto".
     block_size: the requested block size; None leaves it to the backend.
@@ -102,9 +107,9 @@ ChooseAttention = Callable[[AttentionNeeds], AttentionChoice]  # raises ConfigEr
 
 
 def resolve(
-    config: EngineConfig, model: ModelLimits, host: HostFacts, choose_attention: ChooseAttention
+    config: EngineConfig, model: ModelLimits, host: MachineLimits, choose_attention: ChooseAttention
 ) -> RuntimeConfig:
-    """Decides every option that is left open. Raises ConfigError where options contradict facts."""
+    """Decides every option that is left open. Raises ConfigError for one that cannot be had."""
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
@@ -122,6 +127,7 @@ def resolve(
     encoder_bytes = config.encoder_cache_memory or (2**30 if is_cuda else 2**28)
     row_bytes = model.hidden_size * (4 if dtype == "float32" else 2)
     return RuntimeConfig(
+        options=config,
         device=device,
         dtype=dtype,
         dtype_choice=_dtype_choice(dtype, model, host, is_cuda) if config.dtype == "auto" else None,
@@ -145,7 +151,6 @@ def resolve(
         num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
         seed=0 if config.seed is None else config.seed,  # the config has drawn one for None
-        use_warmup=config.use_warmup,
         enforce_eager=config.enforce_eager or not is_cuda,
         attention_backend=attention.name,
         early_stop=config.early_stop_config,
@@ -167,7 +172,7 @@ def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
     return "bfloat16" if model.dtype == "float16" and not is_cuda else model.dtype
 
 
-def _dtype_choice(dtype: str, model: ModelLimits, host: HostFacts, is_cuda: bool) -> str:
+def _dtype_choice(dtype: str, model: ModelLimits, host: MachineLimits, is_cuda: bool) -> str:
     """Returns one line that says what "auto" chose."""
     line = f"dtype 'auto' is {dtype}, as in the checkpoint"
     if dtype != model.dtype:
@@ -203,7 +208,7 @@ def _num_batched_tokens(
     return num_batched
 
 
-def _device(config: EngineConfig, host: HostFacts) -> str:
+def _device(config: EngineConfig, host: MachineLimits) -> str:
     if config.device == "auto":
         return "cuda" if host.has_cuda else "cpu"
     if not DEVICE.fullmatch(config.device):

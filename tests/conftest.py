@@ -1,10 +1,14 @@
 """Shared by all tests: which run first, which skips are known, and fixtures of several folders."""
 
+import ast
 import importlib.util
+import io
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,6 +139,37 @@ def engines_wait_for_kernels(request):
 
 
 @pytest.fixture(scope="session")
+def references(pytestconfig, load_file):
+    """Tiny checkpoints and transformers' answers, see references.py."""
+    made = load_file("references.py").References(pytestconfig.cache.mkdir("references"))
+    yield made
+    changed = made.changed()
+    assert not changed, f"a test wrote to {changed}, which others read; copy it first"
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(references):
+    """tiny_folder(family, **options of write_tiny) -> a checkpoint that is read only."""
+    return references.tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_copy(references):
+    """tiny_copy(family, folder, **options of write_tiny) -> the folder, a copy to be changed."""
+
+    def copy(family, folder, **options):
+        return shutil.copytree(references.tiny(family, **options), folder, dirs_exist_ok=True)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def transformers_of(references):
+    """transformers_of(folder) -> transformers' model, asked each question once."""
+    return references.of
+
+
+@pytest.fixture(scope="session")
 def kernels():
     """The kernels of this CPU; tests/native and tests/cuda have fixtures of the same name."""
     from mmdeploy_llm.native import BuildError, load
@@ -156,3 +191,62 @@ def triton_device(load_file):
         return
     with load_file("interpreter.py").mended():
         yield torch.device("cpu")
+
+
+@pytest.fixture
+def limits():
+    """The limits on one media item, as they are by default."""
+    from mmdeploy_llm.hooks import MediaLimits
+
+    return MediaLimits()
+
+
+@pytest.fixture
+def noise():
+    """noise(width, height): a picture of random pixels."""
+    import numpy as np
+    from PIL import Image
+
+    def make(width, height, seed=0):
+        values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        return Image.fromarray(values)
+
+    return make
+
+
+@pytest.fixture
+def encode():
+    """encode(image, format): the bytes of a file."""
+
+    def encoded(image, format="PNG", **options):
+        buffer = io.BytesIO()
+        image.save(buffer, format, **options)
+        return buffer.getvalue()
+
+    return encoded
+
+
+@pytest.fixture(scope="session")
+def rules_of():
+    """rules_of(model, name, ...): functions of the model's processor of videos, or of another kind,
+    in transformers, read from its source, because the module cannot be imported without
+    torchvision."""
+    import math
+
+    import numpy as np
+    import torch
+    import transformers
+
+    def rules(model, *names, kind="video"):
+        path = f"models/{model}/{kind}_processing_{model}.py"
+        source = (Path(transformers.__file__).parent / path).read_text("utf-8")
+        found = {"math": math, "np": np, "torch": torch}
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and node.name in names:
+                for part in (node, *node.args.args):
+                    part.annotation = part.returns = None
+                node.decorator_list = []
+                exec(compile(ast.Module([node], []), node.name, "exec"), found)
+        return SimpleNamespace(**{name: found[name] for name in names})
+
+    return rules

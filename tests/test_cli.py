@@ -588,12 +588,12 @@ class TestPlugins:
         assert "caption" in result.stdout
 
     def test_the_environment_selects_plugins(self, run, made, monkeypatch, pictures):
-        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "image, sources")
+        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "ernie, sources")
         monkeypatch.setenv(cli.BLOCKED_VARIABLE, "qwen")
         names = [plugin["name"] for plugin in json.loads(run("plugins", "--json").stdout)]
-        assert names == ["image", "sources"]
+        assert names == ["ernie", "sources"]
         run("caption", "pics")
-        assert made[0].options["plugins"] == ("image", "sources")
+        assert made[0].options["plugins"] == ("ernie", "sources")
         assert made[0].options["blocked_plugins"] == ("qwen",)
 
     def test_an_empty_variable_means_none(self, run, monkeypatch):

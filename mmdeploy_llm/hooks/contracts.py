@@ -43,6 +43,8 @@ class ModelSpec:
         with it, on the CPU kernels; needed by LLM(deterministic=True). True of a model whose
         weights are all in the package's layers, and whose other operations compute each row or
         media item alone.
+    tiny: "module:FAMILY", a Family of mmdeploy_llm.testing.tiny: how to write a tiny checkpoint of
+        the family, and how transformers takes its media; imported by tests only.
     priority: in-tree plugins use 0; the highest wins and a tie is an error.
     """
 
@@ -55,6 +57,7 @@ class ModelSpec:
     atomic_media: bool = False
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = False
+    tiny: str | None = None
     priority: int = 0
 
 

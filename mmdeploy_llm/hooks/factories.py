@@ -33,11 +33,8 @@ MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
     """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
     called."""
-    module, _, attributes = spec.factory.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
+        found = imported(spec.factory)
     except FAULTS as error:
         raise PluginError(
             f"{origin}: {spec.factory}, the factory of {describe(spec)}, cannot be imported: "
@@ -49,6 +46,15 @@ def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
             f"function, got {type(found).__name__}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def imported(name: str) -> Any:
+    """Imports what a spec names as "module:Attribute"."""
+    module, _, attributes = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute)
+    return found
 
 
 def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.hooks.model import media_size
@@ -40,7 +39,13 @@ MIN_MEDIA = 1024  # tokens: media items of at most this size are not reduced fur
 
 def plan_cache(loaded: LoadedModel) -> CachePlan:
     """Returns the KV cache that the memory holds, the same on all ranks. Raises ConfigError when it
-    is too small, or smaller than the options require."""
+    is too small, or smaller than the options require.
+
+        memory    [ states | blocks of the layers with a window | blocks of the other layers ]
+
+    The first two take what the running sequences need and keep some for prefixes, up to a share of
+    the memory; the last one takes the rest. The rank with the least memory decides.
+    """
     runtime = loaded.runtime
     shape = kv_cache_shape(loaded.model, runtime)
     memory = runtime.kv_cache_memory_bytes
@@ -57,7 +62,7 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
         num_window_blocks = loaded.group.least(num_window_blocks)
     if num_blocks is None:
         assert memory is not None, "set above"
-        blocks_each = -(-runtime.max_model_len // runtime.block_size)
+        blocks_each = -(-runtime.max_model_len // runtime.block_size)  # more are never used
         memory -= num_window_blocks * shape.bytes_per_window_block
         num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
         num_blocks = loaded.group.least(num_blocks)
@@ -68,7 +73,7 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
             shape.bytes_per_state / 2**20,
             num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs,
         )
-    max_model_len = fitting_length(loaded.blueprint.config, runtime, num_blocks)
+    max_model_len = fitting_length(runtime, num_blocks)
     return CachePlan(
         shape=shape,
         num_blocks=num_blocks,
@@ -97,7 +102,7 @@ def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:
     )
     return measured_memory(
         lambda count: new_runner(loaded, replace(bare, num_blocks=count, num_window_blocks=count)),
-        build_processors(loaded.files, loaded.blueprint.config),
+        build_processors(loaded.files, runtime.options),
         runtime,
         loaded.model,
         CudaMeter(loaded.device, runtime.gpu_memory_utilization),
@@ -123,12 +128,13 @@ def measured_memory(
     max_media_tokens = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
     while True:
         largest = largest_step(processors, runtime, model, max_media_tokens)
+        # All requests of these steps write to the blocks of the longest one.
         runner = new_runner(-(-largest.longest // largest.block_size))
         memory = measure(runner.run, largest, meter)
         del runner
         gc.collect()  # its KV cache counts as available
         available = meter.available()
-        is_fine = peers.agree(2 * memory.step <= available)
+        is_fine = peers.agree(2 * memory.step <= available)  # leaves half for the cache
         if not largest.media or max_media_tokens <= MIN_MEDIA or is_fine:
             break
         max_media_tokens //= 4
@@ -172,6 +178,7 @@ def largest_step(
 
 def _one_call(item: MediaInput, runtime: RuntimeConfig) -> list[MediaInput]:
     """Returns as many copies of the item as one encoder call may have, each with its own key."""
+    # The encoder takes items until it has this many values, or until a step has enough tokens.
     num_values = sum(tensor.numel() for tensor in item.tensors.values())
     by_values = values_per_call(torch.device(runtime.device)) // max(1, num_values)
     by_tokens = runtime.max_num_batched_tokens // item.num_tokens
@@ -179,15 +186,16 @@ def _one_call(item: MediaInput, runtime: RuntimeConfig) -> list[MediaInput]:
     return [replace(item, key=f"startup-{index}-{item.key}") for index in range(count)]
 
 
-def fitting_length(config: EngineConfig, runtime: RuntimeConfig, num_blocks: int) -> int:
+def fitting_length(runtime: RuntimeConfig, num_blocks: int) -> int:
     """Returns a max_model_len that the KV cache can hold, reduced when the engine chose it. Raises
     ConfigError when the user asked for more."""
     num_tokens = num_blocks * runtime.block_size
     if runtime.max_model_len <= num_tokens:
         return runtime.max_model_len
-    if config.max_model_len is not None and config.num_gpu_blocks_override is None:
+    asked = runtime.options.max_model_len
+    if asked is not None and runtime.num_blocks_override is None:
         raise ConfigError(
-            f"max_model_len = {config.max_model_len}, but the KV cache holds {num_tokens} tokens; "
+            f"max_model_len = {asked}, but the KV cache holds {num_tokens} tokens; "
             "lower it, or raise kv_cache_memory"
         )
     logger.info("max_model_len is reduced to %d, the tokens that the KV cache holds", num_tokens)

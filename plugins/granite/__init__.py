@@ -13,10 +13,12 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="granite",
             architectures=("GraniteForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.text:GraniteForCausalLM",
+            tiny="mmdeploy_llm_plugins.granite.tiny:GRANITE",
         ),
         ModelSpec(
             name="granite_hybrid",
             architectures=("GraniteMoeHybridForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.hybrid:GraniteHybridForCausalLM",
+            tiny="mmdeploy_llm_plugins.granite.tiny:GRANITE_HYBRID",
         ),
     )

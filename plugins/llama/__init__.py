@@ -13,12 +13,14 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="llama",
             architectures=("LlamaForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:LlamaForCausalLM",
+            tiny="mmdeploy_llm_plugins.llama.tiny:LLAMA",
             deterministic=True,
         ),
         ModelSpec(
             name="mistral",
             architectures=("MistralForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:MistralForCausalLM",
+            tiny="mmdeploy_llm_plugins.llama.tiny:MISTRAL",
             deterministic=True,
         ),
     )

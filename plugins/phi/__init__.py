@@ -13,6 +13,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="phi3",
             architectures=("Phi3ForCausalLM",),
             factory="mmdeploy_llm_plugins.phi.text:Phi3ForCausalLM",
+            tiny="mmdeploy_llm_plugins.phi.tiny:PHI3",
             deterministic=True,
         ),
     )

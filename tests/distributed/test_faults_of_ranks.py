@@ -64,7 +64,7 @@ class Runner:
 
 
 def build(config, ranks, peers):
-    return SimpleNamespace(runner=Runner(Model(ranks), peers), facts=config.device)
+    return SimpleNamespace(runner=Runner(Model(ranks), peers), info=config.device)
 
 
 def plan(*what):
@@ -173,7 +173,7 @@ def test_an_interrupted_step_does_not_shift_the_next(lasting, monkeypatch, where
 
 @pytest.mark.full
 def test_the_same_error_on_all_ranks_and_then_different_results(lasting):
-    assert lasting.facts == "cpu"
+    assert lasting.info == "cpu"
     result = lasting.run(plan(PLAIN, ALL, "plain too"))
     assert result.sampled == {PLAIN: 2, "plain too": 2}
     assert result.errors[ALL].message == "broken on all"

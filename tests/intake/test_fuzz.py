@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from mmdeploy_llm_processors.image.decode import FORMATS
-from mmdeploy_llm_processors.image.processor import ErnieImageProcessor
-from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError

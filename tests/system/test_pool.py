@@ -196,7 +196,7 @@ class TestCores:
 def test_nothing_of_a_model_reaches_another(pool, folder, reference_of):
     """Plugins, caches and seeds are each model's own."""
     pool.install("a", folder, seed=1, **OPTIONS)
-    pool.install("b", folder, seed=2, blocked_plugins=["video"], **OPTIONS)
+    pool.install("b", folder, seed=2, blocked_plugins=["remote"], **OPTIONS)
     a, b = pool.start("a"), pool.start("b")
     assert a.plugins is not b.plugins
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0)

@@ -3,28 +3,14 @@ names of transformers' modules."""
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import (
-    ernie,
-    gemma,
-    glm,
-    gptoss,
-    granite,
-    internvl,
-    lfm,
-    llama,
-    olmo,
-    phi,
-    qwen,
-)
 from safetensors.torch import save_file
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import FAMILIES, write_tiny
+from mmdeploy_llm.testing.tiny import families, family_of
 
-PLUGINS = (ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, olmo, phi, qwen)
-SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
+SPECS = families()
 
 
 FIRST = ("qwen2", "ernie4_5_vl_moe", "gemma4", "gpt_oss")  # the others are full tests
@@ -34,7 +20,7 @@ FIRST = ("qwen2", "ernie4_5_vl_moe", "gemma4", "gpt_oss")  # the others are full
     scope="module",
     params=[
         pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST))
-        for name in sorted(FAMILIES)
+        for name in sorted(families())
     ],
 )
 def family(request):
@@ -42,17 +28,17 @@ def family(request):
 
 
 @pytest.fixture(scope="module")
-def published(family, tmp_path_factory):
+def published(tiny_copy, family, tmp_path_factory):
     """A folder written by save_pretrained, its model in transformers, and our parameters."""
-    folder = write_tiny(family, tmp_path_factory.mktemp(family))
+    folder = tiny_copy(family, tmp_path_factory.mktemp(family))
     reference = Reference(folder)
     model = build(SPECS[family], folder, reference.config, torch.float32)
     return folder, reference, dict(model.named_parameters())
 
 
-def test_shards(family, published, tmp_path):
+def test_shards(tiny_copy, family, published, tmp_path):
     _, reference, expected = published
-    write_tiny(family, tmp_path, max_shard_size="150KB")
+    tiny_copy(family, tmp_path, max_shard_size="150KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     model = build(SPECS[family], tmp_path, reference.config, torch.float32)
     assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
@@ -68,8 +54,8 @@ def test_names_of_transformers_modules(family, published, tmp_path):
 
 def test_a_checkpoint_of_another_family_is_refused(family, published):
     folder, _, _ = published
-    others = [name for name in FAMILIES if name != family and "vl" in name]
-    config = FAMILIES[others[0]].make_config(_Tokenizer(), {})
+    others = [name for name in families() if name != family and "vl" in name]
+    config = family_of(families()[others[0]]).make_config(_Tokenizer(), {})
     with pytest.raises(CheckpointError):
         build(SPECS[others[0]], folder, config, torch.float32)
 
