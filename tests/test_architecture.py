@@ -79,7 +79,7 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "messages", "forward", "request", "errors", "layers"}
-PLUGIN_API |= {"attention.base", "weights.map"}
+PLUGIN_API |= {"attention.base", "gguf.tables", "weights.map"}
 TORCH_FREE = {"schedule", "delivery", "datasets"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }

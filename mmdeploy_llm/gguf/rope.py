@@ -13,11 +13,10 @@ from .header import Header
 from .metadata import MAX_HEAD_DIM, Metadata
 from .rows import TensorRows
 
-LLAMA3_FACTORS = "rope_freqs.weight"
+FREQUENCY_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
 # Llama 3.1 and later; the converter writes the factors that follow, and not these numbers.
 LOW_FACTOR, HIGH_FACTOR, ORIGINAL_POSITIONS = 1.0, 4.0, 8192
-NOT_ROTATED = 1e20  # and larger factors: the angles vanish
 MAX_FACTORS = 65_536
 
 
@@ -53,28 +52,9 @@ def rope_parameters(
         }
     elif kind not in ("none", "linear", "longrope" if LONG_FACTORS in metadata.tensors else "none"):
         raise metadata.wrong("rope.scaling.type", "none, linear, yarn")
-    if LLAMA3_FACTORS in metadata.tensors:
+    if FREQUENCY_FACTORS in metadata.tensors:
         values |= _llama3(metadata, values["rope_theta"], rotary_dim)
     return values
-
-
-def proportional_rope(metadata: Metadata) -> dict[str, Any]:
-    """Returns the parameters of Gemma 4's layers without a window: those channels are rotated whose
-    factor is 1; the others have huge ones. Raises CheckpointError for other factors."""
-    stored = factors_of(metadata.header, LLAMA3_FACTORS)
-    num_rotated = sum(factor == 1 for factor in stored)
-    if any(factor != 1 for factor in stored[:num_rotated]) or any(
-        factor < NOT_ROTATED for factor in stored[num_rotated:]
-    ):
-        raise CheckpointError(
-            f"{LLAMA3_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that is "
-            "not Gemma 4's; put the model's config.json into the folder, which says how"
-        )
-    return {
-        "rope_type": "proportional",
-        "rope_theta": metadata.number("rope.freq_base", 1e6),
-        "partial_rotary_factor": num_rotated / len(stored),
-    }
 
 
 def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]:
@@ -82,7 +62,7 @@ def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]
 
     Raises CheckpointError for others: then config.json is needed.
     """
-    stored = factors_of(metadata.header, LLAMA3_FACTORS)
+    stored = factors_of(metadata.header, FREQUENCY_FACTORS)
     factor = round(max(stored), 3)
     wanted = [
         _llama3_factor(theta ** (-2 * i / rotary_dim), factor) for i in range(rotary_dim // 2)
@@ -92,8 +72,8 @@ def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]
     )
     if not is_same:
         raise CheckpointError(
-            f"{LLAMA3_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that is "
-            "not Llama 3's; put the model's config.json into the folder, which says how"
+            f"{FREQUENCY_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that "
+            "is not Llama 3's; put the model's config.json into the folder, which says how"
         )
     return {
         "rope_type": "llama3",
@@ -114,6 +94,12 @@ def _llama3_factor(frequency: float, factor: float) -> float:
         return factor
     share = (ORIGINAL_POSITIONS / length - LOW_FACTOR) / (HIGH_FACTOR - LOW_FACTOR)
     return 1 / ((1 - share) / factor + share)
+
+
+def rope_sections(metadata: Metadata) -> dict[str, Any]:
+    """Returns the channel pairs of time, height and width, where the file states them."""
+    found = [each for each in metadata.values("rope.dimension_sections") or () if each]
+    return {"mrope_section": found} if found else {}
 
 
 def factors_of(header: Header, name: str) -> list[float]:

@@ -33,22 +33,28 @@ MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
     """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
     called."""
-    module, _, attributes = spec.factory.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
-    except FAULTS as error:
-        raise PluginError(
-            f"{origin}: {spec.factory}, the factory of {describe(spec)}, cannot be imported: "
-            f"{error_text(error)}"
-        ) from error
+    found = imported(spec.factory, f"the factory of {describe(spec)}", origin)
     if not callable(found):
         raise PluginContractError(
             f"{origin}: {spec.factory}, the factory of {describe(spec)}, must be a class or a "
             f"function, got {type(found).__name__}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def imported(name: str, what: str, origin: PluginOrigin) -> Any:
+    """Imports "module:Attribute". what: what a plugin calls by that name. Raises PluginError when
+    it cannot be imported."""
+    module, _, attributes = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except FAULTS as error:
+        raise PluginError(
+            f"{origin}: {name}, {what}, cannot be imported: {error_text(error)}"
+        ) from error
+    return found
 
 
 def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:

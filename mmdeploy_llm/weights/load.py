@@ -28,7 +28,7 @@ from mmdeploy_llm.errors import (
     ModelNotSupportedError,
     PluginContractError,
 )
-from mmdeploy_llm.gguf import GGUFFile, TowerFile, read_headers
+from mmdeploy_llm.gguf import GGUFFile, Tables, TowerFile, read_headers
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.sharding import Share
@@ -90,7 +90,7 @@ def build_model(
     with ExitStack() as stack:
         reads: list[Read] = []
         if load_format != "dummy":
-            reads = _plan(model, _open(checkpoint, load_format, stack), whole)
+            reads = _plan(model, _open(model, checkpoint, load_format, stack), whole)
         shares = split(model) if split is not None else {}
         kept: Mapping[str, Kept] = {}
         if can_keep is not None:
@@ -107,18 +107,28 @@ def build_model(
 
 
 def _open(
-    checkpoint: Checkpoint, load_format: LoadFormat, stack: ExitStack
+    model: nn.Module, checkpoint: Checkpoint, load_format: LoadFormat, stack: ExitStack
 ) -> Sequence[TensorFile]:
     """Returns the files of a checkpoint, ready to be read. stack: closes them."""
     if checkpoint.gguf_files and load_format != "safetensors":
-        found: list[TensorFile] = []
-        found.append(stack.enter_context(GGUFFile(read_headers(checkpoint.gguf_files))))
-        if checkpoint.gguf_tower is not None:
-            found.append(stack.enter_context(TowerFile(read_headers([checkpoint.gguf_tower]))))
-        return found
+        return _open_gguf(model, checkpoint, stack)
     paths = find_weights(checkpoint.folder)
     files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
     return readable_files(files, checkpoint.config)
+
+
+def _open_gguf(model: nn.Module, checkpoint: Checkpoint, stack: ExitStack) -> Sequence[TensorFile]:
+    def has_key(key: str) -> bool:
+        return bool(_targets(model, key))
+
+    tables, text = Tables.named(checkpoint.gguf_tables), read_headers(checkpoint.gguf_files)
+    found: list[TensorFile] = []
+    found.append(stack.enter_context(GGUFFile(text, tables.model(text), has_key)))
+    if checkpoint.gguf_tower is not None:
+        header = read_headers([checkpoint.gguf_tower])
+        tower = TowerFile(header, tables.tower(header), has_key)
+        found.append(stack.enter_context(tower))
+    return found
 
 
 def _plan(

@@ -6,6 +6,7 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 TEXT = "mmdeploy_llm_plugins.glm.text:GlmForCausalLM"
 MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
+GGUF = "mmdeploy_llm_plugins.glm.gguf:TABLE"
 
 
 @hookimpl
@@ -15,12 +16,17 @@ def provide_models() -> tuple[ModelSpec, ...]:
     return (
         ModelSpec(name="glm", architectures=("GlmForCausalLM",), factory=TEXT, deterministic=True),
         ModelSpec(
-            name="glm4", architectures=("Glm4ForCausalLM",), factory=TEXT, deterministic=True
+            name="glm4",
+            architectures=("Glm4ForCausalLM",),
+            factory=TEXT,
+            gguf=GGUF,
+            deterministic=True,
         ),
         ModelSpec(
             name="glm4v",
             architectures=("Glm4vForConditionalGeneration",),
             factory=MEDIA,
+            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             reasoning="glm-4.5",

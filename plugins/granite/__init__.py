@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
+GGUF = "mmdeploy_llm_plugins.granite.gguf:TABLE"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -13,10 +15,12 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="granite",
             architectures=("GraniteForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.text:GraniteForCausalLM",
+            gguf=GGUF,
         ),
         ModelSpec(
             name="granite_hybrid",
             architectures=("GraniteMoeHybridForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.hybrid:GraniteHybridForCausalLM",
+            gguf=GGUF,
         ),
     )

@@ -5,18 +5,22 @@ from __future__ import annotations
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 FACTORY = "mmdeploy_llm_plugins.lfm.text:Lfm2ForCausalLM"
+GGUF = "mmdeploy_llm_plugins.lfm.gguf:TABLE"
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of dense models, of those with experts, and of those with images."""
     return (
-        ModelSpec(name="lfm2", architectures=("Lfm2ForCausalLM",), factory=FACTORY),
-        ModelSpec(name="lfm2_moe", architectures=("Lfm2MoeForCausalLM",), factory=FACTORY),
+        ModelSpec(name="lfm2", architectures=("Lfm2ForCausalLM",), factory=FACTORY, gguf=GGUF),
+        ModelSpec(
+            name="lfm2_moe", architectures=("Lfm2MoeForCausalLM",), factory=FACTORY, gguf=GGUF
+        ),
         ModelSpec(
             name="lfm2_vl",
             architectures=("Lfm2VlForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.lfm.vl:Lfm2VlForConditionalGeneration",
+            gguf=GGUF,
             media=("image",),
         ),
     )

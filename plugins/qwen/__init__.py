@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
+GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -18,6 +20,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2",
             architectures=("Qwen2ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2ForCausalLM",
+            gguf=GGUF,
             deterministic=True,
             tools="qwen",
         ),
@@ -25,6 +28,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2_moe",
             architectures=("Qwen2MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2MoeForCausalLM",
+            gguf=GGUF,
             # Not deterministic: torch's sigmoid of the shared expert's gate depends on the rows.
             tools="qwen",
         ),
@@ -32,6 +36,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen3",
             architectures=("Qwen3ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3ForCausalLM",
+            gguf=GGUF,
             deterministic=True,
             reasoning="qwen3",
             tools="qwen",
@@ -40,6 +45,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen3_moe",
             architectures=("Qwen3MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3MoeForCausalLM",
+            gguf=GGUF,
             deterministic=True,
             reasoning="qwen3",
             tools="qwen",
@@ -53,6 +59,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen2_vl",
             architectures=("Qwen2VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen2VLForConditionalGeneration",
+            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             tools="qwen",
@@ -61,6 +68,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen2_5_vl",
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen25VLForConditionalGeneration",
+            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             tools="qwen",
@@ -69,6 +77,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen3_vl",
             architectures=("Qwen3VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLForConditionalGeneration",
+            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             reasoning="qwen3",
@@ -78,6 +87,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen3_vl_moe",
             architectures=("Qwen3VLMoeForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
+            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             reasoning="qwen3",
@@ -95,6 +105,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_next",
             architectures=("Qwen3NextForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.next:Qwen3NextForCausalLM",
+            gguf=GGUF,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -102,6 +113,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_text",
             architectures=("Qwen3_5ForCausalLM",),
             factory=text,
+            gguf=GGUF,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -109,6 +121,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_moe_text",
             architectures=("Qwen3_5MoeForCausalLM",),
             factory=text,
+            gguf=GGUF,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -116,6 +129,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5",
             architectures=("Qwen3_5ForConditionalGeneration",),
             factory=vl,
+            gguf=GGUF,
             media=media,
             reasoning="qwen3",
             tools="qwen",
@@ -124,6 +138,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_moe",
             architectures=("Qwen3_5MoeForConditionalGeneration",),
             factory=vl,
+            gguf=GGUF,
             media=media,
             reasoning="qwen3",
             tools="qwen",
