@@ -151,8 +151,8 @@ def _sources(header: Header, model: TextModel, has_key: HasKey) -> Iterator[tupl
         yield from found.items()
     if unknown:
         raise CheckpointError(
-            f"{header.paths[0]} holds {len(unknown)} tensors that the model of its architecture "
-            f"({header.architecture}) does not have here: {', '.join(map(ascii, unknown[:10]))}. "
+            f"{header.paths[0]} holds {len(unknown)} tensors that models of its architecture "
+            f"({header.architecture}) do not have here: {', '.join(map(ascii, unknown[:10]))}. "
             "Use the model's safetensors files"
         )
 

@@ -274,7 +274,7 @@ def test_infinite_scales_are_values_and_no_warnings(tmp_path):
 
 
 def test_a_file_that_shrinks_while_it_is_read(tiny):
-    with opened([tiny], str.isascii) as file:
+    with opened([tiny], lambda key: key.startswith(("lm_head.", "model."))) as file:
         os.truncate(tiny, 5000)
         out = torch.empty(384, 64)
         with pytest.raises(CheckpointError, match="it changed while it was being read"):

@@ -85,15 +85,19 @@ def answers(model, images, **options):
 
 
 def plain(key):
-    for prefix in ("model.", "vision_model.", "language_model."):
+    for prefix in ("model.", "vision_model."):
         key = key.removeprefix(prefix).replace(f".{prefix}", ".")
     return key.removeprefix("multi_modal_")
 
 
 def has_key_of(folder):
-    """Says which keys the checkpoint of a folder has, under any of the names that models know."""
-    keys = {plain(key) for key in load_file(folder / "model.safetensors")}
-    return lambda key: plain(key) in keys
+    """Says which keys the checkpoint of a folder has, under all names that models know."""
+    keys = set(load_file(folder / "model.safetensors"))
+    keys |= {key.removeprefix("model.") for key in keys}
+    keys |= {f"model.{key}" for key in keys if not key.startswith(("model.", "lm_head."))}
+    keys |= {key.replace("language_model.", "") for key in keys}
+    keys |= {key.replace("tower.", "tower.vision_model.") for key in keys}
+    return keys.__contains__
 
 
 @pytest.mark.parametrize("family", PROJECTORS)
@@ -267,7 +271,7 @@ class TestRefusals:
             writer.add_clip_projector_type("pixtral")
 
         write_tower(tmp_path / "source", place / "mmproj-model.gguf", "qwen2_vl", extra=extra)
-        with pytest.raises(CheckpointError, match=r"'pixtral', .* known: qwen2vl_merger"):
+        with pytest.raises(CheckpointError, match=r"'pixtral', .* known: .*qwen2vl_merger"):
             read_checkpoint(place)
 
     def test_a_file_that_is_no_tower(self, place):

@@ -96,9 +96,8 @@ def _sources(header: Header, tower: Tower, has_key: HasKey) -> Mapping[str, _Sou
             grouped.setdefault(found.text, []).append(header.tensors[name])
     if unknown:
         raise CheckpointError(
-            f"{header.paths[0]} holds {len(unknown)} tensors that the model of its vision tower "
-            f"does not have here: {', '.join(map(ascii, unknown[:10]))}. Use the model's "
-            "safetensors files"
+            f"{header.paths[0]} holds {len(unknown)} tensors that vision towers of its kind do not "
+            f"have here: {', '.join(map(ascii, unknown[:10]))}. Use the model's safetensors files"
         )
     return {key: _source(header, tower, parts) for key, parts in grouped.items()}
 
