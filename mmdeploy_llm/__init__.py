@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from .aio.async_llm import AsyncLLM
     from .aio.handle import Handle
     from .aio.pool import ModelPool
+    from .client.counting import TokenCounter, count_tokens
     from .config import EngineConfig
-    from .desk.counting import TokenCounter, count_tokens
     from .errors import (
         AbortedError,
         CheckpointError,
@@ -106,9 +106,9 @@ _HOMES = {
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "TokenCount": "intake.rendered",
-    "TokenCounter": "desk.counting",
+    "TokenCounter": "client.counting",
     "ToolCall": "outputs",
-    "count_tokens": "desk.counting",
+    "count_tokens": "client.counting",
 }
 
 

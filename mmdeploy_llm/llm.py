@@ -9,14 +9,10 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Literal, Unpack
 
+from .batch.engine import describe_engine
 from .batch.job import BatchJob, BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
-from .batch.options import BatchOptions, option_settings
-from .batch.previews import FilePreviews
-from .batch.report import report_batch
-from .batch.sinks.options import retry_settings
-from .batch.storage.engine import describe_engine
-from .config import EngineConfig
-from .desk.arguments import (
+from .batch.options import BatchOptions, option_settings, retry_settings
+from .client.arguments import (
     Pairs,
     as_conversations,
     as_prompts,
@@ -27,22 +23,25 @@ from .desk.arguments import (
     one_params,
     params_for,
 )
+from .client.client import EngineClient
+from .client.progress import Progress
+from .config import EngineConfig
 from .desk.feed import Feed
-from .desk.loaded import LoadedModel
 from .desk.outcome import Answer, refused
-from .desk.progress import Progress
 from .desk.ticket import Ask
 from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
+from .report.page import report_batch
+from .report.previews import FilePreviews
 from .startup.media import open_media, open_reader
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(LoadedModel):
+class LLM(EngineClient):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of

@@ -34,7 +34,7 @@ LAYERS = (
     ("transfer", "kernels", "tensor_file"),
     ("processes",),
     ("native", "cuda", "sharding"),
-    ("grammars", "gguf"),
+    ("gguf", "grammars", "rendering"),
     ("attention", "layers", "sampling", "weights"),
     ("model_folder",),
     ("intake", "schedule", "runner", "delivery"),
@@ -42,8 +42,12 @@ LAYERS = (
     ("startup",),
     ("saving", "determinism"),
     ("desk",),
+    ("client",),
     ("datasets",),
+    ("records",),
+    ("sinks",),
     ("batch",),
+    ("report",),
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
@@ -72,7 +76,7 @@ SHARED_BY_PLUGINS = {
         "mmdeploy_llm_processors.video",
     ),
 }
-MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
+MAKES_PREVIEWS = ("report", "mmdeploy_llm_processors")
 USES_THE_KIT = {  # package -> parts of the kit that it runs
     "cli": {"mmdeploy_llm.testing.check"},
     "doctor": {"mmdeploy_llm.testing.reference", "mmdeploy_llm.testing.tiny"},
@@ -88,7 +92,7 @@ IN_ONE_FILE |= {"datasets", "gguf", "lance", "fsspec"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/remote/stores.py"),
-    ("pyarrow", "mmdeploy_llm/batch/sinks/parquet.py"),
+    ("pyarrow", "mmdeploy_llm/sinks/parquet.py"),
 }
 MAY_USE_TRITON = "mmdeploy_llm/cuda/"
 MEDIA_LIBRARIES = {"PIL", "av"}

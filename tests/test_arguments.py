@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmdeploy_llm import RequestError, SamplingParams
-from mmdeploy_llm.desk.arguments import Pairs, as_conversations, as_prompts, chat_options
+from mmdeploy_llm.client.arguments import Pairs, as_conversations, as_prompts, chat_options
 from mmdeploy_llm.intake.prompts import read_prompt
 
 ROWS = [[5, 6, 7], [8, 9]]

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
+from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
+from mmdeploy_llm.client.client import EngineClient
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.desk.arguments import as_prompt, as_prompts, one_params
-from mmdeploy_llm.desk.loaded import LoadedModel
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
 from mmdeploy_llm.messages import Conversation, Prompt
@@ -22,7 +22,7 @@ from mmdeploy_llm.params import SamplingParams
 from .handle import Handle, News, by_completion, whole_of
 
 
-class AsyncLLM(LoadedModel):
+class AsyncLLM(EngineClient):
     """A loaded model that answers requests whether anybody waits for them or not.
 
         async with AsyncLLM("shapes-vl", max_num_seqs=16) as llm:

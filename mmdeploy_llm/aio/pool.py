@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mmdeploy_llm.client.belonging import Belonging
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.desk.belonging import Belonging
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.native import usable_cpus
 from mmdeploy_llm.startup.needs import MemoryNeeds, count_needs

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.datasets.names import is_url
@@ -19,8 +19,8 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
-
-from .storage.identity import digest_of, file_paths, file_state
+from mmdeploy_llm.records.identity import digest_of, file_paths, file_state
+from mmdeploy_llm.records.item import Item, Media
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
@@ -35,45 +35,6 @@ PROMPT_KEYS = (
 )
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
 MAX_QUESTION = 200  # characters of the question that a record repeats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Media:
-    """A media item of a line.
-
-    kind: "image" or "video".
-    name: its path or URL, or a description such as "(data: URL)" when it has neither.
-    """
-
-    kind: str
-    name: str
-
-    @property
-    def is_file(self) -> bool:
-        """Whether `name` is an absolute path."""
-        return os.path.isabs(self.name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One prompt of a batch.
-
-    line: its line number in the input, from 1.
-    path: the media file it asks about, when the input is a list of files.
-    question: the first MAX_QUESTION characters of the question.
-    digest: of the item's input: what the line itself says, and the state of its files.
-    columns: values of the input that the record repeats.
-    """
-
-    line: int
-    id: str | int
-    prompt: Mapping[str, Any]
-    params: SamplingParams
-    path: str | None = None
-    media: tuple[Media, ...] = ()
-    question: str | None = None
-    digest: str = ""
-    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ItemReader:

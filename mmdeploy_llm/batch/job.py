@@ -15,27 +15,26 @@ from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.configuration import Configuration
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.state import RunState
+from mmdeploy_llm.sinks.base import RecordSink, Sink
+from mmdeploy_llm.sinks.choose import open_sink
+from mmdeploy_llm.sinks.scan import Kept, Mode
 
 from .answers.checker import Checker
 from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
 from .answers.validated import Validated
 from .corpus.columns import ColumnOptions
-from .ids import Selection
-from .items import Item
-from .output import Kept, Mode
 from .run import BatchRun, Ending, RunCounts, Tally, left_to_do
-from .sinks.base import RecordSink, Sink
-from .sinks.choose import open_sink
 from .sources import Source, open_source
-from .storage.configuration import Configuration
-from .storage.state import RunState
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
-
-    from .output import RecordIndex
-    from .records import Record
+    from mmdeploy_llm.records.record import Record
+    from mmdeploy_llm.sinks.scan import RecordIndex
 
 logger = logging.getLogger(__name__)
 

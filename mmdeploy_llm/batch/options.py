@@ -1,14 +1,98 @@
-"""BatchOptions: the options of LLM.run_batch that are those of a corpus and of an output."""
+"""The options of LLM.run_batch that are those of a corpus, of an output and of answers that are
+asked again."""
 
 from __future__ import annotations
 
 import difflib
-from typing import Any
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.ids import Selection
 
+from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
-from .sinks.options import OutputOptions, output_settings
+
+MAX_SHOWN = 40  # characters of a wrong value
+
+
+class OutputOptions(TypedDict, total=False):
+    """Options of LLM.run_batch.
+
+    shard: "2/8" answers the second of eight shards, by line number.
+    limit: lines to read.
+    max_failures: failed items that end the run.
+    format: "jsonl", "parquet" or "webdataset"; None decides by the suffix of the output's name.
+    part_items: most items of a part of the output; None is the format's own number.
+    journal: folder on this machine for what is not uploaded yet, when the output is a URL.
+    validate: a JSON schema that every answer must keep, or a file with one. One that breaks it is
+        asked again up to validate_retries (2) times, then it is an error with its text.
+    engine_restarts: how often in a row an engine that died is started again (2).
+    """
+
+    shard: str | None
+    limit: int | None
+    max_failures: int | None
+    format: str | None
+    part_items: int | None
+    journal: str | os.PathLike[str] | None
+    validate: Mapping[str, Any] | str | os.PathLike[str] | None
+    validate_retries: int
+    engine_restarts: int
+
+
+def output_settings(
+    *,
+    shard: str | None = None,
+    limit: int | None = None,
+    max_failures: int | None = None,
+    format: str | None = None,
+    part_items: int | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    validate: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    validate_retries: int = 2,
+    engine_restarts: int = 2,
+) -> dict[str, Any]:
+    """Returns the fields of BatchSettings for OutputOptions. Raises ConfigError."""
+    schema = validate
+    if isinstance(validate, (str, os.PathLike)):
+        schema = read_schema(os.fspath(validate))
+    return {
+        "selection": Selection.parse(shard, limit),
+        "max_failures": max_failures,
+        "format": format,
+        "part_items": part_items,
+        "journal": journal,
+        "schema": schema,
+        "validate_retries": validate_retries,
+        "engine_restarts": engine_restarts,
+    }
+
+
+def retry_settings(retry_failed: bool | Collection[int] | str) -> dict[str, Any]:
+    """Returns the fields of BatchSettings for which failed items are retried: True for all, False
+    for none, or the error codes, which may be a text such as "408,500" or "all".
+
+    Raises ConfigError for what is no code.
+    """
+    if isinstance(retry_failed, bool):
+        return {"is_failed_redone": retry_failed}
+    codes: Collection[Any] = retry_failed
+    if isinstance(retry_failed, str):
+        if retry_failed == "all":
+            return {"is_failed_redone": True}
+        codes = [word.strip() for word in retry_failed.split(",")]
+    try:
+        found = frozenset(int(code) for code in codes)
+    except (TypeError, ValueError):
+        found = frozenset()
+    if not found or not all(400 <= code < 600 for code in found):
+        raise ConfigError(
+            "which failed items are retried must be 'all' or error codes from 400 to 599, such as "
+            f"408,500, got {str(retry_failed)[:MAX_SHOWN]!r}"
+        )
+    return {"is_failed_redone": True, "retried_codes": found}
 
 
 class BatchOptions(ColumnArguments, OutputOptions, total=False):

@@ -23,12 +23,12 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.processes import interrupted_later
+from mmdeploy_llm.records.ids import DoneItems, IdSet
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.record import Record, bad_record, key_of, record_of
+from mmdeploy_llm.sinks.base import RecordSink
 
 from .answers.rounds import Answerer
-from .ids import DoneItems, IdSet
-from .items import Item
-from .records import Record, bad_record, key_of, record_of
-from .sinks.base import RecordSink
 from .sources import Source
 
 if TYPE_CHECKING:

@@ -9,20 +9,21 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
+from mmdeploy_llm.batch.items import ItemReader
 from mmdeploy_llm.datasets.files import is_pattern
 from mmdeploy_llm.datasets.formats import KINDS, open_rows
 from mmdeploy_llm.datasets.names import is_media_name, is_url, is_video_name
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.identity import digest_of, file_state
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.record import Record
 
 from .corpus.columns import ColumnOptions
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
-from .ids import Selection
 from .inputs import find_media
-from .items import Item, ItemReader
-from .records import Record
-from .storage.identity import digest_of, file_state
 
 
 class Source(Protocol):

@@ -67,7 +67,7 @@ from .shards import shard_names
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
-    from mmdeploy_llm.batch.storage.configuration import Configuration
+    from mmdeploy_llm.records.configuration import Configuration
 
 Paths = Annotated[list[str], typer.Argument(help="Images, videos, their folders, or globs.")]
 Input = Annotated[
@@ -252,7 +252,7 @@ def batch_settings(
     Raises ConfigError for options that contradict each other.
     """
     from mmdeploy_llm.batch.job import BatchSettings
-    from mmdeploy_llm.batch.sinks.options import OutputOptions, output_settings, retry_settings
+    from mmdeploy_llm.batch.options import OutputOptions, output_settings, retry_settings
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
 
     is_resumed = options["resume"] or options["resume_anyway"]
@@ -279,7 +279,7 @@ def batch_settings(
 
 def describe_model(model: str, options: Mapping[str, Any]) -> Configuration:
     """Returns what decides the answers of a model with these options of LLM()."""
-    from mmdeploy_llm.batch.storage.engine import describe_engine
+    from mmdeploy_llm.batch.engine import describe_engine
     from mmdeploy_llm.config import EngineConfig
 
     return describe_engine(EngineConfig.from_options(model, options))
@@ -312,9 +312,9 @@ def run_and_report(
     """Runs a job, writes its report, prints a summary and exits with the job's exit code. cluster:
     address of the Ray cluster that answers; None: this process does."""
     from mmdeploy_llm.batch.job import run_batch
-    from mmdeploy_llm.batch.previews import FilePreviews
-    from mmdeploy_llm.batch.report import report_batch
-    from mmdeploy_llm.batch.storage.files import OutputLostError
+    from mmdeploy_llm.records.files import OutputLostError
+    from mmdeploy_llm.report.page import report_batch
+    from mmdeploy_llm.report.previews import FilePreviews
 
     from .terminal import batch_summary, caption_table, make_console, printable
 

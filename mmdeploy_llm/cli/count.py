@@ -31,9 +31,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.items import Item
+    from mmdeploy_llm.client.counting import TokenCounter
     from mmdeploy_llm.datasets.rows import BadItem
-    from mmdeploy_llm.desk.counting import TokenCounter
+    from mmdeploy_llm.records.item import Item
 
 MAX_THREADS, NUM_AHEAD = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
@@ -107,7 +107,7 @@ def count(
     """Count the tokens of prompts, pictures and videos, without the weights of the model.
 
     Prompts are prepared as `generate`, `batch` and `caption` would; nothing is computed."""
-    from mmdeploy_llm.desk.counting import TokenCounter
+    from mmdeploy_llm.client.counting import TokenCounter
 
     if inputs and (image or raw):
         raise ConfigError("--image and --raw belong to a single --prompt; leave out INPUT or them")
@@ -139,10 +139,10 @@ def input_items(
 ) -> Iterator[Item | BadItem]:
     """Returns the items of files, read as `batch` reads them, and of media, as `caption` does.
     Raises ConfigError for an input that cannot be opened, before any item is read."""
-    from mmdeploy_llm.batch.ids import Selection
     from mmdeploy_llm.batch.sources import open_files, open_source
     from mmdeploy_llm.datasets.names import is_media_name
     from mmdeploy_llm.params import SamplingParams
+    from mmdeploy_llm.records.ids import Selection
 
     whole, sources = Selection.parse(None, None), []
     for given in inputs:
@@ -168,8 +168,8 @@ def input_items(
 
 def single_item(text: str, images: list[str], is_raw: bool, kwargs: dict[str, Any]) -> Item:
     """Returns the prompt of the command line as an item."""
-    from mmdeploy_llm.batch.items import Item
     from mmdeploy_llm.params import SamplingParams
+    from mmdeploy_llm.records.item import Item
 
     from .terminal import user_message
 

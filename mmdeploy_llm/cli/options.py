@@ -18,10 +18,10 @@ from .interrupts import INTERRUPTED as INTERRUPTED
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
     from mmdeploy_llm.batch.answers.rounds import Answerer
-    from mmdeploy_llm.batch.output import Mode
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
     from mmdeploy_llm.params import SamplingParams
+    from mmdeploy_llm.sinks.scan import Mode
 
 SOME_FAILED, USAGE, STOPPED = 1, 2, 3
 MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per prompt

@@ -12,8 +12,8 @@ import typer
 from .options import Engine, Model, engine_options, open_media, open_reader
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.report import ReportHead
-    from mmdeploy_llm.batch.sinks.merged import MergedOutputs
+    from mmdeploy_llm.report.page import ReportHead
+    from mmdeploy_llm.sinks.merged import MergedOutputs
 
 REPORT_EPILOG = """\b
 An output is a JSONL file, a folder of Parquet files or WebDataset tars that a
@@ -54,9 +54,9 @@ def report(
     """Write one HTML report of several outputs, such as the shards of a run.
 
     --model is the one whose frames of videos are shown."""
-    from mmdeploy_llm.batch.previews import FilePreviews
-    from mmdeploy_llm.batch.report import EMBEDDED_CARDS, MAX_CARDS, write_report
-    from mmdeploy_llm.batch.sinks.merged import MergedOutputs
+    from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, write_report
+    from mmdeploy_llm.report.previews import FilePreviews
+    from mmdeploy_llm.sinks.merged import MergedOutputs
 
     from .terminal import printable
 
@@ -88,7 +88,7 @@ def report(
 
 def head_of(merged: MergedOutputs) -> ReportHead:
     """Returns the head of the page, with the outputs and what is missing among its settings."""
-    from mmdeploy_llm.batch.report import ReportHead
+    from mmdeploy_llm.report.page import ReportHead
 
     outputs = {each.label: f"{each.num_items} items" for each in merged.outputs}
     missing = merged.missing()

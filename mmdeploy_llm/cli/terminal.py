@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mmdeploy_llm.batch.bidi import without_bidi_controls
-from mmdeploy_llm.batch.records import Record, seconds
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.outputs import RequestOutput, ToolCall
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.record import Record, seconds
+from mmdeploy_llm.report.bidi import without_bidi_controls
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.handle import Handle

@@ -1,6 +1,5 @@
 """The one way to an engine: prompts are handed in from any thread, outputs come back.
 
-arguments.py   checks the arguments of LLM's methods
 ticket.py      Ask: a prompt and how to answer it; Ticket: its outputs until they are read
 desk.py        the queue, the limits and the methods that all desks have
 local.py       computes with an engine in this process, in a thread of its own
@@ -8,5 +7,4 @@ remote.py      a local desk in another process, and what serves it there
 many.py        several desks of one model (data parallelism)
 feed.py        takes prompts from an iterable as a desk has room for them
 merge.py       makes one output of several: n completions, unread deltas
-progress.py    shows the progress bar of generate and chat
 """

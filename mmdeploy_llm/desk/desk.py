@@ -30,9 +30,13 @@ from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.processes import Home
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
-from .belonging import CLOSED
 from .ticket import Ask, Ticket
 
+CLOSED = "this LLM is closed; make a new one"
+CLOSED_MEANWHILE = (
+    "this LLM was closed while this call was running; prompts whose results were not returned yet "
+    "have none. Make a new LLM for them"
+)
 CLOSE_SECONDS = 10.0  # that `close` waits for a step, and the end of the program too
 
 

@@ -7,8 +7,7 @@ from queue import SimpleQueue
 
 from mmdeploy_llm.errors import EngineError
 
-from .belonging import CLOSED_MEANWHILE
-from .desk import Desk
+from .desk import CLOSED_MEANWHILE, Desk
 from .outcome import Answer
 from .ticket import Ask, Ticket
 

@@ -30,8 +30,7 @@ from mmdeploy_llm.processes import finalize_here, interrupt_thread
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.startup.rooms import Assembly
 
-from .belonging import CLOSED_MEANWHILE
-from .desk import CLOSE_SECONDS, Desk, DeskStats, Held
+from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, Desk, DeskStats, Held
 
 logger = logging.getLogger(__name__)
 

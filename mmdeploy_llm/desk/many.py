@@ -23,8 +23,7 @@ from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 from mmdeploy_llm.startup.start import start
 
-from .belonging import CLOSED_MEANWHILE
-from .desk import Desk, DeskStats, Held
+from .desk import CLOSED_MEANWHILE, Desk, DeskStats, Held
 from .local import LocalDesk
 from .remote import RemoteDesk
 from .ticket import Ticket

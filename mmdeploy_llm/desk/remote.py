@@ -30,8 +30,7 @@ from mmdeploy_llm.processes import Channel, Message, Worker, finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.start import start
 
-from .belonging import CLOSED_MEANWHILE
-from .desk import CLOSE_SECONDS, Desk, DeskStats, Held
+from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, Desk, DeskStats, Held
 from .local import LocalDesk
 from .outcome import text_of
 from .ticket import Ask, Ticket

@@ -19,6 +19,7 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
@@ -30,7 +31,6 @@ from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, deadline_of, priority_of, read_prompt, with_options
 from .rendered import Rendered, TokenCount
-from .rendering import Renderer
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer, marker_ids
 from .tools import chosen_tools

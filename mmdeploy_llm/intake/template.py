@@ -10,8 +10,7 @@ from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks.folder_files import read_text
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.model_folder import read_json
-
-from .rendering import Renderer, TemplateFailedError, TemplateTimeError
+from mmdeploy_llm.rendering import Renderer, TemplateFailedError, TemplateTimeError
 
 RENDER_SECONDS = 30.0
 MAX_SHOWN = 500  # characters of a path in a message

@@ -25,12 +25,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.llm import LLM
+from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.saving.rounders import GroupRounder, Place
 from mmdeploy_llm.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.saving.writer import places_of, unstacked

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.batch.ids import Selection
-from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.batch.sources import open_source
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, RequestError
@@ -17,6 +15,8 @@ from mmdeploy_llm.hooks.folder_files import MAX_INDEX_BYTES, read_object
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.saving.folders import write_whole
 
 ANSWERS = "answers.json"

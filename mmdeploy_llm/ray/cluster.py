@@ -19,11 +19,11 @@ from itertools import islice
 from typing import Any, Self
 
 from mmdeploy_llm.batch.answers.rounds import Pair
-from mmdeploy_llm.batch.storage.closing import Closing
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, EngineError, MMDeployLLMError, RequestError
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.closing import Closing
 
 from .blocks import BlockEngine, num_at_once
 from .deaths import MAX_LOADS, DeathLedger

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         ToolParserConformance,
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
-    from .model_conformance import ModelConformance
+    from .model_conformance import ModelConformance, ModelVariantConformance
     from .tiny import make_tokenizer, write_tiny
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "LogitsProcessorConformance",
     "MediaProcessorConformance",
     "ModelConformance",
+    "ModelVariantConformance",
     "ParserExample",
     "PluginConformance",
     "ReasoningParserConformance",
@@ -68,6 +69,7 @@ _MODULES = MappingProxyType(
         "LogitsProcessorConformance": "conformance",
         "MediaProcessorConformance": "conformance",
         "ModelConformance": "model_conformance",
+        "ModelVariantConformance": "model_conformance",
         "ParserExample": "checks.parsers",
         "PluginConformance": "conformance",
         "ReasoningParserConformance": "conformance",

@@ -42,16 +42,20 @@ def _method(name: str, check: Check) -> Any:
 
 
 class Conformance:
-    """Base class: creates a test method for each of `checks`, which gets the fixture `subject`."""
+    """Base class: creates a test method for each of `checks`, which gets the fixture `subject`. A
+    subclass that sets `checks` runs these instead of those of its base."""
 
     checks: ClassVar[Sequence[Check]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for check in cls.__dict__.get("checks", ()):
+        if "checks" not in cls.__dict__:
+            return
+        inherited = [check for base in cls.__mro__[1:] for check in vars(base).get("checks", ())]
+        for check in (*inherited, *cls.checks):
             name = f"test_{check.__name__}"
             if name not in cls.__dict__:
-                setattr(cls, name, _method(name, check))
+                setattr(cls, name, _method(name, check) if check in cls.checks else None)
 
 
 class ReasoningParserConformance(Conformance):

@@ -7,6 +7,8 @@ class TestMyModel(ModelConformance):
     def write(folder):
         tokenizer = make_tokenizer()
         write_checkpoint(MyConfig(vocab_size=len(tokenizer), ...), folder, tokenizer=tokenizer)
+
+ModelVariantConformance runs the few of them that tell one config of a model from another.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from .conformance import Conformance
 from .dense import DenseRunner
 from .prompts import make_prompt
 
-__all__ = ["Grid", "ModelConformance", "build", "make_prompt", "max_difference"]
+__all__ = [
+    "Grid",
+    "ModelConformance",
+    "ModelVariantConformance",
+    "build",
+    "make_prompt",
+    "max_difference",
+]
 
 TEXT_CASES: Mapping[str, Sequence[Grid]] = MappingProxyType({"text": (), "other text": ()})
 
@@ -115,6 +124,18 @@ class ModelConformance(Conformance):
     def prompts(cls, subject: ModelSubject) -> list[tuple[list[int], list[MediaSpan]]]:
         """One prompt per case."""
         return list(subject.prompts.values())
+
+
+class ModelVariantConformance(ModelConformance):
+    """Tests another config of a model that passes ModelConformance, or another model of the same
+    layers: it loads, every key of its checkpoint is read, and its logits and greedy tokens are
+    those of the reference, with whole prompts and in chunks."""
+
+    checks = (
+        models.loads_the_checkpoint,
+        equalities.logits_equal_the_reference,
+        equalities.paged_equals_the_reference,
+    )
 
 
 def build(

@@ -10,11 +10,11 @@ from mmdeploy_llm.batch.answers.restarts import Restarting
 from mmdeploy_llm.batch.answers.rounds import Rounds
 from mmdeploy_llm.batch.answers.validated import InvalidAnswerError, Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.batch.output import read_records
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.sinks.scan import read_records
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 GREEDY = SamplingParams(temperature=0)

@@ -4,11 +4,12 @@ import os
 
 import pytest
 
-from mmdeploy_llm.batch.items import Item, ItemReader, Media
+from mmdeploy_llm.batch.items import ItemReader
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.intake.forms import media_items
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.item import Item, Media
 
 DEFAULTS = SamplingParams(max_tokens=9, temperature=0)
 PARTS = [

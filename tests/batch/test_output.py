@@ -4,16 +4,16 @@ import errno
 
 import pytest
 
-from mmdeploy_llm.batch.output import (
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
+from mmdeploy_llm.sinks.scan import (
     RecordIndex,
     check_target,
     read_records,
     records_at,
     scan,
 )
-from mmdeploy_llm.batch.records import ItemError, Record
-from mmdeploy_llm.batch.writer import RecordWriter
-from mmdeploy_llm.errors import ConfigError
 
 GOOD = Record(id="good", line=1, text="fine")
 FAILED = Record(

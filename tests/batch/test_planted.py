@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from mmdeploy_llm.batch import report as report_module
-from mmdeploy_llm.batch import writer as writer_module
-from mmdeploy_llm.batch.items import Media
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.batch.output import RecordIndex, read_records, scan
-from mmdeploy_llm.batch.records import ItemError, Record
-from mmdeploy_llm.batch.report import ReportHead, write_report
-from mmdeploy_llm.batch.storage.files import Folder, OutputLostError
-from mmdeploy_llm.batch.writer import RecordWriter
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import Folder, OutputLostError
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.report import page as report_module
+from mmdeploy_llm.report.page import ReportHead, write_report
+from mmdeploy_llm.sinks import jsonl_writer as writer_module
+from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
+from mmdeploy_llm.sinks.scan import RecordIndex, read_records, scan
 
 MAX_SECONDS = 10
 HEAD = ReportHead(model="m", created="today", version="1")

@@ -5,8 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.items import Item, Media
-from mmdeploy_llm.batch.records import (
+from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.errors import PromptTooLongError
+from mmdeploy_llm.outputs import Completions, ToolCall
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.item import Item, Media
+from mmdeploy_llm.records.record import (
     ItemError,
     Record,
     Timings,
@@ -15,10 +19,6 @@ from mmdeploy_llm.batch.records import (
     record_of,
     seconds,
 )
-from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.errors import PromptTooLongError
-from mmdeploy_llm.outputs import Completions, ToolCall
-from mmdeploy_llm.params import SamplingParams
 
 
 def item(prompt, n=1, **values):

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 import pytest
 from mmdeploy_llm_processors.image.thumbnail import Thumbnails
 
-from mmdeploy_llm.batch.items import Media
-from mmdeploy_llm.batch.output import RecordIndex
-from mmdeploy_llm.batch.previews import FilePreviews
-from mmdeploy_llm.batch.records import ItemError, Record, Timings
-from mmdeploy_llm.batch.report import CHUNK_CARDS, EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.errors import ABORTED, MediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.record import ItemError, Record, Timings
+from mmdeploy_llm.report.page import CHUNK_CARDS, EMBEDDED_CARDS, ReportHead, write_report
+from mmdeploy_llm.report.previews import FilePreviews
+from mmdeploy_llm.sinks.scan import RecordIndex
 
 HEAD = ReportHead(
     model="shapes-vl",

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from mmdeploy_llm.batch.output import RecordIndex
-from mmdeploy_llm.batch.records import ItemError, Record
-from mmdeploy_llm.batch.report import CHUNK_CARDS, ReportHead, write_report
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.report.page import CHUNK_CARDS, ReportHead, write_report
+from mmdeploy_llm.sinks.scan import RecordIndex
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

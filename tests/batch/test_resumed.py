@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
+from mmdeploy_llm.batch.engine import NOT_COMPARED, describe_engine
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.batch.output import read_records, scan
-from mmdeploy_llm.batch.records import ItemError, Record
-from mmdeploy_llm.batch.storage.configuration import Configuration
-from mmdeploy_llm.batch.storage.engine import NOT_COMPARED, describe_engine
-from mmdeploy_llm.batch.storage.identity import digest_of, model_digest
-from mmdeploy_llm.batch.writer import RecordWriter
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.records.configuration import Configuration
+from mmdeploy_llm.records.identity import digest_of, model_digest
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
+from mmdeploy_llm.sinks.scan import read_records, scan
 from mmdeploy_llm.testing.tiny import write_tiny
 
 

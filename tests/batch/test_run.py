@@ -7,10 +7,10 @@ import tracemalloc
 
 import pytest
 
-from mmdeploy_llm.batch.ids import Selection
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.batch.output import read_records, records_at
 from mmdeploy_llm.errors import ConfigError, EngineError
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.sinks.scan import read_records, records_at
 
 
 @pytest.fixture

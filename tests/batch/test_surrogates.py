@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM
-from mmdeploy_llm.batch.items import Media
-from mmdeploy_llm.batch.output import RecordIndex, read_records
-from mmdeploy_llm.batch.records import ItemError, Record
-from mmdeploy_llm.batch.report import ReportHead, write_report
 from mmdeploy_llm.cli import app
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.report.page import ReportHead, write_report
+from mmdeploy_llm.sinks.scan import RecordIndex, read_records
 
 LONE = ["\ud800", "\udcff", "a\udfffb", "\ud83d\ude00", "\ude00\ud83d"]  # the last two: no pair
 ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -7,8 +7,8 @@ import tarfile
 import pytest
 from PIL import Image
 
-from mmdeploy_llm.batch.ids import Selection
 from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.records.ids import Selection
 
 
 @pytest.fixture

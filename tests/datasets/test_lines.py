@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdeploy_llm.batch.ids import Selection
 from mmdeploy_llm.datasets.files import File
 from mmdeploy_llm.datasets.lines import JsonlRows
 from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.records.ids import Selection
 
 
 def read(tmp_path, blob, **options):

@@ -4,13 +4,13 @@ import builtins
 
 import pytest
 
-from mmdeploy_llm.batch.ids import Selection
-from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.batch.sources import open_source
 from mmdeploy_llm.datasets.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Item
 
 PARAMS = {"max_tokens": 5, "seed": None}
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.batch.output import read_records
-from mmdeploy_llm.desk import loaded
+from mmdeploy_llm.client import client as loaded
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.sinks.scan import read_records
 from mmdeploy_llm.testing.tiny import write_tiny
 
 OPTIONS = {

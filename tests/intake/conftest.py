@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.intake import Intake
-from mmdeploy_llm.intake.rendering import Renderer
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer
+from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 SPECIAL = (

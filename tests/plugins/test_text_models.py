@@ -19,8 +19,14 @@ from safetensors import safe_open
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.testing.checks.determinism import no_bit_depends_on_the_batch
 from mmdeploy_llm.testing.checks.models import ModelSubject
-from mmdeploy_llm.testing.model_conformance import ModelConformance, build
+from mmdeploy_llm.testing.checks.ranks import two_ranks_equal_one
+from mmdeploy_llm.testing.model_conformance import (
+    ModelConformance,
+    ModelVariantConformance,
+    build,
+)
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {
@@ -283,25 +289,55 @@ TOLERANCES = {"qwen3_5_text": 5e-4, "qwen3_5_moe_text": 5e-4, "qwen3_next": 5e-4
 BF16_TOLERANCES = {"qwen3_5_moe_text": 0.25, "qwen3_next": 0.25}
 
 
-class TestModels(ModelConformance):
-    """Runs all checks of the kit on every case."""
+PROMISES = (no_bit_depends_on_the_batch, two_ranks_equal_one)
+# Dense, layers with states, windows with shared keys and values, sinks. These run all checks; the
+# others of CASES are made of the same layers.
+KINDS = ("qwen2", "qwen3.5", "gemma4", "gpt-oss")
 
-    @pytest.fixture(scope="class", params=CASES.values(), ids=CASES)
+
+def subject_of(conformance, case, folder):
+    family, options = CASES[case]
+    write_tiny(family, folder, **options)
+    return ModelSubject(
+        spec=SPECS[family],
+        folder=folder,
+        config=read_checkpoint(folder).config,
+        cases=conformance.cases,
+        tolerance=TOLERANCES.get(family, conformance.tolerance),
+        bf16_tolerance=BF16_TOLERANCES.get(family, conformance.bf16_tolerance),
+        make_prompt=conformance.make_prompt,
+        make_reference=conformance.make_reference,
+    )
+
+
+class TestKinds(ModelConformance):
+    """Runs all checks of the kit on one model of each kind."""
+
+    @pytest.fixture(scope="class", params=KINDS)
     @classmethod
     def subject(cls, request, tmp_path_factory):
-        family, options = request.param
-        folder = tmp_path_factory.mktemp(family)
-        write_tiny(family, folder, **options)
-        return ModelSubject(
-            spec=SPECS[family],
-            folder=folder,
-            config=read_checkpoint(folder).config,
-            cases=cls.cases,
-            tolerance=TOLERANCES.get(family, cls.tolerance),
-            bf16_tolerance=BF16_TOLERANCES.get(family, cls.bf16_tolerance),
-            make_prompt=cls.make_prompt,
-            make_reference=cls.make_reference,
-        )
+        return subject_of(cls, request.param, tmp_path_factory.mktemp("model"))
+
+
+class Variants:
+    """Every other model."""
+
+    @pytest.fixture(scope="class", params=[case for case in CASES if case not in KINDS])
+    @classmethod
+    def subject(cls, request, tmp_path_factory):
+        return subject_of(cls, request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.full
+class TestVariants(Variants, ModelVariantConformance):
+    """Compares them with transformers."""
+
+
+@pytest.mark.long
+class TestPromisesOfVariants(Variants, ModelConformance):
+    """Holds them to what their specs promise."""
+
+    checks = PROMISES
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from mmdeploy_llm.batch.bidi import without_bidi_controls
-from mmdeploy_llm.batch.items import Media
-from mmdeploy_llm.batch.output import RecordIndex
-from mmdeploy_llm.batch.records import ItemError, Record
-from mmdeploy_llm.batch.report import EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.batch.run import RunCounts
 from mmdeploy_llm.cli import PrintableFormatter
 from mmdeploy_llm.cli.terminal import batch_summary, caption_table, print_answer, printable
@@ -23,6 +18,11 @@ from mmdeploy_llm.outputs import (
     RequestOutput,
     ToolCall,
 )
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.report.bidi import without_bidi_controls
+from mmdeploy_llm.report.page import EMBEDDED_CARDS, ReportHead, write_report
+from mmdeploy_llm.sinks.scan import RecordIndex
 
 CONTROLS = "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 HARMLESS = "שלום world سلام \u200e\u200f e\u0301 👩\u200d🔬"

@@ -12,28 +12,29 @@ from mmdeploy_llm_processors.image import decode
 from mmdeploy_llm_processors.image.thumbnail import Thumbnails
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.batch.items import Media
-from mmdeploy_llm.batch.output import read_records
-from mmdeploy_llm.batch.previews import FilePreviews
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.report.previews import FilePreviews
+from mmdeploy_llm.sinks.scan import read_records
 from mmdeploy_llm.startup.media import open_media, open_reader
 
 ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
-OPENS_FILES = {  # files of processors/ and batch/ that open a path, and whose path it is
+BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ("batch", "records", "report", "sinks")]
+OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
     "mmdeploy_llm/batch/answers/checker.py": "the schema that the program names",
-    "mmdeploy_llm/batch/report.py": "the page that the program names",
-    "mmdeploy_llm/batch/sinks/lines.py": "parts of the output",
-    "mmdeploy_llm/batch/sinks/media.py": "media of an item that has been answered",
-    "mmdeploy_llm/batch/sinks/part_writer.py": "parts of the output",
-    "mmdeploy_llm/batch/sinks/parts.py": "parts of the output",
-    "mmdeploy_llm/batch/sinks/shelves.py": "parts of the output",
-    "mmdeploy_llm/batch/sinks/tars.py": "parts of the output",
-    "mmdeploy_llm/batch/storage/configuration.py": "the configurations beside the output",
-    "mmdeploy_llm/batch/storage/files.py": "the output and the page that the program names",
-    "mmdeploy_llm/batch/storage/identity.py": "files of the model",
-    "mmdeploy_llm/batch/storage/state.py": "how far the run of an output is",
-    "mmdeploy_llm/batch/writer.py": "the output that the program names",
+    "mmdeploy_llm/report/page.py": "the page that the program names",
+    "mmdeploy_llm/sinks/lines.py": "parts of the output",
+    "mmdeploy_llm/sinks/media.py": "media of an item that has been answered",
+    "mmdeploy_llm/sinks/part_writer.py": "parts of the output",
+    "mmdeploy_llm/sinks/parts.py": "parts of the output",
+    "mmdeploy_llm/sinks/shelves.py": "parts of the output",
+    "mmdeploy_llm/sinks/tars.py": "parts of the output",
+    "mmdeploy_llm/records/configuration.py": "the configurations beside the output",
+    "mmdeploy_llm/records/files.py": "the output and the page that the program names",
+    "mmdeploy_llm/records/identity.py": "files of the model",
+    "mmdeploy_llm/records/state.py": "how far the run of an output is",
+    "mmdeploy_llm/sinks/jsonl_writer.py": "the output that the program names",
     "processors/remote/stores.py": "objects of a store",
     "processors/sources/beneath.py": "media of a request",
     "processors/sources/local.py": "media of a request",
@@ -155,7 +156,7 @@ def test_media_are_opened_in_one_place():
     opens = {"open", "read_bytes", "read_text", "truetype", "fdopen"}
     found = {
         path.relative_to(ROOT).as_posix()
-        for folder in ("mmdeploy_llm/batch", "processors")
+        for folder in (*BATCH_ROOMS, "processors")
         for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call)

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.errors import EngineError, RequestError
-from mmdeploy_llm.intake.rendering import Renderer
-from mmdeploy_llm.intake.rendering.metered import BudgetError, simple_template
-from mmdeploy_llm.intake.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.intake.template import render
+from mmdeploy_llm.rendering import Renderer
+from mmdeploy_llm.rendering.metered import BudgetError, simple_template
+from mmdeploy_llm.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_tiny
 
 SECONDS = 0.5

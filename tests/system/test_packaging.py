@@ -78,7 +78,7 @@ def test_nothing_lands_under_a_name_of_its_own(names):
 
 
 def test_data_files_are_in_it(names):
-    data = {"mmdeploy_llm/py.typed", "mmdeploy_llm/batch/report.html"}
+    data = {"mmdeploy_llm/py.typed", "mmdeploy_llm/report/report.html"}
     bundled = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "mmdeploy_llm" / "bundled").rglob("*")

@@ -12,7 +12,13 @@ from mmdeploy_llm_plugins.qwen import provide_models
 
 from mmdeploy_llm.hooks import ModelSpec
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing import CheckSkipped, write_tiny
+from mmdeploy_llm.testing import (
+    CheckFailed,
+    CheckSkipped,
+    ModelConformance,
+    ModelVariantConformance,
+    write_tiny,
+)
 from mmdeploy_llm.testing.checks import equalities, models
 from mmdeploy_llm.testing.checks.base import factory_of
 from mmdeploy_llm.testing.prompts import make_prompt
@@ -328,6 +334,27 @@ def test_a_broken_model_fails(subject, all_failures, demand_failures, model, che
 @pytest.mark.parametrize("model", [Text, VL])
 def test_the_unbroken_models_pass(subject, all_failures, model):
     assert all_failures(subject(model)) == {}
+
+
+@pytest.mark.parametrize(
+    "model", [LargerLogits, GeneratedLater, AveragesOverSequences, NarrowerHeadsThanItHas]
+)
+def test_a_broken_variant_fails(subject, model):
+    """In the one check that compares what is paged with the reference."""
+    with pytest.raises(CheckFailed, match=r"compared with the reference|in the paged runner"):
+        equalities.paged_equals_the_reference(subject(model))
+
+
+def test_a_variant_runs_its_own_checks_only():
+    def tests(of):
+        return {name for name in dir(of) if name.startswith("test_") and getattr(of, name)}
+
+    assert tests(ModelVariantConformance) == {
+        "test_loads_the_checkpoint",
+        "test_logits_equal_the_reference",
+        "test_paged_equals_the_reference",
+    }
+    assert {f"test_{name}" for name in NAMES} < tests(ModelConformance)
 
 
 def test_media_that_are_seen_in_both_directions(subject, all_failures):

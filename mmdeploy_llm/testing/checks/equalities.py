@@ -6,6 +6,7 @@ transformers == dense == paged == in chunks == in a batch == from the prefix cac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -117,6 +118,29 @@ def paged_equals_dense(subject: ModelSubject) -> None:
             "pass each layer's own index to inputs.attn.attend, store keys nowhere else, and set "
             "num_layers, num_kv_heads and head_dim to the values that attend receives",
         )
+
+
+def paged_equals_the_reference(subject: ModelSubject) -> None:
+    """A batch of all prompts, whole and in chunks, yields the tokens of transformers from the real
+    scheduler, runner and paged cache, and the prompts' log-probabilities."""
+    reference, prompts = subject.reference, subject.prompts
+    scores = {
+        name: _scores(reference.logits(*prompt), prompt[0]) for name, prompt in prompts.items()
+    }
+    tokens = {
+        name: list(reference.generate(ids, NUM_TOKENS, media))
+        for name, (ids, media) in prompts.items()
+    }
+    for how, limits in (("whole", {}), ("chunked", {"max_num_batched_tokens": PAGED_CHUNK})):
+        together = subject.paged(**limits).generate(list(prompts.values()), NUM_TOKENS)
+        for name, found in zip(prompts, together, strict=True):
+            _demand_equal(
+                subject,
+                f"case {name!r}: the paged cache ({how} prompts), compared with the reference,",
+                found,
+                replace(found, token_ids=tokens[name], prompt_logprobs=scores[name]),
+                "the checks of ModelConformance say where the difference begins",
+            )
 
 
 def a_paged_batch_equals_singles(subject: ModelSubject) -> None:
@@ -233,10 +257,9 @@ def max_difference(found: Tensor, expected: Tensor) -> float:
 
 def _dense(runner: DenseRunner, ids: Sequence[int], media: Sequence[MediaSpan]) -> Generated:
     sequence = runner.add(ids, media)
-    scores = runner.run(sequence).float().log_softmax(-1)
-    generated = Generated(
-        prompt_logprobs=[float(scores[at, token]) for at, (_, token) in enumerate(pairwise(ids))]
-    )
+    logits = runner.run(sequence)
+    scores = logits.float().log_softmax(-1)
+    generated = Generated(prompt_logprobs=_scores(logits, ids))
     for _ in range(NUM_TOKENS):
         token = int(scores[-1].argmax())
         generated.token_ids.append(token)
@@ -244,6 +267,12 @@ def _dense(runner: DenseRunner, ids: Sequence[int], media: Sequence[MediaSpan]) 
         sequence.token_ids.append(token)
         scores = runner.run(sequence).float().log_softmax(-1)
     return generated
+
+
+def _scores(logits: Tensor, ids: Sequence[int]) -> list[float]:
+    """Returns the log-probability of each token of a prompt except the first."""
+    scores = logits.float().log_softmax(-1)
+    return [float(scores[at, token]) for at, (_, token) in enumerate(pairwise(ids))]
 
 
 def _run_in_chunks(subject: ModelSubject, sequence: DenseSequence, size: int) -> Tensor:

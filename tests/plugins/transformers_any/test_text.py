@@ -6,8 +6,8 @@ import transformers
 from mmdeploy_llm_plugins.transformers_any import ANY
 
 from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.testing import ModelConformance, ModelVariantConformance
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.testing.model_conformance import ModelConformance
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -158,8 +158,8 @@ def write(name, folder):
     write_checkpoint(config, folder, tokenizer=tokenizer)
 
 
-class AnyText(ModelConformance):
-    """The checks for the family of CONFIGS that the fixture `name` gives."""
+class AnyText:
+    """A checkpoint of the family of CONFIGS that the fixture `name` gives."""
 
     spec = ANY
 
@@ -171,8 +171,9 @@ class AnyText(ModelConformance):
         return folder
 
 
-class TestOthers(AnyText):
-    """Families that need no more than the checks of the kit."""
+@pytest.mark.full
+class TestOthers(AnyText, ModelVariantConformance):
+    """Families that need no more than the comparison with transformers."""
 
     @pytest.fixture(scope="class", params=[name for name in CONFIGS if name not in OWN])
     @classmethod
@@ -180,8 +181,9 @@ class TestOthers(AnyText):
         return request.param
 
 
-class TestGemma2(AnyText):
-    """Soft caps on scores and logits, a window in every other layer, its own score scale."""
+class TestGemma2(AnyText, ModelConformance):
+    """All checks, for whole-model attention: soft caps on scores and logits, a window in every
+    other layer, its own score scale."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -202,7 +204,8 @@ class TestGemma2(AnyText):
         assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
-class TestPhi3Long(AnyText):
+@pytest.mark.full
+class TestPhi3Long(AnyText, ModelVariantConformance):
     """Rotary factors that depend on the length; sequences up to 128 tokens use the short ones, and
     longer ones the long ones for all their tokens, as in transformers' generate."""
 

@@ -25,11 +25,13 @@ from typing import Any
 import jinja2
 from tqdm import tqdm
 
+from mmdeploy_llm.batch.job import BatchSettings, BatchSummary
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import Folder, OutputLostError
+from mmdeploy_llm.records.record import Record, seconds
+from mmdeploy_llm.sinks.scan import RecordIndex
 
 from .bidi import without_bidi_controls
-from .job import BatchSettings, BatchSummary
-from .output import RecordIndex
 from .pictures import (
     FOLDER,
     EmbeddedPictures,
@@ -41,8 +43,6 @@ from .pictures import (
     url_of,
 )
 from .previews import FilePreviews, MakePreviews, is_refused, media_of
-from .records import Record, seconds
-from .storage.files import Folder, OutputLostError
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
 CHUNK_CARDS = 200

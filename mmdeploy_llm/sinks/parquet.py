@@ -15,10 +15,10 @@ from io import BufferedReader, FileIO
 from types import ModuleType
 from typing import IO, Any
 
-from mmdeploy_llm.batch.output import Entry, whole_lines
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.files import Folder
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry, whole_lines
 
 from .formats import Addition, Drops, Limits, PartReader, damaged, first_positions
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file

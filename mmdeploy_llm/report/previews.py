@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.errors import ABORTED, RequestError
 from mmdeploy_llm.messages import MediaItem, MediaRef
-
-from .items import Media
-from .records import Record
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.record import Record
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import MediaLimits

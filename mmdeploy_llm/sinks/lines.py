@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from io import FileIO
 from typing import IO
 
-from mmdeploy_llm.batch.output import Entry, parsed, whole_lines
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.files import Folder, write_all
+from mmdeploy_llm.records.files import Folder, write_all
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry, parsed, whole_lines
 
 from .formats import Addition, Drops, Limits, first_positions
 

@@ -11,11 +11,12 @@ from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import quote
 
+from mmdeploy_llm.records.files import Folder, OutputLostError
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.unicode_text import without_surrogates
+
 from .bidi import without_bidi_controls
-from .items import Media
 from .previews import MakePreviews
-from .storage.files import Folder, OutputLostError
-from .storage.unicode_text import without_surrogates
 
 NAME_BYTES = 12
 FOLDER = "pictures"

@@ -33,9 +33,9 @@ from typing import Any
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ABORTED, OK
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.records.item import Item, Media
 
-from .items import Item, Media
-from .storage.unicode_text import escaped, replaced, unescaped
+from .unicode_text import escaped, replaced, unescaped
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.

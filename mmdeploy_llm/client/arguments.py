@@ -7,10 +7,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.intake.encodings import encoded_rows, is_encoding, listed
 from mmdeploy_llm.params import SamplingParams
-
-from .ticket import Ask
 
 _END = object()
 

@@ -1,4 +1,4 @@
-"""LoadedModel: a model at a desk, with the calls that LLM and AsyncLLM have in common."""
+"""EngineClient: a model at a desk, with the calls that LLM and AsyncLLM have in common."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.desk.desk import DeskStats
+from mmdeploy_llm.desk.many import open_desk
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
@@ -20,11 +22,9 @@ from mmdeploy_llm.startup.start import report_load
 
 from .arguments import as_prompt
 from .belonging import Belonging
-from .desk import DeskStats
-from .many import open_desk
 
 
-class LoadedModel(Belonging):
+class EngineClient(Belonging):
     """Base of LLM and AsyncLLM, which document plugins, model, runtime and num_kv_blocks."""
 
     def __init__(

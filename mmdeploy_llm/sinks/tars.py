@@ -20,9 +20,9 @@ from hashlib import blake2b
 from io import FileIO
 from typing import IO, Any
 
-from mmdeploy_llm.batch.output import Entry
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.files import Folder, write_all
+from mmdeploy_llm.records.files import Folder, write_all
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry
 
 from .formats import Addition, Drops, Limits, damaged
 from .media import Blob, LeftOutError, first_media

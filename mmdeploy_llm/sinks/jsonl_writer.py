@@ -13,12 +13,19 @@ from pathlib import Path
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.closing import Closing
+from mmdeploy_llm.records.files import (
+    FileState,
+    Folder,
+    OutputLostError,
+    is_at,
+    open_regular,
+    write_all,
+)
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.record import Record
 
-from .items import Item
-from .output import Kept, Mode, PlaceOf, check_target, exists_already, scan
-from .records import Record
-from .storage.closing import Closing
-from .storage.files import FileState, Folder, OutputLostError, is_at, open_regular, write_all
+from .scan import Kept, Mode, PlaceOf, check_target, exists_already, scan
 
 logger = logging.getLogger(__name__)
 

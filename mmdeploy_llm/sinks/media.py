@@ -13,11 +13,11 @@ from io import BytesIO
 from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 
-from mmdeploy_llm.batch.items import Item
-from mmdeploy_llm.batch.storage.identity import file_paths
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.records.identity import file_paths
+from mmdeploy_llm.records.item import Item
 
 MAX_BYTES = 2**31
 SNIFFED = 16  # bytes at the beginning of a file

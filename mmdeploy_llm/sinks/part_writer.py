@@ -7,14 +7,14 @@ from collections import defaultdict
 from io import BufferedReader, FileIO
 from typing import TYPE_CHECKING
 
-from mmdeploy_llm.batch.items import Item
-from mmdeploy_llm.batch.output import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.closing import Closing
-from mmdeploy_llm.batch.storage.files import Folder, OutputLostError
-from mmdeploy_llm.batch.writer import lock
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.closing import Closing
+from mmdeploy_llm.records.files import Folder, OutputLostError
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.jsonl_writer import lock
+from mmdeploy_llm.sinks.scan import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
 
 from .formats import Addition, Drops
 from .lines import new_file

@@ -11,7 +11,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from mmdeploy_llm.batch.output import (
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.configuration import ConfigurationFile
+from mmdeploy_llm.records.files import FileState, Folder
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import (
     PART_BITS,
     Entry,
     Kept,
@@ -20,10 +24,6 @@ from mmdeploy_llm.batch.output import (
     exists_already,
     scan_entries,
 )
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.configuration import ConfigurationFile
-from mmdeploy_llm.batch.storage.files import FileState, Folder
-from mmdeploy_llm.errors import ConfigError
 
 from .formats import PartFormat, PartReader
 from .part_writer import PartsWriter

@@ -8,9 +8,8 @@ from importlib import metadata
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.intake.template import load_template
 from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_model
-
-from .configuration import Configuration
-from .identity import model_digest
+from mmdeploy_llm.records.configuration import Configuration
+from mmdeploy_llm.records.identity import model_digest
 
 OUR_DISTRIBUTION = "mmdeploy-llm"
 # Options that decide how fast an answer comes, or whether there is one, and not what it says. The

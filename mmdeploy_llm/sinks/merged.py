@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from mmdeploy_llm.batch.ids import IdSet
-from mmdeploy_llm.batch.output import Entry, RecordIndex
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.configuration import ConfigurationFile
-from mmdeploy_llm.batch.storage.files import open_regular
-from mmdeploy_llm.batch.storage.state import RunState
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.configuration import ConfigurationFile
+from mmdeploy_llm.records.files import open_regular
+from mmdeploy_llm.records.ids import IdSet
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.records.state import RunState
+from mmdeploy_llm.sinks.scan import Entry, RecordIndex
 
 from .base import Readable
 from .choose import SUFFIXES, is_remote, open_sink, parts_format

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import IO, Protocol
 
-from mmdeploy_llm.batch.items import Item
-from mmdeploy_llm.batch.output import Entry
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.files import Folder
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry
 
 Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from mmdeploy_llm.batch.items import Item
-from mmdeploy_llm.batch.output import Entry, Kept, Mode, PlaceOf, RecordIndex
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.configuration import ConfigurationFile
 from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.records.configuration import ConfigurationFile
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.scan import Entry, Kept, Mode, PlaceOf, RecordIndex
 
 
 class RecordSink(Protocol):
@@ -45,7 +45,7 @@ class RecordSink(Protocol):
 
 class Readable(Protocol):
     """An output that is read. name: as the user gave it. configurations: those of its records.
-    state_file: says how far its run has come, see storage/state.py."""
+    state_file: says how far its run has come, see records/state.py."""
 
     name: str
     configurations: ConfigurationFile
@@ -80,7 +80,7 @@ class Sink(Readable, Protocol):
         is_failed_redone: bool = True,
         codes: Collection[int] | None = None,
     ) -> Kept:
-        """Reads the output without changing it, see output.scan_entries."""
+        """Reads the output without changing it, see scan.scan_entries."""
 
     def writer(self, mode: Mode, kept: Kept) -> RecordSink:
         """Locks the output and removes what must not stay in it."""

@@ -8,9 +8,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
-from mmdeploy_llm.batch.storage.files import Folder
 from mmdeploy_llm.datasets.files import remote_folder
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import Folder
 
 BLOCK_BYTES = 2**16  # read ahead at a URL: headers of tars and footers of Parquet are small
 Value = TypeVar("Value")

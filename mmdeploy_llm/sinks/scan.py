@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import IO, Literal
 
 from mmdeploy_llm.errors import ConfigError
-
-from .ids import DoneItems, IdSet
-from .records import Record
-from .storage.files import FileState, check_regular, open_regular
+from mmdeploy_llm.records.files import FileState, check_regular, open_regular
+from mmdeploy_llm.records.ids import DoneItems, IdSet
+from mmdeploy_llm.records.record import Record
 
 Mode = Literal["new", "overwrite", "resume"]
 PlaceOf = Callable[[Record], int | None]

@@ -7,7 +7,11 @@ from collections.abc import Collection, Iterator
 from io import BufferedReader
 from pathlib import Path
 
-from mmdeploy_llm.batch.output import (
+from mmdeploy_llm.records.configuration import ConfigurationFile
+from mmdeploy_llm.records.files import open_regular
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
+from mmdeploy_llm.sinks.scan import (
     Entry,
     Kept,
     Mode,
@@ -17,10 +21,6 @@ from mmdeploy_llm.batch.output import (
     records_at,
     scan,
 )
-from mmdeploy_llm.batch.records import Record
-from mmdeploy_llm.batch.storage.configuration import ConfigurationFile
-from mmdeploy_llm.batch.storage.files import open_regular
-from mmdeploy_llm.batch.writer import RecordWriter
 
 
 class JsonlSink:

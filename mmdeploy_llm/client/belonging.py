@@ -9,12 +9,6 @@ from typing import NoReturn, Self
 
 from mmdeploy_llm.processes import Home
 
-CLOSED = "this LLM is closed; make a new one"
-CLOSED_MEANWHILE = (
-    "this LLM was closed while this call was running; prompts whose results were not returned yet "
-    "have none. Make a new LLM for them"
-)
-
 
 class Belonging(ABC):
     """Base of an object with a `close` method that works only in the process that made it. At the

@@ -1,1 +1,0 @@
-"""Files of a batch opened safely, and the digests that a resumed run compares."""

@@ -1,0 +1,8 @@
+"""Holds what LLM and AsyncLLM, the objects that users see, have in common.
+
+client.py     EngineClient: a model at a desk
+arguments.py  checks the arguments of their methods
+counting.py   counts tokens without a model
+progress.py   shows the progress bar of generate and chat
+belonging.py  an object that works only in the process that made it
+"""

@@ -1,0 +1,11 @@
+"""Holds what a batch keeps of its items: results, ids, digests, and the files beside an output.
+
+item.py           Item: one prompt of a batch; Media: one of its images or videos
+record.py         Record: the result of an item, one line of JSON
+ids.py            compact sets of ids, and the selection of a shard's lines
+identity.py       digests of inputs, files and models: what has changed since
+configuration.py  the options that decided the answers, in a file beside the output
+state.py          how far the last run has come, in a file beside the output
+files.py          files that are written whole or not at all, and only where they are expected
+unicode_text.py   texts with lone surrogates, such as names of files that are not UTF-8
+"""

@@ -1,0 +1,49 @@
+"""Item: one prompt of a batch; Media: one of its images or videos."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmdeploy_llm.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """A media item of a line.
+
+    kind: "image" or "video".
+    name: its path or URL, or a description such as "(data: URL)" when it has neither.
+    """
+
+    kind: str
+    name: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `name` is an absolute path."""
+        return os.path.isabs(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One prompt of a batch.
+
+    line: its line number in the input, from 1.
+    path: the media file it asks about, when the input is a list of files.
+    question: the first MAX_QUESTION characters of the question.
+    digest: of the item's input: what the line itself says, and the state of its files.
+    columns: values of the input that the record repeats.
+    """
+
+    line: int
+    id: str | int
+    prompt: Mapping[str, Any]
+    params: SamplingParams
+    path: str | None = None
+    media: tuple[Media, ...] = ()
+    question: str | None = None
+    digest: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)

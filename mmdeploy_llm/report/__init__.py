@@ -1,0 +1,7 @@
+"""The HTML report of a batch, which a browser shows without a network.
+
+page.py      the page: its header, its cards, and the files of a large report
+pictures.py  the pictures of the cards, embedded or in files
+previews.py  makes small pictures of media
+bidi.py      neutralises characters that reorder the text around them
+"""
