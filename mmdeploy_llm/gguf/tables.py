@@ -72,7 +72,7 @@ Values: TypeAlias = dict[str, Any]  # fields of transformers' config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What llama.cpp's converter did to a tensor, which is undone when it is read.
+    """A change that llama.cpp's converter made of a tensor, undone when the tensor is read.
 
     rows, columns: the order that it gave them; None: it kept theirs.
     added: what it added to every value.

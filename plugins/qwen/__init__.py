@@ -3,6 +3,8 @@ Qwen3-Next; Qwen3.5 with and without media; MiniCPM-V 4.6, whose decoder is Qwen
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
@@ -11,7 +13,8 @@ GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of the families, named as in transformers."""
-    return (*_text_models(), *_vl_models(), *_hybrid_models())
+    specs = (*_text_models(), *_vl_models(), *_hybrid_models())
+    return tuple(replace(spec, gguf=GGUF) for spec in specs)
 
 
 def _text_models() -> tuple[ModelSpec, ...]:
@@ -20,7 +23,6 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2",
             architectures=("Qwen2ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2ForCausalLM",
-            gguf=GGUF,
             deterministic=True,
             tools="qwen",
         ),
@@ -28,7 +30,6 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2_moe",
             architectures=("Qwen2MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2MoeForCausalLM",
-            gguf=GGUF,
             # Not deterministic: torch's sigmoid of the shared expert's gate depends on the rows.
             tools="qwen",
         ),
@@ -36,7 +37,6 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen3",
             architectures=("Qwen3ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3ForCausalLM",
-            gguf=GGUF,
             deterministic=True,
             reasoning="qwen3",
             tools="qwen",
@@ -45,7 +45,6 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen3_moe",
             architectures=("Qwen3MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3MoeForCausalLM",
-            gguf=GGUF,
             deterministic=True,
             reasoning="qwen3",
             tools="qwen",
@@ -59,7 +58,6 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen2_vl",
             architectures=("Qwen2VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen2VLForConditionalGeneration",
-            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             tools="qwen",
@@ -68,7 +66,6 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen2_5_vl",
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen25VLForConditionalGeneration",
-            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             tools="qwen",
@@ -77,7 +74,6 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen3_vl",
             architectures=("Qwen3VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLForConditionalGeneration",
-            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             reasoning="qwen3",
@@ -87,7 +83,6 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen3_vl_moe",
             architectures=("Qwen3VLMoeForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
-            gguf=GGUF,
             deterministic=True,
             media=("image", "video"),
             reasoning="qwen3",
@@ -105,7 +100,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_next",
             architectures=("Qwen3NextForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.next:Qwen3NextForCausalLM",
-            gguf=GGUF,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -113,7 +107,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_text",
             architectures=("Qwen3_5ForCausalLM",),
             factory=text,
-            gguf=GGUF,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -121,7 +114,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_moe_text",
             architectures=("Qwen3_5MoeForCausalLM",),
             factory=text,
-            gguf=GGUF,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -129,7 +121,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5",
             architectures=("Qwen3_5ForConditionalGeneration",),
             factory=vl,
-            gguf=GGUF,
             media=media,
             reasoning="qwen3",
             tools="qwen",
@@ -138,7 +129,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_moe",
             architectures=("Qwen3_5MoeForConditionalGeneration",),
             factory=vl,
-            gguf=GGUF,
             media=media,
             reasoning="qwen3",
             tools="qwen",
