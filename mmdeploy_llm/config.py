@@ -110,19 +110,14 @@ class EngineConfig(FrozenParams):
     )
     quantization: Quantization | None = Field(
         default=None,
-        description="rounds the weights of linear layers while loading, and those of experts on "
-        "CPU. Needs the C++ kernels, on CUDA Triton too. int8 (w8a8): 8-bit weights and "
-        "activations; int8wo (wint8): 8-bit weights in groups of 128; fp8: in 8-bit floats (e4m3); "
-        "int4 (wint4): 4-bit weights in groups of 64, 8 bits in the head, embeddings and towers; "
-        "int8a8, int4a8: the same with 8-bit activations; None: weights stay as they are stored. "
-        "Integers that are stored in 4 or 8 bits stay so in any case; int8, int8a8 and int4a8 then "
-        "say that activations are rounded; stored 8-bit floats stay so with fp8 or None",
+        description="rounds weights while loading: to 8 bits (int8wo; int8 and int8a8 with rounded "
+        "activations), to 8-bit floats (fp8), to 4 bits (int4; int4a8 with rounded activations); "
+        "None: as they are stored, integers of 4 and 8 bits included",
     )
     quantization_group_size: GroupSize | None = Field(
         default=None,
         description="columns of a row that share a scale: a multiple of 16, or -1 for the whole "
-        "row; fewer are nearer to the unrounded weights and take more memory. Of int4 and int4a8 "
-        "it is said of the decoder's layers; int8 has a scale for each row. None: 64 in 4 bits, "
+        "row; fewer are nearer to the unrounded weights and take more memory; None: 64 in 4 bits, "
         "128 in 8",
     )
     kv_cache_dtype: CacheDType = Field(
@@ -140,8 +135,7 @@ class EngineConfig(FrozenParams):
         ge=1,
         description="bytes of the KV cache that may hold prefixes no running request uses; None: "
         "on CPU those of one request of max_model_len, at most an eighth of the KV cache; on CUDA "
-        "all of it. Models whose layers keep states may hold as many bytes of these too (None: a "
-        "tenth of the memory for caches)",
+        "all of it",
     )
     enable_chunked_prefill: bool = Field(
         default=True,
@@ -322,10 +316,8 @@ class EngineConfig(FrozenParams):
     deterministic: bool = Field(
         default=False,
         description="whether to promise that the tokens and log-probabilities of a prompt with a "
-        "seed are the same bits whatever is computed with it: alone or in any batch, whole or in "
-        "chunks, with prefix hits, after a preemption, with any number of threads and engines. "
-        "Needs a CPU, the C++ kernels, bfloat16 or float32 (with any quantization) and a model "
-        "family that promises it; all else is refused",
+        "seed are the same bits whatever is computed with it; needs a CPU, the C++ kernels and a "
+        "model family that promises it, else refused",
     )
     speculative: Literal["ngram"] | None = Field(
         default=None,

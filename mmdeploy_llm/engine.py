@@ -1,5 +1,5 @@
-"""Engine: runs requests step by step; a step is five calls in a straight line. No other file knows
-all four rooms.
+"""Engine: runs requests step by step; a step is five calls in a straight line, to three rooms. The
+requests come from the fourth, intake, which it does not know.
 
 plan -> compute -> commit -> deliver -> release
 """

@@ -63,8 +63,8 @@ class LLM(EngineClient):
     of several LLMs to close, puts all of it back. In a process that is forked from this one every
     method raises EngineError.
 
-    plugins: the loaded plugins; observers may be registered there. With several engines only the
-    observers of installed plugins are called, in each engine's process.
+    plugins: the loaded plugins; observers and fetchers may be registered there. With several
+    engines only those of installed plugins are called, in each engine's process.
     model: the loaded module, None when other processes hold it.
     num_kv_blocks: blocks of the KV cache, each for `runtime.block_size` tokens; of several engines,
     those of the one with fewest.

@@ -70,7 +70,7 @@ SHARED_BY_PLUGINS = {
         "mmdeploy_llm_processors.isolation",
     ),
     "mmdeploy_llm_processors.image": ("mmdeploy_llm_processors.isolation",),
-    "mmdeploy_llm_plugins.transformers_any": (
+    "mmdeploy_llm_plugins.transformers_media": (
         "mmdeploy_llm_processors.image",
         "mmdeploy_llm_processors.isolation",
         "mmdeploy_llm_processors.video",

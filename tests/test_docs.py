@@ -9,6 +9,7 @@ import pytest
 from mmdeploy_llm import EngineConfig, errors
 
 MAX_README_LINES = 120
+MAX_CELL_WORDS = 40
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +149,43 @@ def test_the_tree_of_errors_is_that_of_the_code(hooks):
     assert found == kinds
 
 
+def test_the_cells_of_all_tables_are_short(hooks, site):
+    """A cell is read at a glance; what needs more words has a paragraph."""
+    for origin, uri in site.origins.items():
+        if uri.endswith(".md"):
+            text = "".join(hooks.FENCE.split(hooks.read(origin))[::2])
+            for row in re.findall(r"^\|.*$", hooks.option_tables.fill(text), re.MULTILINE):
+                for cell in re.split(r"(?<!\\)\|", row):
+                    assert len(cell.split()) <= MAX_CELL_WORDS, f"{origin}: {cell}"
+
+
+def test_the_changelog_has_one_short_line_for_each_capability(hooks):
+    lines = (hooks.ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].splitlines()
+    for line in lines:
+        if line.startswith("- "):
+            assert "](" in line, f"no link to the guide: {line}"
+            assert len(line.split()) <= MAX_CELL_WORDS, line
+
+
+def test_the_glossary_is_sorted(hooks):
+    text = (hooks.ROOT / "docs/glossary.md").read_text()
+    words = re.findall(r"^\| ([^|]+) \|", text.replace("| word |", ""), re.MULTILINE)
+    assert len(words) > 40
+    assert words == sorted(words, key=str.lower)
+
+
+def test_the_engine_calls_three_rooms_as_the_map_says(hooks):
+    text = (hooks.ROOT / "mmdeploy_llm/engine.py").read_text()
+    rooms = set(re.findall(r"^from \.(intake|schedule|runner|delivery)\b", text, re.MULTILINE))
+    row = re.search(r"^\| `engine.py` \| .*$", hooks.read("mmdeploy_llm/README.md"), re.MULTILINE)[
+        0
+    ]
+    assert rooms == set(re.findall(r"`(\w+)/`", row.partition(";")[0]))
+
+
 def test_the_map_names_every_package(hooks):
     text = (hooks.ROOT / "mmdeploy_llm/README.md").read_text()
-    named = set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE))
+    rows = re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE)
+    assert len(rows) == len(set(rows)), "a package is listed twice"
     folders = (path.name for path in (hooks.ROOT / "mmdeploy_llm").iterdir() if path.is_dir())
-    assert {name for name in folders if name[0] != "_"} <= named
+    assert {name for name in folders if name[0] != "_"} <= set(rows)

@@ -216,15 +216,9 @@ class SamplingParams(FrozenParams):
         default=None,
         ge=0,
         le=MAX_SEED,
-        description="the same seed gives the same text whatever else runs in the batch: promised "
-        "with the engine's `deterministic`; without it so in fact, with the C++ kernels on x86 "
-        "CPUs with AVX2 or better and the model families that promise it. Elsewhere "
-        "(native_kernels=False, other CPUs, models that run transformers' code, CUDA) the last "
-        "bits of the logits depend on the batch, so that of two tokens of nearly equal "
-        "probability now one and now the other is chosen; sample i of n uses seed + "
-        "i; None: derived from the engine's `seed` and the number of prompts that the LLM was "
-        "given before: a program draws the same texts when it is run again, and a prompt that is "
-        "given twice in one run draws two different ones",
+        description="the same seed gives the same text, in any batch with the engine's "
+        "`deterministic`, and in fact on most CPUs; sample i of n uses seed + i; None: "
+        "derived from the engine's `seed` and the prompt's number",
     )
     stop: Words = Field(
         default=(),
@@ -236,9 +230,9 @@ class SamplingParams(FrozenParams):
     )
     stop_token_sequences: Sequences = Field(
         default=(),
-        description="lists of token ids, each of which ends the generation where it is generated "
-        "as a whole, like a text of `stop`; a single id is a list of one; at most 64 of at most "
-        "1,024 ids each; DashInfer's name stop_words_ids is accepted too",
+        description="lists of token ids, each of which, generated as a whole, ends the "
+        "generation, like a text of `stop`; at most 64 of at most 1,024 ids each; DashInfer's name "
+        "stop_words_ids is accepted too",
     )
     max_tokens: int | None = Field(
         default=None,

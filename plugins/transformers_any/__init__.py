@@ -29,14 +29,14 @@ ANY_ATOMIC = ModelSpec(
 IMAGES = MediaProcessorSpec(
     name="transformers_any-image",
     kind="image",
-    factory="mmdeploy_llm_plugins.transformers_any.processor:AnyImageProcessor",
+    factory="mmdeploy_llm_plugins.transformers_media.processor:AnyImageProcessor",
     models=(ANY.name, ANY_ATOMIC.name),
     priority=PRIORITY,
 )
 VIDEOS = MediaProcessorSpec(
     name="transformers_any-video",
     kind="video",
-    factory="mmdeploy_llm_plugins.transformers_any.video.processor:AnyVideoProcessor",
+    factory="mmdeploy_llm_plugins.transformers_media.video.processor:AnyVideoProcessor",
     models=(ANY.name, ANY_ATOMIC.name),
     priority=PRIORITY,
 )

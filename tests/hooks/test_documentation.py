@@ -172,6 +172,12 @@ def test_links_lead_somewhere(text):
             assert (ROOT / "plugins" / target.partition("#")[0]).resolve().is_file()
 
 
+def test_the_first_plugin_answers(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    exec(code_blocks(PLUGINS, "python")[0], {"__name__": "__main__"})
+    assert re.search(r"[Aa] large green cross", capsys.readouterr().out)
+
+
 def test_the_fetcher_of_the_readme_works(site):
     (source,) = [code for code in code_blocks(PROCESSORS, "python") if "fetch_media" in code]
     site.install("store", source)

@@ -5,7 +5,7 @@ import json
 import pytest
 import transformers
 from mmdeploy_llm_plugins.transformers_any import VIDEOS
-from mmdeploy_llm_plugins.transformers_any.video.processor import AnyVideoProcessor
+from mmdeploy_llm_plugins.transformers_media.video.processor import AnyVideoProcessor
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint

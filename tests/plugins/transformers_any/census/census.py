@@ -1,7 +1,7 @@
 """The census: every class of transformers that generates text, alone or from images, gives the same
 greedy tokens here as in transformers, on small random weights, or says why it cannot run.
 
-    python tests/plugins/transformers_any/census/census.py             all; writes docs/census.md
+    python tests/plugins/transformers_any/census/census.py             all; writes docs/census.json
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
 
 All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
@@ -11,7 +11,6 @@ bounded time and memory: text, and for classes that take them, images.
 import datetime
 import json
 import os
-import re
 import resource
 import select
 import signal
@@ -41,7 +40,7 @@ from mmdeploy_llm_plugins import (
     phi,
     qwen,
 )
-from mmdeploy_llm_plugins.transformers_any import processing, processor
+from mmdeploy_llm_plugins.transformers_media import processing, processor
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -53,9 +52,10 @@ from mmdeploy_llm.testing.tiny import make_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import images
+import page
 import shrink
+from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 
-PAGE = Path(__file__).parents[4] / "docs" / "census.md"
 # The plugins of single families.
 NATIVE = (ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, olmo, phi, qwen)
 TOKENIZERS = {"Gemma4ForConditionalGeneration": "gemma4"}  # others have qwen2's
@@ -77,9 +77,6 @@ SETTINGS = {  # prompts come in chunks, in batches, and the second time from the
     "enable_logprob": True,
 }
 LONGER = {**SETTINGS, "max_model_len": 900, "max_num_batched_tokens": 64}  # for images
-EQUAL, BY_SEQUENCE, BY_PLUGIN = "equal", "equal, by sequence", "equal, by its plugin"
-REFUSED, NOT_MADE = "refused", "not made"
-EXPECTED = (EQUAL, BY_SEQUENCE, BY_PLUGIN, REFUSED, NOT_MADE)  # anything else is a fault
 
 
 def classes(mapping):
@@ -272,81 +269,6 @@ def run(name, has_images=False, seconds=SECONDS):
     return tuple(json.loads(data)) if data else ("died", "")
 
 
-def shorten(reason):
-    """Returns one line for a cell of the table."""
-    text = " ".join(reason.split("; use a plugin")[0].split()).removeprefix(
-        "transformers_any cannot "
-    )
-    text = re.sub(r"^run \w+: ", "", re.sub(r" \(model '\.\.\.'\)$", "", text))
-    return text.replace("|", "\\|").replace("<", "&lt;")[:160]
-
-
-def counts(results, names):
-    found = [results[name][0] for name in names]
-    equal = sum(outcome in (EQUAL, BY_SEQUENCE, BY_PLUGIN) for outcome in found)
-    faults = sum(outcome not in EXPECTED for outcome in found)
-    return (
-        f"{len(found)} classes: {equal} equal ({found.count(BY_SEQUENCE)} of them by sequence, "
-        f"{found.count(BY_PLUGIN)} by their plugins alone), "
-        f"{found.count(REFUSED)} refused with a sentence, {found.count(NOT_MADE)} not made, "
-        f"{faults} faults"
-    )
-
-
-def row(name, text, images):
-    """Returns a row of the table. images: None for a class that takes none."""
-    (outcome, reason), (pictured, why) = text, images or ("", "")
-    return f"| `{name}` | {outcome} | {pictured} | {shorten(reason or why)} |"
-
-
-def page(results, pictured):
-    """Returns the page of the guide. results, pictured: class -> (outcome, reason), for prompts of
-    text and for prompts with images."""
-    rows = [row(name, text, pictured.get(name)) for name, text in sorted(results.items())]
-    return HEAD.format(
-        date=datetime.date.today().isoformat(),
-        version=transformers.__version__,
-        causal=counts(results, CAUSAL),
-        texts=counts(results, IMAGE_TEXT),
-        images=counts(pictured, IMAGE_TEXT),
-        rows="\n".join(rows),
-    )
-
-
-HEAD = """# Which models of transformers run
-
-`transformers_any` runs what no plugin is made for, and much of what has one. This
-census has every class that transformers {version} names for text and for images and
-text, each with small random weights ({date}):
-
-- text: {causal}
-- images and text, with prompts of text alone: {texts}
-- images and text, with prompts of one image and of two: {images}
-
-| outcome | meaning |
-|---|---|
-| equal | greedy tokens and their log-probabilities equal those of transformers' `generate`: batched, in chunks, and with prefixes from the cache |
-| equal, by sequence | the same; transformers computes the attention, one sequence after the other, on the paged KV cache: exact, but slower |
-| equal, by its plugin | the same; `transformers_any` refuses the class, but a plugin of this package is made for it |
-| refused | an error says why, when the model is loaded or at the request |
-| not made | the census has no small config or processor of the class, or transformers' own `generate` fails on it |
-
-Images are processed by transformers' own classes, where there are two by the one that needs no
-torchvision. Where the table says that images need torchvision, an error asks for it where it is not
-installed (the plugin of LFM2-VL needs none); FastVLM, Gemma 3n and PerceptionLM need timm too. Each image is encoded alone; the two images of Emu3
-have one size, because transformers pads others, and those of PerceptionLM, because it takes no others together.
-
-What `equal` does not say: lengths at which a model chooses tokens by their scores; such a request
-is refused.
-
-`python tests/plugins/transformers_any/census/census.py` takes the census again, in about fifteen minutes.
-
-| class | text | images | reason |
-|---|---|---|---|
-{rows}
-"""  # noqa: E501 - lines of a page
-
-
 def main():
     results, pictured = {}, {}
     for name in sys.argv[1:] or sorted(ALL):
@@ -360,7 +282,10 @@ def main():
                 pictured[name] = pictured[name][0], "images need torchvision"
             print(name, "with images:", *pictured[name], flush=True)
     if not sys.argv[1:]:
-        PAGE.write_text(page(results, pictured), encoding="utf-8")
+        today = datetime.date.today().isoformat()
+        data = page.data_of(results, pictured, transformers.__version__, today)
+        page.DATA.write_text(page.dumps(data), encoding="utf-8")
+        page.main()
 
 
 if __name__ == "__main__":

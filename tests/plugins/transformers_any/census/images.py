@@ -132,7 +132,7 @@ def processor_class(kind):
     name = PROCESSORS.get(kind) or PROCESSOR_MAPPING_NAMES.get(kind)
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     if name == "PixtralProcessor" and getattr(found, "is_dummy", False):
-        from mmdeploy_llm_plugins.transformers_any.pixtral import PixtralProcessor as found
+        from mmdeploy_llm_plugins.transformers_media.pixtral import PixtralProcessor as found
     if found is None:
         raise NoProcessor(f"transformers has no processor for {kind}")
     return found, name

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmdeploy_llm_plugins.transformers_any.processing import VIDEO_PREFIX
+from mmdeploy_llm_plugins.transformers_media.processing import VIDEO_PREFIX
 from mmdeploy_llm_processors.video.timeline import Timeline, constant_timeline
 from transformers.video_utils import VideoMetadata
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmdeploy_llm_plugins.transformers_any.processing import (
+from mmdeploy_llm_plugins.transformers_media.processing import (
     load_processor,
     placeholder_token,
     tokens_around,
 )
-from mmdeploy_llm_plugins.transformers_any.processor import OF_TEXT
+from mmdeploy_llm_plugins.transformers_media.processor import OF_TEXT
 from mmdeploy_llm_processors.isolation import Workers
 from mmdeploy_llm_processors.video.timeline import OpenVideo, Timeline, constant_timeline
 from torch import Tensor

@@ -1,0 +1,139 @@
+"""The census as data and as a page: docs/census.json has every class, docs/census.md sums it up.
+
+python tests/plugins/transformers_any/census/page.py    writes the page anew from the data
+"""
+
+import json
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parents[4] / "docs"
+DATA, PAGE = DOCS / "census.json", DOCS / "census.md"
+EQUAL, BY_SEQUENCE, BY_PLUGIN = "equal", "equal, by sequence", "equal, by its plugin"
+REFUSED, NOT_MADE = "refused", "not made"
+EXPECTED = (EQUAL, BY_SEQUENCE, BY_PLUGIN, REFUSED, NOT_MADE)  # anything else is a fault
+OTHER = "others, each with a reason of its own"
+KINDS = {  # what stops a class -> what its reason says; the first that matches
+    "its decoder attends to an encoder": "cross attention",
+    "its forward needs more than tokens and positions": "takes ",
+    "image tokens attend to each other as its own code masks them": "masks of its own",
+    "its layers keep or share keys in a way of their own": "shares the keys|is of the type",
+    "transformers' own forward or `generate` fails": "generate fails|its own code|cannot run with",
+    "no attention that goes through transformers' interface": "no attention that goes",
+    "its logits differ, or the checkpoint lacks a parameter": "logits differ|holds no values",
+    "transformers has no processor, or it does not say how it writes an image": "[pP]rocessor",
+}
+
+
+def data_of(results, pictured, version, date):
+    """Returns the census as it is stored. results, pictured: class -> (outcome, reason), for
+    prompts of text and for prompts with images."""
+    classes = {}
+    for name, (outcome, reason) in sorted(results.items()):
+        found, why = pictured.get(name, ("", ""))
+        classes[name] = {"text": outcome, "images": found, "reason": shorten(reason or why)}
+    return {"transformers": version, "date": date, "classes": classes}
+
+
+def shorten(reason):
+    """Returns the reason in one line, without what is the same in all."""
+    text = " ".join(reason.split("; use a plugin")[0].split())
+    text = re.sub(r" \(model '\.\.\.'\)$", "", text.removeprefix("transformers_any cannot "))
+    return re.sub(r"^run \w+: ", "", text)[:160]
+
+
+def dumps(data):
+    """Returns the data as JSON with one class on each line."""
+    rows = (f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in data["classes"].items())
+    head = "".join(f"{json.dumps(key)}: {json.dumps(data[key])},\n" for key in list(data)[:2])
+    return f'{{{head}"classes": {{\n' + ",\n".join(rows) + "\n}}\n"
+
+
+def counts(classes, kind):
+    """Returns a row of the table: how many of the classes came to which outcome."""
+    found = [row[kind] for row in classes]
+    cells = [len(found), *(found.count(outcome) for outcome in EXPECTED)]
+    cells.append(sum(outcome not in EXPECTED for outcome in found))
+    return " | ".join(map(str, cells))
+
+
+def stopped(classes):
+    """Returns the rows of the table of what stops classes, most frequent first."""
+    groups = {}
+    for name, row in classes.items():
+        if {row["text"], row["images"]} & {REFUSED, NOT_MADE}:
+            kinds = (kind for kind, text in KINDS.items() if re.search(text, row["reason"]))
+            groups.setdefault(next(kinds, OTHER), []).append(name)
+    ordered = sorted(groups.items(), key=lambda item: (item[0] == OTHER, -len(item[1]), item[0]))
+    return "\n".join(f"| {kind} | {len(names)} | {some(names)} |" for kind, names in ordered)
+
+
+def some(names):
+    """Returns four names at most, without what classes' names end in."""
+    short = [re.sub(r"(For\w+|LMHeadModel|Model\w*)$", "", name) for name in names]
+    return ", ".join(dict.fromkeys(short[:4])) + (", ..." if len(names) > 4 else "")
+
+
+def page(data):
+    """Returns the page of the guide, from the data alone."""
+    classes = data["classes"]
+    causal = [row for row in classes.values() if not row["images"]]
+    pictured = [row for row in classes.values() if row["images"]]
+    return HEAD.format(
+        date=data["date"],
+        version=data["transformers"],
+        total=len(classes),
+        causal=counts(causal, "text"),
+        texts=counts(pictured, "text"),
+        images=counts(pictured, "images"),
+        stopped=stopped(classes),
+        torchvision=sum(row["reason"] == "images need torchvision" for row in pictured),
+    )
+
+
+HEAD = """# Which models of transformers run
+
+`transformers_any` runs what no plugin is made for, and much of what has one. The census builds every class that
+transformers {version} names for text, and for images and text, with small random weights, and compares it with
+transformers itself ({date}). **[census.json](census.json) has the outcome of each of the {total} classes**, with the
+reason where one does not run; `grep Falcon docs/census.json` shows two.
+
+| prompts | classes | equal | equal, by sequence | equal, by its plugin | refused | not made | faults |
+|---|---|---|---|---|---|---|---|
+| text, to models of text | {causal} |
+| text, to models of images and text | {texts} |
+| one image and two, to models of images and text | {images} |
+
+| outcome | meaning |
+|---|---|
+| equal | greedy tokens and their log-probabilities are those of transformers' `generate`: batched, in chunks, and with prefixes from the cache |
+| equal, by sequence | the same; transformers computes the attention, one sequence after the other, on the paged KV cache: exact, but slower |
+| equal, by its plugin | the same; `transformers_any` refuses the class, but a plugin of this package is made for it |
+| refused | an error says why, when the model is loaded or at the request |
+| not made | the census has no small config or processor of the class, or transformers' own `generate` fails on it |
+
+What stops the others:
+
+| reason | classes | such as |
+|---|---|---|
+{stopped}
+
+**Images.** transformers' own classes process them; where there are two, the one that needs no torchvision. The
+images of {torchvision} classes need it, and an error asks for it where it is not installed. FastVLM, Gemma 3n and
+PerceptionLM need timm too. Each image is encoded alone. The census gives Emu3 and PerceptionLM two images of one
+size: transformers pads others for Emu3, and PerceptionLM takes no others together.
+
+**Long prompts.** The census does not reach the lengths at which a model chooses tokens by their scores. Such a
+request is refused.
+
+`python tests/plugins/transformers_any/census/census.py` takes the census again, in about fifteen minutes, and writes
+both files.
+"""  # noqa: E501 - rows of tables
+
+
+def main():
+    PAGE.write_text(page(json.loads(DATA.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
