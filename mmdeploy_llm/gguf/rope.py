@@ -15,7 +15,7 @@ from .rows import TensorRows
 
 FREQUENCY_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
-# Llama 3.1 and later; the converter writes the factors that follow, and not these numbers.
+# Of rope_type "llama3": the converter writes the factors that follow, and not these numbers.
 LOW_FACTOR, HIGH_FACTOR, ORIGINAL_POSITIONS = 1.0, 4.0, 8192
 MAX_FACTORS = 65_536
 
@@ -26,7 +26,7 @@ def rope_parameters(
     """Returns rope_parameters, without the factors of "longrope". theta: where the file states
     none.
 
-    Raises CheckpointError for scaling of another kind than linear, yarn and Llama 3's.
+    Raises CheckpointError for scaling of another kind than "linear", "yarn" and "llama3".
     """
     values: dict[str, Any] = {
         "rope_type": "default",
@@ -53,27 +53,25 @@ def rope_parameters(
     elif kind not in ("none", "linear", "longrope" if LONG_FACTORS in metadata.tensors else "none"):
         raise metadata.wrong("rope.scaling.type", "none, linear, yarn")
     if FREQUENCY_FACTORS in metadata.tensors:
-        values |= _llama3(metadata, values["rope_theta"], rotary_dim)
+        values |= _by_factors(metadata, values["rope_theta"], rotary_dim)
     return values
 
 
-def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]:
-    """Returns the fields of Llama 3's scaling, if they yield the factors that the file holds.
+def _by_factors(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]:
+    """Returns the fields of rope_type "llama3", if they yield the factors that the file holds.
 
     Raises CheckpointError for others: then config.json is needed.
     """
     stored = factors_of(metadata.header, FREQUENCY_FACTORS)
     factor = round(max(stored), 3)
-    wanted = [
-        _llama3_factor(theta ** (-2 * i / rotary_dim), factor) for i in range(rotary_dim // 2)
-    ]
+    wanted = [_factor(theta ** (-2 * i / rotary_dim), factor) for i in range(rotary_dim // 2)]
     is_same = len(stored) == len(wanted) and all(
         math.isclose(own, other, rel_tol=1e-3) for own, other in zip(stored, wanted, strict=True)
     )
     if not is_same:
         raise CheckpointError(
             f"{FREQUENCY_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that "
-            "is not Llama 3's; put the model's config.json into the folder, which says how"
+            "is not that of rope_type llama3; put the model's config.json into the folder, which says how"
         )
     return {
         "rope_type": "llama3",
@@ -84,7 +82,7 @@ def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]
     }
 
 
-def _llama3_factor(frequency: float, factor: float) -> float:
+def _factor(frequency: float, factor: float) -> float:
     """Returns by what a frequency is divided: 1 for short waves, `factor` for long ones, and
     something between them in between."""
     length = 2 * math.pi / frequency

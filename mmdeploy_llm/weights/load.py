@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -166,29 +167,14 @@ def _piece(
             "floats: either the weights are quantised and config.json has no quantization_config "
             "that says how, or it does not name this layer"
         )
-    stored, wanted = file.entries[key].shape, shapes[target.name]
-    if target.index is not None:
-        start, wanted = target.index * math.prod(wanted[1:]), wanted[1:]
-    else:
-        start = 0
-    if target.rows is not None:
-        first, last, _ = target.rows.indices(wanted[0])
-        start += first * math.prod(wanted[1:])
-        wanted = (last - first, *wanted[1:])
-    first_value = 0
-    found = stored
-    if target.source_index is not None:
-        is_there = len(found) > 0 and target.source_index < found[0]
-        is_there = is_there and target.num_sources in (None, found[0])
-        first_value = target.source_index * math.prod(found[1:])
-        found = found[1:] if is_there else ()
-    if target.source is not None and found:
-        first, last, _ = target.source.indices(found[0])
-        first_value += first * math.prod(found[1:])
-        found = (last - first, *found[1:])
-    transpose = found != wanted if target.transpose is None else target.transpose
-    expected = (*wanted[:-2], *wanted[:-3:-1]) if transpose else wanted
-    if found != expected:
+    stored, into = file.entries[key].shape, _run(shapes[target.name], target.index, target.rows)
+    source = _Run(first=0, shape=())
+    if _has_index(stored, target):
+        source = _run(stored, target.source_index, target.source)
+    wanted = into.shape
+    transpose = source.shape != wanted if target.transpose is None else target.transpose
+    expected = (*wanted[:-2], *wanted[:-3:-1]) if transpose else wanted  # last two axes swapped
+    if source.shape != expected:
         raise CheckpointError(
             f"{key} in {file.path} has shape {list(stored)}, but {target.name} needs "
             f"{list(expected)}: config.json and the weights do not belong together"
@@ -197,11 +183,46 @@ def _piece(
         file=file,
         key=key,
         name=target.name,
-        start=start,
+        start=into.first,
         shape=wanted,
-        first_value=first_value,
+        first_value=source.first,
         transpose=transpose,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Values of a tensor that follow each other, from value number `first` on. shape: of them."""
+
+    first: int
+    shape: tuple[int, ...]
+
+
+def _run(shape: tuple[int, ...], index: int | None, rows: slice | None) -> _Run:
+    """Returns the values of a tensor of `shape` at one index of its first axis, and of these some
+    rows. None takes all.
+
+    The last axis is contiguous, so both leave one run. With shape [E, n, k], index e, rows a:b:
+
+        value   0          e n k    (e n + a) k      (e n + b) k    (e + 1) n k          E n k
+                |  ......  |  rows < a  |== the run ==|  rows >= b  |  .................  |
+                           |<-------------- index e -------------->|
+    """
+    first = 0
+    if index is not None:
+        first, shape = index * math.prod(shape[1:]), shape[1:]
+    if rows is not None and shape:
+        begin, end, _ = rows.indices(shape[0])
+        first, shape = first + begin * math.prod(shape[1:]), (end - begin, *shape[1:])
+    return _Run(first=first, shape=shape)
+
+
+def _has_index(stored: tuple[int, ...], target: Target) -> bool:
+    """Whether a stored tensor has the index, and as many of them, that a target asks for."""
+    if target.source_index is None:
+        return True
+    num_sources = stored[0] if stored else 0
+    return target.source_index < num_sources and target.num_sources in (None, num_sources)
 
 
 def _dtype_name(file: TensorFile, key: str) -> str:
@@ -219,7 +240,7 @@ def _check_coverage(
         by_name[piece.name].append(piece)
     missing, twice = [], []
     for name, shape in shapes.items():
-        end, has_gap = 0, False
+        end, has_gap = 0, False  # reads in order: one that begins before `end` overlaps the last
         for piece in sorted(by_name[name], key=lambda piece: piece.start):
             if piece.start < end:
                 twice.append(f"{piece.key} (for {name})")

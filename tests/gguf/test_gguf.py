@@ -260,7 +260,9 @@ class TestRefusals:
             "llama",
             extra=lambda writer: writer.add_tensor("rope_freqs.weight", factors),
         )
-        with pytest.raises(CheckpointError, match=r"not Llama 3's; put the model's config.json"):
+        with pytest.raises(
+            CheckpointError, match=r"not that of rope_type llama3; put the model's config.json"
+        ):
             config_of(path)
 
     def test_without_the_library(self, tmp_path, monkeypatch):

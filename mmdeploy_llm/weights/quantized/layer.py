@@ -131,21 +131,21 @@ class GroupedMatrix:
             is_float8=layout.is_float8,
         )
 
-    def _of_rows(self, facts: Tensor) -> Tensor:
+    def _of_rows(self, numbers: Tensor) -> Tensor:
         """Repeats one value of each block of rows for these: [n, G]."""
-        return facts.repeat_interleave(self.block_rows, 0)[: self.codes.shape[0]]
+        return numbers.repeat_interleave(self.block_rows, 0)[: self.codes.shape[0]]
 
-    def _spread(self, facts: Tensor, start: int, end: int) -> Tensor:
+    def _spread(self, numbers: Tensor, start: int, end: int) -> Tensor:
         """Repeats one value of each group for its rows start .. end and its columns: [end - start,
         k]."""
         if self.block_rows > 1:
             first = start // self.block_rows
-            facts = facts[first : -(-end // self.block_rows)]
-            facts = facts.repeat_interleave(self.block_rows, 0)
+            numbers = numbers[first : -(-end // self.block_rows)]
+            numbers = numbers.repeat_interleave(self.block_rows, 0)
             skipped = start - first * self.block_rows
-            facts = facts[skipped : skipped + end - start]
+            numbers = numbers[skipped : skipped + end - start]
         else:
-            facts = facts[start:end]
+            numbers = numbers[start:end]
         if self.group_of is not None:
-            return facts[:, self.group_of]
-        return facts.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]
+            return numbers[:, self.group_of]
+        return numbers.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]
