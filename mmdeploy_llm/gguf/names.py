@@ -23,6 +23,7 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "output_max": (".output_max",),
     "output_min": (".output_min",),
 }
+PREFIXES = ("", "model.")  # the package leaves it out of some keys
 STACK, EXPERT = ".experts.", ".experts.{}."
 
 
@@ -39,15 +40,11 @@ class Names:
     """The names of one architecture.
 
     own: names -> keys that win over those of the package `gguf`; see TextModel.names.
-    prefix: what a key may have before what the package knows, such as "model.".
     """
 
-    def __init__(
-        self, architecture: str, own: Mapping[str, str], has_key: HasKey, prefix: str = ""
-    ) -> None:
+    def __init__(self, architecture: str, own: Mapping[str, str], has_key: HasKey) -> None:
         self._keys = {**known_keys(architecture), **{name: (key,) for name, key in own.items()}}
         self._has_key = has_key
-        self._prefixes = dict.fromkeys((prefix, ""))
 
     def key(self, name: str, number: int | None = None) -> Key | None:
         """Returns the key of the tensor `name`: the first one that the model has, None without one.
@@ -70,5 +67,5 @@ class Names:
             stem, _, ending = shown.rpartition(".")
             for base, endings in ((shown, ("",)), (stem, ENDINGS.get(ending, ()))):
                 for text in self._keys.get(base, ()):
-                    for prefix in self._prefixes:
+                    for prefix in PREFIXES:
                         yield from (f"{prefix}{text}{end}" for end in endings)

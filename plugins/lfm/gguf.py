@@ -17,7 +17,6 @@ from mmdeploy_llm.gguf.tables import (
     tower_sizes,
 )
 
-EXPERTS = "model.layers.{bid}.feed_forward.experts"
 # Files of other converters give the norm after the last layer the usual name.
 NAMES = {"output_norm": "model.embedding_norm"}
 CHANGES = {"shortconv.conv.weight": Change(new_axis=1)}
@@ -98,9 +97,6 @@ TABLE = GGUFTable(
             names={
                 **NAMES,
                 "output": "lm_head",
-                "blk.{bid}.ffn_gate_exps": f"{EXPERTS}.w1",
-                "blk.{bid}.ffn_up_exps": f"{EXPERTS}.w3",
-                "blk.{bid}.ffn_down_exps": f"{EXPERTS}.w2",
             },
             has_equal_layers=False,
         ),

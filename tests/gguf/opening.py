@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from mmdeploy_llm.gguf import GGUFFile, TowerFile, find_tables, read_headers
@@ -17,6 +19,17 @@ def any_key(key):
     """Says that a model has whatever is asked for: the first name that the tables offer wins."""
     del key
     return True
+
+
+USUAL = re.compile(
+    r"lm_head\.weight|model\.(embed_tokens\.weight|norm\.weight|layers\.\d+\.(self_attn|mlp)\..*)"
+    r"|model\.layers\.\d+\.(input|post_attention)_layernorm\.weight"
+)
+
+
+def usual_key(key):
+    """Says that a model has the keys of the standard decoder."""
+    return USUAL.fullmatch(key) is not None
 
 
 def opened(paths, has_key=any_key):

@@ -20,7 +20,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.testing.tiny import write_tiny
 
 from .gguf_writing import random_blocks, write_gguf
-from .opening import opened, tables_of
+from .opening import opened, tables_of, usual_key
 
 BLOCKS = [
     kind.name
@@ -42,12 +42,8 @@ def write_tensors(path, tensors, arch="qwen2"):
     return path
 
 
-def has_usual_name(key):
-    return key.startswith(("lm_head.", "model."))
-
-
 def read(path, key, shape, dtype=torch.float32, **options):
-    with opened([path], has_usual_name) as file:
+    with opened([path], usual_key) as file:
         out = torch.full(shape, 7.0, dtype=dtype)
         file.read_into(key, out, **{"first_value": 0, "transpose": False, **options})
         return file.entries[key], out

@@ -20,7 +20,6 @@ from mmdeploy_llm.gguf.rows import TensorRows
 from mmdeploy_llm.gguf.tables import Tower
 from mmdeploy_llm.tensor_file import WeightRows
 
-PREFIX = "model."  # of transformers' keys, before those that the package `gguf` knows
 # Features of inner layers that the decoder gets too: GGUF has the numbers of these layers, where
 # transformers counts them.
 TAPPED = re.compile(r"v\.deepstack\.(\d{1,5})\..+")
@@ -83,7 +82,7 @@ class _Whole:
 
 def _sources(header: Header, tower: Tower, has_key: HasKey) -> Mapping[str, _Source]:
     """Returns the source of every entry. Raises CheckpointError for names that are not known."""
-    names, numbers = Names(header.architecture, tower.names, has_key, PREFIX), _tapped(header)
+    names, numbers = Names(header.architecture, tower.names, has_key), _tapped(header)
     grouped: dict[str, list[StoredTensor]] = {}
     unknown: list[str] = []
     for name in sorted(header.tensors, key=_place):
