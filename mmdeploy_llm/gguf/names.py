@@ -23,7 +23,7 @@ ENDINGS: Mapping[str, tuple[str, ...]] = {
     "output_max": (".output_max",),
     "output_min": (".output_min",),
 }
-PREFIXES = ("", "model.")  # the package leaves it out of some keys
+PREFIXES = ("model.", "")  # the package leaves it out of some keys
 STACK, EXPERT = ".experts.", ".experts.{}."
 
 
