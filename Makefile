@@ -20,13 +20,14 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-triton lint types docs clean
+.PHONY: help demo test test-all test-long test-triton lint types docs clean
 
 help:
 	@echo "make demo         caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
-	@echo "make test         run the quick tests (CPU, offline, a few minutes)"
-	@echo "make test-all     run all tests that need no GPU"
-	@echo "make test-triton  run the tests of the Triton kernels with Triton $(TRITON_OLD) and $(TRITON_NEW)"
+	@echo "make test         run the quick tests (CPU, offline, under 4 minutes on two cores)"
+	@echo "make test-all     run the quick and the full tests, as CI does (under 15 minutes)"
+	@echo "make test-long    run the long tests, and those of the Triton kernels with Triton $(TRITON_OLD) and $(TRITON_NEW)"
+	@echo "make test-triton  run the latter only"
 	@echo "make lint         ruff: check and format"
 	@echo "make types        mypy"
 	@echo "make docs         build the guide into site/"
@@ -45,18 +46,22 @@ demo: $(STAMP)
 	echo "The one failure is meant: truncated-on-purpose.jpg is cut off, and harmed no other."; \
 	echo "Open $(DEMO)/captions.html in a browser."
 
-# The quick tier: tests/conftest.py says which tests are left to test-all.
+# A test without a marker is quick.
 test: $(STAMP)
-	$(PYTEST) -m "not full and not slow" $(PYTEST_FLAGS)
+	$(PYTEST) -m "not full and not long" $(PYTEST_FLAGS)
 
 test-all: $(STAMP)
-	$(PYTEST) $(PYTEST_FLAGS)
+	$(PYTEST) -m "not long" $(PYTEST_FLAGS)
+
+test-long: $(STAMP)
+	$(PYTEST) -m long $(PYTEST_FLAGS)
+	@$(MAKE) --no-print-directory test-triton
 
 # The same tests with a Triton that lies in front of the installed one.
 test-triton: $(TRITONS:%=.venv/triton-%/.installed)
 	@set -e; for version in $(TRITONS); do \
 		echo "Triton $$version:"; \
-		PYTHONPATH=$(CURDIR)/.venv/triton-$$version $(PYTEST) -m "triton and not full and not slow" $(PYTEST_FLAGS); \
+		PYTHONPATH=$(CURDIR)/.venv/triton-$$version $(PYTEST) -m "triton and not full and not long" $(PYTEST_FLAGS); \
 	done
 
 .venv/triton-%/.installed: | $(STAMP)

@@ -16,6 +16,7 @@ from .option_types import (
     Domains,
     DType,
     GroupSize,
+    GuidedDecodingBackend,
     MediaLimits,
     Names,
     NoCode,
@@ -24,6 +25,7 @@ from .option_types import (
 )
 from .params import MAX_SEED, EarlyStopParams, FrozenParams, read_early_stop
 from .params.counterparts import without_serving
+from .weight_formats import FORMATS, described, names_of
 
 
 class EngineConfig(FrozenParams):
@@ -110,9 +112,8 @@ class EngineConfig(FrozenParams):
     )
     quantization: Quantization | None = Field(
         default=None,
-        description="rounds weights while loading: to 8 bits (int8wo; int8 and int8a8 with rounded "
-        "activations), to 8-bit floats (fp8), to 4 bits (int4; int4a8 with rounded activations); "
-        "None: as they are stored, integers of 4 and 8 bits included",
+        description=f"rounds weights while loading: {described()}; None: as they are stored, in "
+        "few bits too",
     )
     quantization_group_size: GroupSize | None = Field(
         default=None,
@@ -250,11 +251,11 @@ class EngineConfig(FrozenParams):
         ge=-1,
         description="upper bound on `logprobs` and `prompt_logprobs` of a request; -1: no bound",
     )
-    guided_decoding_backend: Literal["auto", "guidance", "xgrammar", "off"] = Field(
+    guided_decoding_backend: GuidedDecodingBackend = Field(
         default="auto",
-        description="whether requests may have `guided_decoding`: off refuses them; auto, and the "
-        "names that other engines know, use llguidance, which must be installed once a request "
-        "needs it",
+        description="whether requests may have `guided_decoding`: auto uses llguidance, which must "
+        "be installed once a request needs it; off refuses them. The names of FastDeploy's "
+        "libraries are accepted with a warning and mean auto",
     )
     guided_decoding_timeout: float = Field(
         default=5.0,
@@ -377,10 +378,12 @@ class EngineConfig(FrozenParams):
 
     @model_validator(mode="after")
     def _groups_are_of_codes(self) -> Self:
-        if self.quantization_group_size is not None and self.quantization in (None, "int8"):
+        own = FORMATS.get(self.quantization or "")
+        if self.quantization_group_size is not None and (own is None or own.group_size is None):
+            grouped = names_of(row for row in FORMATS.values() if row.group_size is not None)
             raise ValueError(
-                f"quantization_group_size needs a quantization that has groups (int4, int4a8, "
-                f"int8wo, int8a8 or fp8), and quantization is {self.quantization!r}"
+                f"quantization_group_size needs a quantization that has groups ({grouped}), and "
+                f"quantization is {self.quantization!r}"
             )
         return self
 

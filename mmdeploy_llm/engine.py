@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 
 from .delivery.delivery import Delivery
-from .delivery.facts import record_of
+from .delivery.summary import record_of
 from .errors import WorkerDiedError
 from .hooks import EngineInfo, PluginManager, StepStats
 from .hooks.names import error_text

@@ -13,7 +13,7 @@ from .batch.engine import describe_engine
 from .batch.job import BatchJob, BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
 from .batch.options import BatchOptions, option_settings, retry_settings
 from .client.arguments import (
-    Pairs,
+    Asks,
     as_conversations,
     as_prompts,
     asks_of,
@@ -147,16 +147,13 @@ class LLM(EngineClient):
         sampling_params: one for all prompts, or an iterable with one for each. When its length
         differs from that of `prompts`, ValueError is raised after the results of the pairs.
         """
-        pairs = Pairs(prompts, sampling_params)
-        return self._outputs(self.answer_each(pairs), pairs)
+        asks = Asks(prompts, sampling_params)
+        return self._outputs(self.answer_each(asks), asks)
 
-    def answer_each(
-        self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[Answer, None, None]:
-        """Yields results as generate_iter does, with sampling parameters for each prompt; `index`
-        of a result counts the pairs from 0. Closing the generator aborts the requests that are
-        still running."""
-        return self._answers(Feed(self._desk, (Ask(prompt=one, params=own) for one, own in pairs)))
+    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
+        """Yields results as generate_iter does, each with its ask. Closing the generator aborts the
+        requests that are still running."""
+        return self._answers(Feed(self._desk, asks))
 
     def run_batch(
         self,
@@ -272,14 +269,14 @@ class LLM(EngineClient):
             yield from answers
 
     def _outputs(
-        self, answers: Generator[Answer, None, None], pairs: Pairs | None = None
+        self, answers: Generator[Answer, None, None], asks: Asks | None = None
     ) -> Iterator[RequestOutput]:
-        """Yields the outputs alone. Raises the error of the pairs after the last one."""
+        """Yields the outputs alone. Raises the error of the asks after the last one."""
         with closing(answers):
             for answer in answers:
                 yield answer.output
-        if pairs is not None and pairs.error is not None:
-            raise pairs.error
+        if asks is not None and asks.error is not None:
+            raise asks.error
 
     def _collect(
         self, asks: Sequence[Ask], use_tqdm: bool, on_error: OnError
@@ -288,7 +285,7 @@ class LLM(EngineClient):
         if on_error not in ("return", "raise"):
             raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
         self._desk.check()
-        done: dict[int, RequestOutput] = {}
+        done: dict[Ask, RequestOutput] = {}
         # Closing the iterator makes sure that an error leaves no request in the engine.
         with (
             closing(Feed(self._desk, asks).answers()) as answers,
@@ -299,12 +296,12 @@ class LLM(EngineClient):
                     if on_error == "raise" and not answer.output.is_ok:
                         self._desk.check()
                         raise answer.exception
-                    done[answer.index] = answer.output
+                    done[answer.ask] = answer.output
                     progress.count(answer.output)
             except EngineError as death:
                 if on_error == "raise" or self._desk.death is None:
                     raise
-                for index, ask in enumerate(asks):
-                    if index not in done:
-                        done[index] = refused(ask, death)
-        return [done[index] for index in range(len(asks))]
+                for ask in asks:
+                    if ask not in done:
+                        done[ask] = refused(ask, death)
+        return [done[ask] for ask in asks]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
+
+from .weight_formats import WHOLE_ROW, QuantizationName, quantization_name
 
 DTYPES = {
     "bf16": "bfloat16",
@@ -15,9 +18,7 @@ DTYPES = {
     "fp32": "float32",
     "float": "float32",
 }
-WHOLE_ROW = -1  # as a group size
 GROUP_STEP = 16  # of columns, of which the kernels read whole ones
-QUANTIZATIONS = {"w8a8": "int8", "wint4": "int4", "wint8": "int8wo"}
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 OWN_RULES = frozenset({"http", "https", "file", "local", "data"})  # have options of their own
@@ -28,11 +29,6 @@ def _dtype_name(value: Any) -> Any:
     name = str(value).removeprefix("torch.")
     is_name = isinstance(value, str) or name != str(value)
     return DTYPES.get(name, name) if is_name else value
-
-
-def quantization_name(value: Any) -> Any:
-    """Turns FastDeploy's names into ours."""
-    return QUANTIZATIONS.get(value, value) if isinstance(value, str) else value
 
 
 def _names(value: Any) -> Any:
@@ -89,17 +85,30 @@ def _group_size(value: int) -> int:
     return value
 
 
+def _guided_decoding_backend(value: Any) -> Any:
+    """Turns the names of FastDeploy's libraries into "auto", with a warning."""
+    if value not in ("guidance", "xgrammar"):
+        return value
+    warnings.warn(
+        f"guided_decoding_backend = {value!r} is ignored: llguidance compiles every constraint; "
+        "leave the option out",
+        UserWarning,
+        stacklevel=2,
+    )
+    return "auto"
+
+
 CpuLevel = Literal[
     "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "neon_dot", "portable"
 ]
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
-QuantizationName = Literal["int8", "int4", "int8wo", "int4a8", "int8a8", "fp8"]
 Quantization = Annotated[QuantizationName, BeforeValidator(quantization_name)]
 CacheDType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8"],
     BeforeValidator(_dtype_name),
 ]
 GroupSize = Annotated[int, AfterValidator(_group_size)]
+GuidedDecodingBackend = Annotated[Literal["auto", "off"], BeforeValidator(_guided_decoding_backend)]
 MediaLimits = Annotated[Mapping[str, int], AfterValidator(_media_limits)]
 NoCode = Annotated[bool, AfterValidator(_no_code)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]

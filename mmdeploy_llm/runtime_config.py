@@ -17,7 +17,7 @@ DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """The facts about a model that `resolve` needs. max_position_embeddings: the longest sequence
+    """Says of a model what `resolve` needs. max_position_embeddings: the longest sequence
     that the model was made for."""
 
     dtype: str
@@ -26,8 +26,8 @@ class ModelLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """The facts about the machine that `resolve` needs.
+class MachineLimits:
+    """Says of the machine what `resolve` needs.
 
     num_cpus: CPUs that this process may use.
     num_threads: compute threads that suit them.
@@ -85,7 +85,7 @@ class AttentionChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """The facts that decide between attention backends.
+    """Says what decides between attention backends.
 
     name: the requested backend, or "auto".
     block_size: the requested block size; None leaves it to the backend.
@@ -102,9 +102,9 @@ ChooseAttention = Callable[[AttentionNeeds], AttentionChoice]  # raises ConfigEr
 
 
 def resolve(
-    config: EngineConfig, model: ModelLimits, host: HostFacts, choose_attention: ChooseAttention
+    config: EngineConfig, model: ModelLimits, host: MachineLimits, choose_attention: ChooseAttention
 ) -> RuntimeConfig:
-    """Decides every option that is left open. Raises ConfigError where options contradict facts."""
+    """Decides every option that is left open. Raises ConfigError for one that cannot be had."""
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
@@ -167,7 +167,7 @@ def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
     return "bfloat16" if model.dtype == "float16" and not is_cuda else model.dtype
 
 
-def _dtype_choice(dtype: str, model: ModelLimits, host: HostFacts, is_cuda: bool) -> str:
+def _dtype_choice(dtype: str, model: ModelLimits, host: MachineLimits, is_cuda: bool) -> str:
     """Returns one line that says what "auto" chose."""
     line = f"dtype 'auto' is {dtype}, as in the checkpoint"
     if dtype != model.dtype:
@@ -203,7 +203,7 @@ def _num_batched_tokens(
     return num_batched
 
 
-def _device(config: EngineConfig, host: HostFacts) -> str:
+def _device(config: EngineConfig, host: MachineLimits) -> str:
     if config.device == "auto":
         return "cuda" if host.has_cuda else "cpu"
     if not DEVICE.fullmatch(config.device):

@@ -1,1 +1,1 @@
-"""In-tree media processors and sources, each a plugin."""
+"""The parts that media processors of several families share, and the plugins that fetch media."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmdeploy_llm import RequestError, SamplingParams
-from mmdeploy_llm.client.arguments import Pairs, as_conversations, as_prompts, chat_options
+from mmdeploy_llm.client.arguments import Asks, as_conversations, as_prompts, chat_options
 from mmdeploy_llm.intake.prompts import read_prompt
 
 ROWS = [[5, 6, 7], [8, 9]]
@@ -100,19 +100,23 @@ def test_a_wrong_conversation_is_named():
         as_conversations([[{"role": "user", "content": "x"}], "hello"])
 
 
-class TestPairs:
+def pairs_of(asks):
+    return [(ask.prompt, ask.params) for ask in asks]
+
+
+class TestAsks:
     A, B = SamplingParams(seed=1), SamplingParams(seed=2)
 
     def test_one_for_all_and_one_for_each(self):
-        assert list(Pairs(iter(["a", "b"]), self.A)) == [("a", self.A), ("b", self.A)]
-        assert list(Pairs(["a"], None)) == [("a", SamplingParams())]
+        assert pairs_of(Asks(iter(["a", "b"]), self.A)) == [("a", self.A), ("b", self.A)]
+        assert pairs_of(Asks(["a"], None)) == [("a", SamplingParams())]
         for each in ([self.A, self.B], (self.A, self.B), iter([self.A, self.B])):
-            pairs = Pairs(["a", "b"], each)
-            assert list(pairs) == [("a", self.A), ("b", self.B)]
-            assert pairs.error is None
+            asks = Asks(["a", "b"], each)
+            assert pairs_of(asks) == [("a", self.A), ("b", self.B)]
+            assert asks.error is None
 
     def test_endless_iterables(self):
-        pairs = Pairs(itertools.count(), itertools.repeat(self.A))
+        pairs = Asks(itertools.count(), itertools.repeat(self.A))
         assert len(list(itertools.islice(pairs, 5))) == 5
 
     @pytest.mark.parametrize(
@@ -123,13 +127,13 @@ class TestPairs:
         ],
     )
     def test_other_lengths_are_an_error_after_the_pairs(self, num_prompts, num_params, message):
-        pairs = Pairs(range(num_prompts), [self.A] * num_params)
+        pairs = Asks(range(num_prompts), [self.A] * num_params)
         assert len(list(pairs)) == 2
         assert isinstance(pairs.error, ValueError)
         assert message in str(pairs.error)
 
     def test_a_wrong_item_is_an_error_after_the_pairs(self):
-        pairs = Pairs(["a", "b"], [self.A, {"seed": 1}])
+        pairs = Asks(["a", "b"], [self.A, {"seed": 1}])
         assert len(list(pairs)) == 1
         assert isinstance(pairs.error, TypeError)
         assert "item 1" in str(pairs.error)
@@ -137,12 +141,12 @@ class TestPairs:
     @pytest.mark.parametrize("wrong", ["a", {"prompt": "a"}, 5, None])
     def test_one_prompt_is_refused(self, wrong):
         with pytest.raises(TypeError, match="an iterable of prompts"):
-            Pairs(wrong, None)
+            Asks(wrong, None)
 
     @pytest.mark.parametrize("wrong", ["a", {"seed": 1}, 5])
     def test_wrong_params_are_refused_at_once(self, wrong):
         with pytest.raises(TypeError, match="must be SamplingParams"):
-            Pairs(["a"], wrong)
+            Asks(["a"], wrong)
 
 
 class TestFlags:

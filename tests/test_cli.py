@@ -60,15 +60,15 @@ class FakeLLM:
     def __exit__(self, *_):
         self.is_closed = True
 
-    def answer_each(self, pairs):
-        for index, (prompt, params) in enumerate(pairs):
-            self.params = params
+    def answer_each(self, asks):
+        for ask in asks:
+            prompt, self.params = ask.prompt, ask.params
             self.prompts.append(prompt)
             said = prompt.get("prompt") or prompt["messages"][0]["content"][0]["image"]
             if "interrupt" in said:
                 raise KeyboardInterrupt
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
-            yield Answer(index=index, output=answer, error=None)
+            yield Answer(ask=ask, output=answer, error=None)
 
     def submit(self, prompt, sampling_params):
         self.handles.append(FakeHandle(self.stream(prompt, sampling_params)))
@@ -588,12 +588,12 @@ class TestPlugins:
         assert "caption" in result.stdout
 
     def test_the_environment_selects_plugins(self, run, made, monkeypatch, pictures):
-        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "image, sources")
+        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "ernie, sources")
         monkeypatch.setenv(cli.BLOCKED_VARIABLE, "qwen")
         names = [plugin["name"] for plugin in json.loads(run("plugins", "--json").stdout)]
-        assert names == ["image", "sources"]
+        assert names == ["ernie", "sources"]
         run("caption", "pics")
-        assert made[0].options["plugins"] == ("image", "sources")
+        assert made[0].options["plugins"] == ("ernie", "sources")
         assert made[0].options["blocked_plugins"] == ("qwen",)
 
     def test_an_empty_variable_means_none(self, run, monkeypatch):

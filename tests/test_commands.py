@@ -1,5 +1,6 @@
 """README.md, the Makefile and .ci/run name the same commands; `make` installs what tests need."""
 
+import ast
 import re
 import shlex
 import tomllib
@@ -12,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 # What CI runs in place of a command of the guides, because it includes that command.
 LARGER = {"test": "test-all"}
-NOT_IN_CI = {"clean", "help"}
+NOT_IN_CI = {"clean", "help", "test-long"}
+TIERS = {"full", "long"}
 # Module -> the package that has it, where the names differ.
 PACKAGES = {"compressed_tensors": "compressed-tensors", "lance": "pylance"}
 
@@ -99,10 +101,33 @@ def test_make_installs_what_tests_import():
     assert wanted <= installed
 
 
-def test_paths_of_the_quick_tier_exist(load_file):
-    for path, pattern in load_file("conftest.py").QUICK.items():
-        assert (TESTS / path).exists(), path
-        re.compile(pattern)
+def marked_from_afar(text):
+    """Returns the tiers that a conftest.py gives to tests elsewhere: a test says its own."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "add_marker":
+            found |= TIERS & set(re.findall(r"\w+", ast.unparse(node)))
+    return found
+
+
+def test_a_test_says_its_own_tier():
+    assert marked_from_afar("item.add_marker(pytest.mark.full)") == {"full"}
+    assert marked_from_afar("if slow: item.add_marker('long')") == {"long"}
+    for path in TESTS.rglob("conftest.py"):
+        assert marked_from_afar(path.read_text()) == set(), path
+
+
+def test_the_tiers_leave_no_test_out():
+    """Each is a choice by markers alone, and together they are all tests."""
+    found = dict(re.findall(r"^(test[\w-]*): .*\n.*-m \"?([\w ]+?)\"? \$", read("Makefile"), re.M))
+    assert found == {
+        "test": "not full and not long",
+        "test-all": "not long",
+        "test-long": "long",
+    }
+    options = tomllib.loads(read("pyproject.toml"))["tool"]["pytest"]["ini_options"]
+    assert "--strict-markers" in options["addopts"]
+    assert {line.partition(":")[0] for line in options["markers"]} >= TIERS
 
 
 @pytest.mark.parametrize(

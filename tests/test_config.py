@@ -7,11 +7,11 @@ import torch
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runtime_config import AttentionChoice, HostFacts, ModelLimits, resolve
+from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
 
 MODEL = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=64)
-CPU = HostFacts(has_cuda=False, num_cpus=2, num_threads=2)
-CUDA = HostFacts(has_cuda=True, num_cpus=16, num_threads=8)
+CPU = MachineLimits(has_cuda=False, num_cpus=2, num_threads=2)
+CUDA = MachineLimits(has_cuda=True, num_cpus=16, num_threads=8)
 
 
 def run(host=CPU, model=MODEL, **options):
@@ -94,7 +94,9 @@ def test_float16_checkpoints_run_in_bfloat16_on_cpu():
 )
 def test_dtype_auto_says_what_it_chose(stored, level, has_bf16, line):
     """It never computes a checkpoint in float32 or bfloat16 in another dtype."""
-    host = HostFacts(has_cuda=False, num_cpus=2, num_threads=2, cpu_level=level, has_bf16=has_bf16)
+    host = MachineLimits(
+        has_cuda=False, num_cpus=2, num_threads=2, cpu_level=level, has_bf16=has_bf16
+    )
     model = ModelLimits(dtype=stored, max_position_embeddings=64, hidden_size=8)
     runtime = run(host, model)
     assert runtime.dtype == ("bfloat16" if stored == "float16" else stored)
@@ -194,3 +196,10 @@ def test_neither_config_can_be_changed():
     assert config.replace(seed=3) == EngineConfig(model="m", seed=3)
     with pytest.raises(FrozenInstanceError):
         run().seed = 3
+
+
+@pytest.mark.parametrize("name", ["guidance", "xgrammar"])
+def test_libraries_of_constraints_are_ignored_with_a_warning(name):
+    with pytest.warns(UserWarning, match=f"'{name}' is ignored: llguidance"):
+        config = EngineConfig(model="m", guided_decoding_backend=name)
+    assert config.guided_decoding_backend == "auto"

@@ -150,6 +150,7 @@ def test_wrong_usage(folder, arguments, message):
     assert message in errors.replace("\n", " ")
 
 
+@pytest.mark.full
 def test_a_forked_child_is_refused(folder):
     code = """
 import os, sys

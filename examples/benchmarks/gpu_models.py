@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mmdeploy_llm_plugins.ernie.tiny import TOKENS as ERNIE_TOKENS
+from mmdeploy_llm_plugins.qwen.tiny import TOKENS as QWEN_TOKENS
 from transformers import Ernie4_5_VLMoeConfig, PretrainedConfig, Qwen2_5_VLConfig
 
-from mmdeploy_llm.testing.tiny import ERNIE_TOKENS, FAMILIES, QWEN_TOKENS, make_tokenizer
-from mmdeploy_llm.testing.tiny.common import token_ids
+from mmdeploy_llm.testing.tiny import families, family_of, make_tokenizer, token_ids
 
 MAX_PIXELS = 1280 * 28 * 28
 
@@ -119,7 +120,7 @@ def _write(folder: Path, config: PretrainedConfig, architecture: str, family: st
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     make_tokenizer(family).save_pretrained(folder)
-    for name, contents in FAMILIES[family].files.items():
+    for name, contents in family_of(families()[family]).files.items():
         sizes = {"shortest_edge": 56 * 56, "longest_edge": MAX_PIXELS}
         (folder / name).write_text(json.dumps({**contents, "size": sizes}), "utf-8")
     return folder

@@ -244,7 +244,7 @@ import sys, time
 begin = time.perf_counter()
 from mmdeploy_llm import LLM, SamplingParams
 options = {"device": sys.argv[2], "max_model_len": int(sys.argv[3])}
-llm = LLM(model=sys.argv[1], blocked_plugins=("video",), **options)
+llm = LLM(model=sys.argv[1], **options)
 params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 output = llm.generate([[50, 60, 70]], params, use_tqdm=False)[0]
 assert output.is_ok, output.error_msg

@@ -120,7 +120,6 @@ class Part:
             load_format="dummy",
             dtype=DTYPE,
             device=self.device,
-            blocked_plugins=("video",),
             guided_decoding_backend="off",
             enable_prefix_caching=False,
             num_threads=None if self.is_cuda else 1,

@@ -26,8 +26,8 @@ from types import SimpleNamespace
 
 import av
 import numpy as np
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from mmdeploy_llm_processors.video.files import open_file
-from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor
 from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams

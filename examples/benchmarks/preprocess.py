@@ -22,11 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmdeploy_llm_processors.image.processor import (
-    ErnieImageProcessor,
-    ImageProcessor,
-    QwenImageProcessor,
-)
+from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
+from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
+from mmdeploy_llm_processors.image.processor import ImageProcessor
 from PIL import Image
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,

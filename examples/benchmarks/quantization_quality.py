@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import workloads
@@ -24,10 +24,10 @@ from mmdeploy_llm.attention.base import BatchLayout
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.kernels import Quantization
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
+from mmdeploy_llm.weight_formats import FORMATS
 from mmdeploy_llm.weights.load import build_model
 
 BLOCK_SIZE = 64
@@ -113,7 +113,7 @@ def main() -> None:
     kernels = native.load()
     prompts = [list(request.token_ids) for request in workloads.text()][:16]
     expected = logits(load(folder, kernels, None), kernels, prompts, torch.bfloat16)
-    for quantization in get_args(Quantization):
+    for quantization in FORMATS:
         quantized = load(folder, kernels, quantization)
         compare(quantization, logits(quantized, kernels, prompts, torch.bfloat16), expected)
         del quantized

@@ -21,9 +21,9 @@ from pathlib import Path
 import clips
 import numpy as np
 import questions as asking
+from mmdeploy_llm_plugins.ernie.frames import choose_frames
+from mmdeploy_llm_plugins.ernie.stamp import Stamp
 from mmdeploy_llm_processors.video.options import VideoOptions
-from mmdeploy_llm_processors.video.select import ernie_frames
-from mmdeploy_llm_processors.video.stamp import Stamp
 from mmdeploy_llm_processors.video.timeline import constant_timeline
 from PIL import Image
 from scenes import COLOURS, KINDS, MAX_SHAPES, ROWS, SIZES, Scene, Shape, draw_scene
@@ -324,7 +324,7 @@ class RowMaker:
     def _video(self, row: Row, clip: clips.Clip, start: int) -> int:
         """Append the frames that the video processor would choose, with its time stamps."""
         timeline = constant_timeline(clip.width, clip.height, clip.num_frames, clips.RATE)
-        chosen = ernie_frames(timeline, VIDEO, "0" * 16)
+        chosen = choose_frames(timeline, VIDEO, "0" * 16)
         chosen += chosen[-1:] * (len(chosen) % PAIR)
         painter = clips.ClipPainter(self.rng, clip)
         frames = clips.degraded(self.rng, [painter.frame(index) for index in chosen])

@@ -91,8 +91,8 @@ class Int4Context:
             if rows is not None:
                 for stored, new in zip((pages, scales), encode(rows), strict=True):
                     stored.flatten(0, 1).index_copy_(0, self._layout.slots, new)
-            codes, facts = (x.index_select(0, tables.flatten()) for x in (pages, scales))
-            found.append(decode(codes, facts, q.dtype))
+            codes, ranges = (x.index_select(0, tables.flatten()) for x in (pages, scales))
+            found.append(decode(codes, ranges, q.dtype))
         places = torch.arange(tables.numel(), dtype=tables.dtype, device=tables.device)
         context = self._begin(
             replace(self._layout, block_tables=places.view_as(tables)),

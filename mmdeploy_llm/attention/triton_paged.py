@@ -26,8 +26,8 @@ Ranges = tuple[Tensor, Tensor]  # first visible key and end of the range: [T] in
 
 
 class TritonAttention(VarlenBackend):
-    """Calls our Triton kernels. gpu: facts that set launch sizes; None: read from `device`. Raises
-    ConfigError when triton is not installed."""
+    """Calls our Triton kernels. gpu: properties that set launch sizes; None: read from `device`.
+    Raises ConfigError when triton is not installed."""
 
     name = "triton"
     has_sinks = True
@@ -38,7 +38,7 @@ class TritonAttention(VarlenBackend):
 
         super().__init__(write_by_kernel)
         self.paged: ModuleType = paged
-        self.gpu: Gpu = gpu or paged.facts_of(device)
+        self.gpu: Gpu = gpu or paged.gpu_of(device)
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> TritonContext:
         """Returns the attention of one step."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
+from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.ids import Selection
@@ -33,6 +33,7 @@ from .sources import Source, open_source
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
+    from mmdeploy_llm.desk.ticket import Ask
     from mmdeploy_llm.records.record import Record
     from mmdeploy_llm.sinks.scan import RecordIndex
 
@@ -56,8 +57,7 @@ class BatchSettings:
         these error codes only.
     schema: JSON schema that every answer must keep; one that breaks it is asked again up to
         `validate_retries` times. None checks nothing.
-    engine_restarts: how often in a row an engine that died is started again; more than 0 needs an
-        LLM that can be.
+    engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     is_progress_shown: None shows a progress bar on a terminal only.
@@ -78,7 +78,7 @@ class BatchSettings:
     retried_codes: frozenset[int] | None = None
     schema: Mapping[str, Any] | None = None
     validate_retries: int = 2
-    engine_restarts: int = 0
+    engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
@@ -311,8 +311,8 @@ def _with_configuration(job: BatchJob) -> BatchJob:
 
 def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
     """Returns the LLM with what asks it again."""
-    if settings.engine_restarts and not isinstance(llm, _NoModel):
-        llm = Restarting(cast(Restartable, llm), settings.engine_restarts)
+    if settings.engine_restarts and isinstance(llm, Restartable):
+        llm = Restarting(llm, settings.engine_restarts)
     return llm if checker is None else Validated(llm, checker, settings.validate_retries)
 
 
@@ -352,12 +352,10 @@ def _summary(
 class _NoModel:
     """Stands in for the model when only lines that cannot be used are left."""
 
-    def answer_each(
-        self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[Answer, None, None]:
-        """Exhausts the pairs, which must be empty: bad lines are recorded on the way."""
-        for prompt, _ in pairs:
-            raise AssertionError(f"an item reached a run without a model: {prompt!r}")
+    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
+        """Exhausts the asks, which must be empty: bad lines are recorded on the way."""
+        for ask in asks:
+            raise AssertionError(f"an item reached a run without a model: {ask.prompt!r}")
         yield from ()
 
     def __enter__(self) -> _NoModel:

@@ -42,32 +42,15 @@ class OutputOptions(TypedDict, total=False):
     engine_restarts: int
 
 
-def output_settings(
-    *,
-    shard: str | None = None,
-    limit: int | None = None,
-    max_failures: int | None = None,
-    format: str | None = None,
-    part_items: int | None = None,
-    journal: str | os.PathLike[str] | None = None,
-    validate: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    validate_retries: int = 2,
-    engine_restarts: int = 2,
-) -> dict[str, Any]:
-    """Returns the fields of BatchSettings for OutputOptions. Raises ConfigError."""
-    schema = validate
-    if isinstance(validate, (str, os.PathLike)):
-        schema = read_schema(os.fspath(validate))
-    return {
-        "selection": Selection.parse(shard, limit),
-        "max_failures": max_failures,
-        "format": format,
-        "part_items": part_items,
-        "journal": journal,
-        "schema": schema,
-        "validate_retries": validate_retries,
-        "engine_restarts": engine_restarts,
-    }
+def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of BatchSettings, which has the defaults, for OutputOptions. Raises
+    ConfigError."""
+    settings = dict(options)
+    schema = settings.pop("validate", None)
+    if isinstance(schema, (str, os.PathLike)):
+        schema = read_schema(os.fspath(schema))
+    selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
+    return {**settings, "selection": selection, "schema": schema}
 
 
 def retry_settings(retry_failed: bool | Collection[int] | str) -> dict[str, Any]:
@@ -111,4 +94,4 @@ def option_settings(options: BatchOptions) -> dict[str, Any]:
             raise ConfigError(f"run_batch has no argument {name!r}; {hint}")
     given: dict[str, Any] = {name: value for name, value in options.items() if name not in columns}
     named: Any = {name: value for name, value in options.items() if name in columns}
-    return {"columns": ColumnOptions.given(named), **output_settings(**given)}
+    return {"columns": ColumnOptions.given(named), **output_settings(given)}

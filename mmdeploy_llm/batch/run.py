@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tqdm import tqdm
 
 from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.messages import Prompt
-from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.desk.outcome import Answer
+from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.processes import interrupted_later
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
@@ -30,9 +30,6 @@ from mmdeploy_llm.sinks.base import RecordSink
 
 from .answers.rounds import Answerer
 from .sources import Source
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.desk.outcome import Answer
 
 Ending = Literal["done", "max_failures", "interrupted"]
 
@@ -110,7 +107,6 @@ class BatchRun:
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
-        self._in_flight: dict[int, Item] = {}
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -121,7 +117,7 @@ class BatchRun:
         dropped.
         """
         try:
-            with closing(llm.answer_each(self._pairs())) as answers:
+            with closing(llm.answer_each(self._asks())) as answers:
                 for answer in answers:
                     self._collect(answer)
                     if self._is_over:
@@ -130,22 +126,19 @@ class BatchRun:
             return "interrupted"
         return "max_failures" if self._is_over else "done"
 
-    def _pairs(self) -> Iterator[tuple[Prompt, SamplingParams]]:
+    def _asks(self) -> Iterator[Ask]:
         """Yields prompts on demand; records lines that cannot be used at once."""
-        number = 0
         for item in self._items:
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
             else:
-                self._in_flight[number] = item
-                number += 1
-                yield item.prompt, item.params
+                yield Ask(prompt=item.prompt, params=item.params, item=item)
             if self._is_over:
                 return
 
     def _collect(self, answer: Answer) -> None:
         """Writes the record of an item that has finished."""
-        item = self._in_flight.pop(answer.index)
+        item = answer.ask.item
         record = record_of(item, answer.output, answer.error, self._config_digest)
         self._take(record, item, num_media=1 if item.path else len(item.media))
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.kernels.coded import CODES
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts, ModalityMLP, SparseMLP
 from mmdeploy_llm.metrics import StepStats
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
+from mmdeploy_llm.weight_formats import FORMATS
 
 from .machine import Machine
 
@@ -34,7 +34,8 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m
 # Weights, with the four bytes that a group's scale and zero take. The head, which has 8 bits in any
 # case, is counted as the others.
 WEIGHT_BYTES = VALUE_BYTES | {
-    name: layout.bits / 8 + 4 / layout.group_size for name, layout in CODES.items()
+    row.name: row.bits / 8 + (4 / row.group_size if row.group_size else 0)
+    for row in FORMATS.values()
 }
 
 

@@ -7,17 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels import Quantization
-from mmdeploy_llm.kernels.coded import CODES
 from mmdeploy_llm.native import CpuKernels
+from mmdeploy_llm.weight_formats import FORMATS
 
-Precision = Literal["float32", "bfloat16", "float16"] | Quantization
+Precision = str  # a dtype, or the name of a weight format
 
 # Shape of the timed product: 512 rows times a weight of 4096 x 1024.
 NUM_ROWS, OUT_SIZE, IN_SIZE = 512, 4096, 1024
@@ -66,14 +64,13 @@ def _products(
     device: torch.device, precision: Precision, kernels: CpuKernels | None
 ) -> Iterator[Callable[[], Tensor]]:
     """Yields implementations of the same product."""
-    if precision == "int8":
+    own = FORMATS.get(precision)
+    if own is not None and own.group_size is None:
         yield from _int8_products(device, kernels)
         return
-    if precision in CODES:
+    if own is not None:
         assert kernels is not None, "the engine needs them too"
-        coded = kernels.pack(
-            torch.rand(OUT_SIZE, IN_SIZE).bfloat16(), cast(Quantization, precision)
-        )
+        coded = kernels.pack(torch.rand(OUT_SIZE, IN_SIZE).bfloat16(), precision)
         assert coded is not None
         wide = torch.rand(NUM_ROWS, IN_SIZE).bfloat16()
         yield lambda: coded.product(wide, None)

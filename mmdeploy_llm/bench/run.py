@@ -24,8 +24,8 @@ from mmdeploy_llm.hooks import Checkpoint, hookimpl
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.metrics import StepStats
 from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
-from mmdeploy_llm.option_types import quantization_name
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.weight_formats import quantization_name
 
 from .cost import MediaFlops, ModelCost, kv_block_bytes, model_cost
 from .machine import Machine, Precision, measure_machine, peak_memory
@@ -244,7 +244,7 @@ def _memory(
 def _precision(llm: LLM, settings: BenchSettings) -> Precision:
     """Returns the precision of the matrix products with weights."""
     name = quantization_name(settings.options.get("quantization"))
-    return cast(Precision, name or llm.runtime.dtype)
+    return str(name or llm.runtime.dtype)
 
 
 def _machine(llm: LLM, settings: BenchSettings) -> Machine:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
 
 from .columns import (
@@ -123,7 +124,7 @@ OUTPUT_OPTIONS: dict[str, tuple[Any, Any]] = {
     "journal": (Journal, None),
     "validate": (Validate, None),
     "validate_retries": (ValidateRetries, 2),
-    "engine_restarts": (EngineRestarts, 2),
+    "engine_restarts": (EngineRestarts, ENGINE_RESTARTS),
 }
 
 
@@ -271,7 +272,7 @@ def batch_settings(
         columns=column_options(options),
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         **retry_settings(retried),
-        **output_settings(**{name: options[name] for name in OutputOptions.__annotations__}),
+        **output_settings({name: options[name] for name in OutputOptions.__annotations__}),
         is_any_config_kept=options["resume_anyway"],
         describe_engine=lambda: describe_model(options["model"], engine),
     )

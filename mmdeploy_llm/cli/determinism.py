@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmdeploy_llm.weight_formats import FORMATS, names_of
+
 from .options import SOME_FAILED, DType, Engine, IsJson, engine_options
 
 if TYPE_CHECKING:
@@ -52,9 +54,7 @@ Mode = Annotated[
 ]
 Quantization = Annotated[
     str | None,
-    typer.Option(
-        help="int8, int4, int8wo, int4a8, int8a8 or fp8: weights in 8 or 4 bits (CPU only)."
-    ),
+    typer.Option(help=f"{names_of(FORMATS.values())}: weights in 8 or 4 bits (CPU only)."),
 ]
 Longest = Annotated[
     int,

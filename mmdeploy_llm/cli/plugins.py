@@ -33,8 +33,8 @@ Examples:
   mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
 
 \b
-MMDEPLOY_LLM_PLUGINS=image,qwen        load only these plugins
-MMDEPLOY_LLM_BLOCKED_PLUGINS=qwen      do not load these"""
+MMDEPLOY_LLM_PLUGINS=acme,sources      load only these plugins
+MMDEPLOY_LLM_BLOCKED_PLUGINS=acme      do not load these"""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Strict = Annotated[

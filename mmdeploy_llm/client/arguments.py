@@ -173,11 +173,11 @@ def params_for(params: Any, count: int, what: str) -> list[SamplingParams]:
     return [one_params(params)] * count
 
 
-class Pairs:
+class Asks:
     """Pairs prompts with sampling parameters while it is iterated: one for all, or the next of an
     iterable for each.
 
-    error: why the pairs ended early, once they have: iterables of different lengths, or parameters
+    error: why they ended early, once they have: iterables of different lengths, or parameters
         of a wrong type. It is set and not raised, so that the prompts before it are answered.
 
     Raises TypeError for arguments that cannot be paired.
@@ -194,7 +194,7 @@ class Pairs:
         self._prompts = prompts
         self.error: Exception | None = None
 
-    def __iter__(self) -> Iterator[tuple[Any, SamplingParams]]:
+    def __iter__(self) -> Iterator[Ask]:
         count = 0
         for prompt in self._prompts:
             own = next(self._params, _END)
@@ -202,11 +202,11 @@ class Pairs:
                 self._end(f"sampling_params has {count} items, but there are more prompts")
                 return
             try:
-                pair = prompt, one_params(own)
+                ask = Ask(prompt=prompt, params=one_params(own))
             except TypeError as error:
                 self.error = TypeError(f"item {count} of the sampling_params: {error}")
                 return
-            yield pair
+            yield ask
             count += 1
         if self._is_each and next(self._params, _END) is not _END:
             self._end(f"sampling_params has more items than the {count} prompts")

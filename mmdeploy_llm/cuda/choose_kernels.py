@@ -71,17 +71,17 @@ def _adjusted(raw, columns, row, vocab_size):
 
 
 @triton.jit
-def _row(logits, stride, slots, rules, room, has_table, place, vocab_size):
-    """Returns the row's pointers for _adjusted. rules: pointers as in Rules. room: capacity of a
-    slot for edits. has_table: whether there are counts."""
+def _row(logits, stride, slots, rules, edits, has_table, place, vocab_size):
+    """Returns the row's pointers for _adjusted. rules: pointers as in Rules. edits: how many a slot
+    can hold. has_table: whether there are counts."""
     ints, reals, edit_ids, edit_values, counts = rules
     slot = tl.load(slots + place).to(tl.int64)
     return (
         logits + place.to(tl.int64) * stride,
         ints + slot * NUM_INTS,
         reals + slot * NUM_REALS,
-        edit_ids + slot * room,
-        edit_values + slot * room,
+        edit_ids + slot * edits,
+        edit_values + slot * edits,
         counts + slot * vocab_size * has_table,
     )
 
@@ -113,13 +113,13 @@ def _threshold(keys, is_in, C: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["room", "has_table", "num_tiles"])
+@triton.jit(do_not_specialize=["edits", "has_table", "num_tiles"])
 def survey(
-    logits_ptr, stride, slots_ptr, rules, room, has_table, vocab_size, num_tiles,
+    logits_ptr, stride, slots_ptr, rules, edits, has_table, vocab_size, num_tiles,
     raw_peaks_ptr, peaks_ptr, places_ptr, limits_ptr, num_kept_ptr, kept_ptr, kept_ids_ptr,
     BLOCK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    row = _row(logits_ptr, stride, slots_ptr, rules, room, has_table, tl.program_id(0), vocab_size)
+    row = _row(logits_ptr, stride, slots_ptr, rules, edits, has_table, tl.program_id(0), vocab_size)
     tile = tl.program_id(0).to(tl.int64) * num_tiles + tl.program_id(1)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = columns < vocab_size
@@ -153,12 +153,12 @@ def _mass(keys):
     return (tl.exp(z) * UNITS).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["room", "has_table", "num_tiles"])
+@triton.jit(do_not_specialize=["edits", "has_table", "num_tiles"])
 def weigh(
-    logits_ptr, stride, slots_ptr, rules, room, has_table, vocab_size, num_tiles, peaks_ptr,
+    logits_ptr, stride, slots_ptr, rules, edits, has_table, vocab_size, num_tiles, peaks_ptr,
     masses_ptr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    row = _row(logits_ptr, stride, slots_ptr, rules, room, has_table, tl.program_id(0), vocab_size)
+    row = _row(logits_ptr, stride, slots_ptr, rules, edits, has_table, tl.program_id(0), vocab_size)
     if tl.load(row[1] + IS_RANDOM) != 0:
         first = tl.program_id(0).to(tl.int64) * num_tiles
         tiles = tl.arange(0, TILES)
@@ -177,10 +177,10 @@ def _keys(
     """Returns the keys of the next TILE candidates of the row (is_few), or of its next TILE tokens.
     few: pointers to the candidates and to their number in each tile, and the capacity of all
     tiles."""
-    kept, num_kept, room = few
+    kept, num_kept, capacity = few
     places = start + tl.arange(0, TILE)
     if is_few:
-        num = tl.load(num_kept + places // C, mask=places < room, other=0)
+        num = tl.load(num_kept + places // C, mask=places < capacity, other=0)
         x = tl.load(kept + places, mask=places % C < num, other=float("-inf"))
     else:
         raw = tl.load(row[0] + places, mask=places < vocab_size, other=float("-inf"))
@@ -340,16 +340,16 @@ def _advance(ints, counts, token):
         tl.store(counts + token, tl.minimum(tl.maximum(seen, 1) + 1, MAX_COUNT).to(tl.int16))
 
 
-@triton.jit(do_not_specialize=["room", "has_table", "num_tiles", "num_rows"])
+@triton.jit(do_not_specialize=["edits", "has_table", "num_tiles", "num_rows"])
 def choose(
-    logits_ptr, stride, slots_ptr, rules, room, has_table, vocab_size, num_tiles, num_rows,
+    logits_ptr, stride, slots_ptr, rules, edits, has_table, vocab_size, num_tiles, num_rows,
     forced_ptr, raw_peaks_ptr, peaks_ptr, places_ptr, limits_ptr, num_kept_ptr, kept_ptr,
     kept_ids_ptr, masses_ptr, out_ptr,
     HAS_FORCED: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr, TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
-    row = _row(logits_ptr, stride, slots_ptr, rules, room, has_table, place, vocab_size)
+    row = _row(logits_ptr, stride, slots_ptr, rules, edits, has_table, place, vocab_size)
     first = place.to(tl.int64) * num_tiles
     tiles = tl.arange(0, TILES)
     is_tile = tiles < num_tiles

@@ -90,10 +90,10 @@ def _few_rows(
             part += tl.dot(
                 x, tl.trans((data >> 4).to(tl.float32).to(dtype)), input_precision="ieee"
             )
-        facts = outputs * num_groups + first // group_size
-        total += part * tl.load(scales_ptr + facts, mask=is_output, other=0.0)[None, :]
+        groups = outputs * num_groups + first // group_size
+        total += part * tl.load(scales_ptr + groups, mask=is_output, other=0.0)[None, :]
         if HAS_OFFSETS:
-            offsets = tl.load(offsets_ptr + facts, mask=is_output, other=0.0)
+            offsets = tl.load(offsets_ptr + groups, mask=is_output, other=0.0)
             total -= sums[:, None] * offsets[None, :]
     if HAS_BIAS:
         bias = tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)
@@ -112,11 +112,11 @@ def _dequantize(
     first = tl.program_id(1) * TILE
     is_row = rows < n
     data = _codes(data_ptr, rows, is_row, first, row_bytes, TILE, BITS)
-    facts = rows * num_groups + first // group_size
-    scales = tl.load(scales_ptr + facts, mask=is_row, other=0.0)[:, None]
+    groups = rows * num_groups + first // group_size
+    scales = tl.load(scales_ptr + groups, mask=is_row, other=0.0)[:, None]
     offsets = tl.zeros_like(scales)
     if HAS_OFFSETS:
-        offsets = tl.load(offsets_ptr + facts, mask=is_row, other=0.0)[:, None]
+        offsets = tl.load(offsets_ptr + groups, mask=is_row, other=0.0)[:, None]
     dtype = out_ptr.dtype.element_ty
     at = tl.arange(0, TILE * BITS // 8)
     columns = first + (at // 4 * 8 + at % 4 if BITS == 4 else at)

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
-from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording, rounds_inputs
+from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
 from mmdeploy_llm.kernels.coded import (
     CodedWeight,
     CodeLayout,
     WeightRounder,
+    layout_of,
     rounded,
 )
+from mmdeploy_llm.weight_formats import rounds_inputs
 
 from . import codes, heads, int8, rows
 from . import experts as experts_module
@@ -98,20 +100,23 @@ class CudaKernels:
         fused in floats only."""
         if quantization is None or self._rounder is None:
             return False
-        layout = self._rounder.layouts.get(quantization)
-        can_multiply = layout is None or self.can_pack_coded(layout, weight.shape)
+        own = self._rounder.formats[quantization]
+        layout = layout_of(own, weight.shape[-1])
+        can_multiply = own.group_size is None or self.can_pack_coded(layout, weight.shape)
         return weight.dim() == 2 and weight.dtype in ROUNDED and can_multiply
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Rounds `weight` [n, k] on the host and brings its codes to the device; None where
-        `can_pack` is False. Only int8 has products with rounded x: see pack_coded."""
+        `can_pack` is False. Only formats without groups have products with rounded x: see
+        pack_coded."""
         if quantization is None or self._rounder is None or not self.can_pack(weight, quantization):
             return None
         weight = weight.cpu().contiguous()
-        if quantization == "int8":
+        own = self._rounder.formats[quantization]
+        if own.group_size is None:
             values, (scales, shifts) = self._rounder.quantize_rows(weight)
             return int8.Int8Rows(values, scales, shifts, self._device)
-        coded = rounded(self._rounder, weight, self._rounder.layouts[quantization])
+        coded = rounded(self._rounder, weight, own)
         return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 
     def can_pack_coded(self, layout: CodeLayout, shape: Sequence[int]) -> bool:

@@ -69,7 +69,7 @@ def store_heads(
 
 @triton.jit
 def load_decoded(
-    codes, facts, starts, heads, is_there,
+    codes, ranges, starts, heads, is_there,
     HALF: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Loads heads [BLOCK_N, BLOCK_D] in float32, whose bytes begin at `starts` and whose numbers in
@@ -81,7 +81,7 @@ def load_decoded(
     mask = is_there[:, None] & (places < D // 2)[None, :]
     pairs = tl.load(codes + starts[:, None] + places[None, :], mask=mask, other=0)
     pairs = tl.reshape(pairs, shape)
-    words = facts.to(tl.pointer_type(tl.int32)) + heads[:, None] * GROUPS + groups[None, :]
+    words = ranges.to(tl.pointer_type(tl.int32)) + heads[:, None] * GROUPS + groups[None, :]
     words = tl.load(words, mask=is_there[:, None] & (groups < GROUPS)[None, :], other=0)
     scale = (words << 16).to(tl.float32, bitcast=True)[:, :, None]
     lowest = (words & -65536).to(tl.float32, bitcast=True)[:, :, None]
@@ -97,7 +97,7 @@ def _code(x, scale):
 
 
 @triton.jit
-def _encode_groups(start, is_row, codes, facts, rows, HALF: tl.constexpr):
+def _encode_groups(start, is_row, codes, ranges, rows, HALF: tl.constexpr):
     """Encodes groups of channels that begin at start [ROWS, 1], as group `rows` of the cache."""
     places = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     is_in = is_row & (places < HALF)
@@ -108,8 +108,8 @@ def _encode_groups(start, is_row, codes, facts, rows, HALF: tl.constexpr):
     odd = tl.sum((first - first) + (second - second), 1)[:, None]  # NaN if one is not finite
     lowest = least.to(tl.bfloat16)
     scale = (tl.div_rn(most - lowest.to(tl.float32), 15.0) + odd).to(tl.bfloat16)
-    tl.store(facts + 2 * rows, scale, mask=is_row)
-    tl.store(facts + 2 * rows + 1, lowest, mask=is_row)
+    tl.store(ranges + 2 * rows, scale, mask=is_row)
+    tl.store(ranges + 2 * rows + 1, lowest, mask=is_row)
     scale, lowest = scale.to(tl.float32), lowest.to(tl.float32)
     pairs = _code(first - lowest, scale) | _code(second - lowest, scale) << 4
     tl.store(codes + rows * HALF + places, pairs, mask=is_in)
@@ -117,7 +117,7 @@ def _encode_groups(start, is_row, codes, facts, rows, HALF: tl.constexpr):
 
 @triton.jit
 def _encode(
-    k, v, keys, values, key_facts, value_facts, slots,
+    k, v, keys, values, key_ranges, value_ranges, slots,
     k_token_stride, k_head_stride, v_token_stride, v_head_stride,
     NUM_KV: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -129,9 +129,9 @@ def _encode(
     is_row = (rows < NUM_KV * GROUPS) & (slot >= 0)
     rows += slot * (NUM_KV * GROUPS)
     start = k + token * k_token_stride + head * k_head_stride + channel
-    _encode_groups(start, is_row, keys, key_facts, rows, HALF)
+    _encode_groups(start, is_row, keys, key_ranges, rows, HALF)
     start = v + token * v_token_stride + head * v_head_stride + channel
-    _encode_groups(start, is_row, values, value_facts, rows, HALF)
+    _encode_groups(start, is_row, values, value_ranges, rows, HALF)
 
 
 def write_int4(

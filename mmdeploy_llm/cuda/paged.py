@@ -22,15 +22,15 @@ MIN_SPLIT = 128  # keys in a split; shorter ones cost more than they save
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Facts about a card that determine launch sizes. shared_memory: bytes that a thread block may
-    use."""
+    """The properties of a card that determine launch sizes. shared_memory: bytes that a thread
+    block may use."""
 
     num_processors: int
     shared_memory: int
 
 
-def facts_of(device: torch.device) -> Gpu:
-    """Reads the facts about a CUDA device."""
+def gpu_of(device: torch.device) -> Gpu:
+    """Reads the properties of a CUDA device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     found = triton.runtime.driver.active.utils.get_device_properties(index)
     return Gpu(num_processors=found["multiprocessor_count"], shared_memory=found["max_shared_mem"])

@@ -20,7 +20,8 @@ from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
 from .detokenizer import Vocabulary
-from .facts import (
+from .pipeline import ParserSource, ParserSources, TextPipeline
+from .summary import (
     ABORT_FAILURE,
     UNKNOWN_FAILURE,
     can_end_here,
@@ -29,7 +30,6 @@ from .facts import (
     num_media_tokens,
     with_id,
 )
-from .pipeline import ParserSource, ParserSources, TextPipeline
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class _Progress:
     """Delivery state of one request.
 
     num_read: number of its ids that the pipeline has read; ids after a stop are not.
-    num_sent: number of its ids that the caller has received.
+    num_delivered: number of its ids that the caller has received.
 
     Writer: Delivery.
     """
@@ -49,7 +49,7 @@ class _Progress:
     has_reasoning_parser: bool
     has_tool_parser: bool
     num_read: int = 0
-    num_sent: int = 0
+    num_delivered: int = 0
     send_idx: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
@@ -114,7 +114,7 @@ class Delivery:
         if reason is not None:
             self._progress.pop(update.request.request_id)
             return self._last_output(progress, update, reason)
-        has_news = update.request.stream and progress.num_read > progress.num_sent
+        has_news = update.request.stream and progress.num_read > progress.num_delivered
         return self._output(progress) if has_news else None
 
     def _begin(self, request: Request) -> _Progress:
@@ -162,7 +162,7 @@ class Delivery:
         elif failure is None and reason == "error":
             failure = UNKNOWN_FAILURE
         if progress.pipeline.failure is not None:
-            progress.num_sent, progress.cumulative_logprob = 0, 0.0
+            progress.num_delivered, progress.cumulative_logprob = 0, 0.0
         return self._output(progress, reason, failure)
 
     def _output(
@@ -226,13 +226,13 @@ def _completion(
     elif reason == "stop" and pipeline.num_calls:
         reason = "tool_calls"
     wants_logprobs = request.params.logprobs is not None
-    logprobs = tuple(progress.logprobs[progress.num_sent : progress.num_read])
+    logprobs = tuple(progress.logprobs[progress.num_delivered : progress.num_read])
     for entry in logprobs:
         progress.cumulative_logprob += next(iter(entry.values())).logprob
     completion = CompletionOutput(
         index=request.index,
         send_idx=progress.send_idx,
-        token_ids=request.output_token_ids[progress.num_sent : progress.num_read],
+        token_ids=request.output_token_ids[progress.num_delivered : progress.num_read],
         text=content,
         reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
@@ -242,6 +242,6 @@ def _completion(
         error_code=OK if failure is None else failure.code,
         error_msg=None if failure is None else failure.message,
     )
-    progress.num_sent = progress.num_read
+    progress.num_delivered = progress.num_read
     progress.send_idx += 1
     return completion

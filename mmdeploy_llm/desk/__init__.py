@@ -5,6 +5,7 @@ desk.py        the queue, the limits and the methods that all desks have
 local.py       computes with an engine in this process, in a thread of its own
 remote.py      a local desk in another process, and what serves it there
 many.py        several desks of one model (data parallelism)
-feed.py        takes prompts from an iterable as a desk has room for them
+feed.py        takes prompts from an iterable as a desk can begin them
+deaths.py      what becomes of a prompt whose engine died
 merge.py       makes one output of several: n completions, unread deltas
 """

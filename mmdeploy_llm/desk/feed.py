@@ -23,8 +23,7 @@ class Feed:
         self._desk = desk
         self._asks = iter(asks)
         self._is_open = True
-        self._num_taken = 0
-        self._tickets: dict[int, tuple[int, Ticket]] = {}  # by number, with the index of the prompt
+        self._tickets: dict[int, Ticket] = {}  # by number
         self._news: SimpleQueue[int] = SimpleQueue()  # numbers of tickets with something to read
 
     def fill(self) -> None:
@@ -41,8 +40,7 @@ class Feed:
                 self._desk.check_open(CLOSED_MEANWHILE)
                 self._is_open = False  # it has just died
                 return
-            self._tickets[ticket.number] = self._num_taken, ticket
-            self._num_taken += 1
+            self._tickets[ticket.number] = ticket
 
     def answers(self) -> Generator[Answer, None, None]:
         """Yields answers as they come; closing it aborts what is left. After those of an engine
@@ -55,14 +53,14 @@ class Feed:
                     yield from self._read(self._news.get())
             self._desk.check()
         finally:
-            for _, ticket in self._tickets.values():
+            for ticket in self._tickets.values():
                 ticket.abort()
 
     def _read(self, number: int) -> Generator[Answer, None, None]:
         """Yields what is unread of a ticket."""
-        index, ticket = self._tickets.get(number, (0, None))
+        ticket = self._tickets.get(number)
         while ticket is not None and (output := ticket.get_nowait()) is not None:
             self._desk.check_open(CLOSED_MEANWHILE)
             if ticket.is_over:
                 del self._tickets[number]
-            yield Answer(index=index, output=output, error=ticket.error)
+            yield Answer(ask=ticket.ask, output=output, error=ticket.error)

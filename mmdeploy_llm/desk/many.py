@@ -2,8 +2,9 @@
 
     submit --> queue --> the desk with the most free capacity     (with its own ranks, if any)
 
-When a desk dies, its unfinished prompts are tried once more at another one. A prompt whose second
-desk dies, or that has produced output already, ends as an error; the other desks continue.
+When a desk dies, its unfinished prompts are computed by another one, as deaths.py says. A prompt
+that is to be computed alone, or that has produced output already, ends as an error; the other desks
+continue.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 from mmdeploy_llm.startup.start import start
 
+from .deaths import again
 from .desk import CLOSED_MEANWHILE, Desk, DeskStats, Held
 from .local import LocalDesk
 from .remote import RemoteDesk
 from .ticket import Ticket
 
-MAX_TRIES = 2  # desks that may die while they work on one prompt
 Value = TypeVar("Value")
 
 
@@ -186,7 +187,8 @@ class ManyDesks(Desk):
         ticket = held.ticket()
         while held.num_tries == num_tries and (output := inner.get_nowait()) is not None:
             is_lost = isinstance(inner.error, WorkerDiedError)
-            if is_lost and not held.has_output and held.num_tries < MAX_TRIES:
+            num_deaths = held.ask.num_deaths + held.num_tries
+            if is_lost and not held.has_output and again(num_deaths) == "together":
                 self._begin(held)
                 return
             held.has_output = True

@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An output and the prompt that it belongs to. index: of the prompt, in the order in which they
-    were taken. error: the exception with which the desk ended the prompt, None otherwise."""
+    """An output and what was asked. error: the exception with which the desk ended the prompt, None
+    otherwise."""
 
-    index: int
+    ask: Ask
     output: RequestOutput
     error: Exception | None = None
 

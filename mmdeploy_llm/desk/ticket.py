@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 Status = Literal["init", "context_finished", "generating", "finished", "interrupted"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ask:
-    """One prompt and how to answer it.
+    """One prompt and how to answer it. Two asks are never equal, so that one can be a key.
 
     prompt: in any form that the intake reads.
     item: the caller's object, `output.item` of its outputs; None: the prompt.
@@ -37,6 +37,8 @@ class Ask:
     request_id: of the outputs; "": the ticket makes one.
     priority: prompts of smaller numbers are served first, equal ones in the order of `submit`.
     timeout: seconds from `submit` after which the prompt ends with error code 408.
+    num_retries: times that it was asked before, for an answer that keeps to a schema.
+    num_deaths: engines that died while they computed it, see deaths.py.
     """
 
     prompt: Any
@@ -47,6 +49,8 @@ class Ask:
     request_id: str = ""
     priority: int = 0
     timeout: float | None = None
+    num_retries: int = 0
+    num_deaths: int = 0
 
     @property
     def shown(self) -> Any:

@@ -14,7 +14,7 @@ import torch
 from mmdeploy_llm import native
 from mmdeploy_llm.attention.select import CUDA_ORDER
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.startup.cards import CudaFacts, missing_cuda, read_cuda
+from mmdeploy_llm.startup.cards import CudaSetup, missing_cuda, read_cuda
 from mmdeploy_llm.startup.sizes import available_memory
 
 from .findings import Finding, State
@@ -103,9 +103,9 @@ def examine() -> Iterator[Finding]:
     kernels, finding = cpu_kernels()
     yield finding
     yield memory()
-    facts = read_cuda()
-    yield cards(facts)
-    yield attention(facts, has_kernels=kernels is not None)
+    setup = read_cuda()
+    yield cards(setup)
+    yield attention(setup, has_kernels=kernels is not None)
     yield versions()
     yield from libraries()
     yield plugins()
@@ -155,22 +155,22 @@ def memory() -> Finding:
     return Finding(topic="memory", state=State.GOOD, text=text)
 
 
-def cards(facts: CudaFacts) -> Finding:
+def cards(setup: CudaSetup) -> Finding:
     """Lists the GPUs that torch can use, or says why it can use none."""
-    problem = missing_cuda(facts)
+    problem = missing_cuda(setup)
     if problem is None:
         named = ", ".join(
-            f"{card.name} ({card.total_bytes / 2**30:.0f} GiB)" for card in facts.cards
+            f"{card.name} ({card.total_bytes / 2**30:.0f} GiB)" for card in setup.cards
         )
         return Finding(topic="GPU", state=State.GOOD, text=f"device='auto' uses cuda: {named}")
     what, _, advice = problem.partition("; ")
-    state = State.BAD if facts.driver else State.ABSENT
+    state = State.BAD if setup.driver else State.ABSENT
     return Finding(topic="GPU", state=state, text=f"none: {what}", advice=advice)
 
 
-def attention(facts: CudaFacts, *, has_kernels: bool) -> Finding:
+def attention(setup: CudaSetup, *, has_kernels: bool) -> Finding:
     """Names the attention backends that are there for the device that `auto` means."""
-    if not facts.cards:
+    if not setup.cards:
         name = "native" if has_kernels else "reference (plain torch)"
         state = State.GOOD if has_kernels else State.SLOW
         return Finding(topic="attention", state=state, text=f"{name} on the CPU")

@@ -33,7 +33,13 @@ MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
     """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
     called."""
-    found = imported(spec.factory, f"the factory of {describe(spec)}", origin)
+    try:
+        found = imported(spec.factory)
+    except FAULTS as error:
+        raise PluginError(
+            f"{origin}: {spec.factory}, the factory of {describe(spec)}, cannot be imported: "
+            f"{error_text(error)}"
+        ) from error
     if not callable(found):
         raise PluginContractError(
             f"{origin}: {spec.factory}, the factory of {describe(spec)}, must be a class or a "
@@ -42,18 +48,12 @@ def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def imported(name: str, what: str, origin: PluginOrigin) -> Any:
-    """Imports "module:Attribute". what: what a plugin calls by that name. Raises PluginError when
-    it cannot be imported."""
+def imported(name: str) -> Any:
+    """Imports what a spec names as "module:Attribute"."""
     module, _, attributes = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
-    except FAULTS as error:
-        raise PluginError(
-            f"{origin}: {name}, {what}, cannot be imported: {error_text(error)}"
-        ) from error
+    found: Any = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute)
     return found
 
 

@@ -29,7 +29,7 @@ class LogitsProcessorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsContext:
-    """The facts about a model that a logits processor may need.
+    """Says of a model what a logits processor may need.
 
     vocab_size: number of logits of a token. tokenizer: transformers' fast tokenizer.
     """

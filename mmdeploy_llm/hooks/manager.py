@@ -16,7 +16,13 @@ from typing import Any, TypeVar, overload
 
 import pluggy
 
-from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.errors import (
+    MediaError,
+    PluginContractError,
+    PluginError,
+    RequestError,
+    UnsupportedMediaError,
+)
 from mmdeploy_llm.messages import MediaRef
 
 from . import discovery, factories, names, selection
@@ -181,7 +187,12 @@ class PluginManager:
         assert spec.gguf is not None
         origin = self._registry.origin(spec)
         what = f"the GGUF table of model {spec.name}"
-        found = factories.imported(spec.gguf, what, origin)
+        try:
+            found = factories.imported(spec.gguf)
+        except FAULTS as error:
+            raise PluginError(
+                f"{origin}: {spec.gguf}, {what}, cannot be imported: {error_text(error)}"
+            ) from error
         if not isinstance(found, kind):
             raise PluginContractError(
                 f"{origin}: {spec.gguf}, {what}, must be a {kind.__name__}, "

@@ -195,6 +195,10 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "tools": _NAME_OR_NONE,
             "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
             "gguf": ('"module:TABLE" or None', lambda value: value is None or _is_factory(value)),
+            "tiny": (
+                '"module:FAMILY" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
             "tp_plan": (f"a mapping of module names to {TP_KINDS}", _is_tp_plan),
         },
         ReasoningParserSpec: {**_COMMON, "aliases": _NAMES},

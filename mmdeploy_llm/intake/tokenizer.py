@@ -12,7 +12,7 @@ from mmdeploy_llm.hooks.folder_files import library_error, shown
 from mmdeploy_llm.model_folder import check_files
 from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, without_additions
 
-from .text_facts import text_config
+from .text_sizes import text_config
 from .unicode_text import check_unicode
 
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from mmdeploy_llm.option_types import QuantizationName
+from mmdeploy_llm.weight_formats import QuantizationName
 
 if TYPE_CHECKING:
     import torch
@@ -38,21 +38,8 @@ if TYPE_CHECKING:
     from .coded import CodedWeight, CodeLayout
     from .states import NormKernels, StateKernels
 
-# How weights are rounded when they are packed, and whether x is rounded too:
-#     int8     8 bits, a scale and a zero for each row; x in 8 bits, a scale for 128 values of a
-#              row; on CUDA see cuda/int8.py
-#     int4     4 bits, a scale and a zero for 64 values; x as it is
-#     int8wo   8 bits, a scale and a zero for 128 values; x as it is
-#     fp8      8-bit floats, a scale for 128 values; x as it is
-#     int4a8   weights as int4; x as int8
-#     int8a8   weights as int8wo; x as int8
-Quantization = QuantizationName
+Quantization = QuantizationName  # how weights are rounded when they are packed
 ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"]  # transformers' names
-
-
-def rounds_inputs(quantization: Quantization | None) -> bool:
-    """Whether products round the rows of x too."""
-    return quantization in ("int8", "int4a8", "int8a8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,23 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.option_types import WHOLE_ROW, QuantizationName
+from mmdeploy_llm.weight_formats import WeightFormat
 
 Bits = Literal[4, 8]
 UNIT_BYTES = 4
 NAN = 0x7F  # of 8-bit floats, beside the sign
 BLOCK_UNITS = 2**18  # that are looked at at a time
-MAX_GROUP = 2**31 - 1  # columns: more than a row has
 # The kernels keep an integer zero in the lowest bits of its scale, where these are free.
 ZERO_BITS = 8
-LARGEST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,27 +58,10 @@ class CodeLayout:
         return not self.order and all(at % size == 0 for at in ends for size in sizes)
 
 
-# Bits and columns of a group of the ways to round a weight that make codes; see Quantization.
-CODES: Mapping[str, CodeLayout] = MappingProxyType(
-    {
-        "int4": CodeLayout(bits=4, group_size=64),
-        "int4a8": CodeLayout(bits=4, group_size=64),
-        "int8a8": CodeLayout(bits=8, group_size=128),
-        "int8wo": CodeLayout(bits=8, group_size=128),
-        "fp8": CodeLayout(bits=8, group_size=128, is_float8=True),
-    }
-)
-
-
-def code_layouts(
-    quantization: QuantizationName | None, group_size: int | None
-) -> Mapping[str, CodeLayout]:
-    """Returns CODES with another group size for `quantization`: -1 for whole rows, None as it
-    is."""
-    if quantization is None or quantization not in CODES or group_size is None:
-        return CODES
-    size = MAX_GROUP if group_size == WHOLE_ROW else group_size
-    return MappingProxyType({**CODES, quantization: replace(CODES[quantization], group_size=size)})
+def layout_of(weight_format: WeightFormat, k: int) -> CodeLayout:
+    """Returns how rows of k values are cut into codes; one that is shorter than a group is one."""
+    size = k if weight_format.group_size is None else min(weight_format.group_size, k)
+    return CodeLayout(bits=weight_format.bits, group_size=size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -177,7 +157,7 @@ class CodedWeight:
 
     def rows(self, rows: slice | Tensor) -> CodedWeight:
         """Returns some rows; those of a slice are in the same memory. rows: int64 if a tensor."""
-        return replace(self, units=self.units[rows], **self._facts_at(rows))
+        return replace(self, units=self.units[rows], **self._ranges_at(rows))
 
     def cut(self, first: int, stop: int) -> CodedWeight:
         """Returns columns `first` .. `stop`, which CodeLayout.can_cut allows."""
@@ -189,7 +169,7 @@ class CodedWeight:
             self,
             k=stop - first,
             units=self.units[:, begin:end].contiguous(),
-            **self._facts_at((slice(None), groups)),
+            **self._ranges_at((slice(None), groups)),
         )
 
     def recoded(self, layout: CodeLayout) -> CodedWeight:
@@ -205,7 +185,7 @@ class CodedWeight:
             group_size=layout.group_size,
             units=units_of(self.codes(), layout.bits),
             in_words=False,
-            **self._facts_at((slice(None), starts)),
+            **self._ranges_at((slice(None), starts)),
         )
 
     def split(self, num: int) -> list[CodedWeight]:
@@ -213,22 +193,22 @@ class CodedWeight:
         size = self.n // num
         return [self.rows(slice(start, start + size)) for start in range(0, self.n, size)]
 
-    def _facts_at(self, index: Any) -> dict[str, Any]:
+    def _ranges_at(self, index: Any) -> dict[str, Any]:
         """Returns scales, offsets and zeros, indexed."""
-        facts = {"scales": self.scales, "offsets": self.offsets, "zeros": self.zeros}
-        return {name: None if own is None else own[index] for name, own in facts.items()}
+        ranges = {"scales": self.scales, "offsets": self.offsets, "zeros": self.zeros}
+        return {name: None if own is None else own[index] for name, own in ranges.items()}
 
-    def _spread(self, facts: Tensor) -> Tensor:
-        return facts.repeat_interleave(self.group_size, 1)[:, : self.k]
+    def _spread(self, groups: Tensor) -> Tensor:
+        return groups.repeat_interleave(self.group_size, 1)[:, : self.k]
 
 
 class WeightRounder(Protocol):
     """Rounds weights [n, k], float32 or bf16 and contiguous, on the host: the C++ kernels.
 
-    layouts: how weights are rounded to codes, by quantization.
+    formats: FORMATS, perhaps with another group size for one.
     """
 
-    layouts: Mapping[str, CodeLayout]
+    formats: Mapping[str, WeightFormat]
 
     def round_codes(
         self, weight: Tensor, bits: Bits, group_size: int, *, releases: bool = False
@@ -237,24 +217,15 @@ class WeightRounder(Protocol):
         back meanwhile."""
         ...
 
-    def round_float8(
-        self, weight: Tensor, group_size: int, *, releases: bool = False
-    ) -> CodedWeight:
-        """Rounds to 8-bit floats. releases: see round_codes."""
-        ...
-
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rounds to int8 [n, k] with the scale and the shift of each row, [2, n] float32."""
         ...
 
 
-def rounded(rounder: WeightRounder, weight: Tensor, layout: CodeLayout) -> CodedWeight:
-    """Rounds a weight [n, k], contiguous, to codes, and gives its memory back. A row that is
-    shorter than a group is one."""
-    group_size = min(layout.group_size, weight.shape[1])
-    if layout.is_float8:
-        return rounder.round_float8(weight, group_size, releases=True)
-    return rounder.round_codes(weight, layout.bits, group_size, releases=True)
+def rounded(rounder: WeightRounder, weight: Tensor, weight_format: WeightFormat) -> CodedWeight:
+    """Rounds a weight [n, k], contiguous, to codes, and gives its memory back."""
+    layout = layout_of(weight_format, weight.shape[1])
+    return rounder.round_codes(weight, layout.bits, layout.group_size, releases=True)
 
 
 def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
@@ -273,19 +244,19 @@ def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
         elif part.units.data_ptr() != place.data_ptr():
             place.copy_(part.units)
 
-    def facts(name: str) -> Tensor | None:
+    def stacked(name: str) -> Tensor | None:
         found = [getattr(part, name) for part in parts]
         return None if found[0] is None else torch.cat(found)
 
-    scales = facts("scales")
+    scales = stacked("scales")
     assert scales is not None
     return replace(
         parts[0],
         units=units,
         in_words=in_words,
         scales=scales,
-        offsets=facts("offsets"),
-        zeros=facts("zeros"),
+        offsets=stacked("offsets"),
+        zeros=stacked("zeros"),
     )
 
 
@@ -314,17 +285,6 @@ def units_of(codes: Tensor, bits: Bits) -> Tensor:
         low, high = padded.view(n, -1, 2, UNIT_BYTES).unbind(2)
         padded = (low | (high << 4)).view(n, -1)
     return padded.contiguous().view(torch.int32)
-
-
-def float8_codes(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Rounds `weight` [n, k], float32 and finite, to 8-bit floats: codes [n, k] uint8 and scales
-    [n, G] in the precision of bf16. The largest magnitude of a group becomes the largest float."""
-    n, k = weight.shape
-    groups = F.pad(weight, (0, -k % group_size)).view(n, -1, group_size)
-    scales = (groups.abs().amax(-1) / LARGEST_FLOAT8).bfloat16().float()
-    steps = torch.where(scales > 0, 1 / scales, 0)[..., None] * groups
-    floats = steps.clamp_(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
-    return floats.view(torch.uint8).view(n, -1)[:, :k], scales
 
 
 def units_of_words(words: Tensor) -> Tensor:

@@ -4,14 +4,14 @@ kernels every layer computes the same in plain torch, which is the reference."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
-from types import MappingProxyType
+from collections.abc import Set
 
 import torch
 from torch import nn
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels import Kernels, Quantization
+from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP
 
 from .decoder import CausalLM
 from .kernel_layer import KernelLayer
@@ -19,25 +19,6 @@ from .linear import Embedding, Linear
 from .moe import Experts, Router, SoftmaxRouter
 
 logger = logging.getLogger(__name__)
-
-# How weights outside of a decoder's layers are rounded.
-ELSEWHERE: Mapping[Quantization, Quantization] = MappingProxyType(
-    {
-        "int8": "int8",
-        "int4": "int8wo",
-        "int8wo": "int8wo",
-        "int4a8": "int8",
-        "int8a8": "int8a8",
-        "fp8": "fp8",
-    }
-)
-# How an output head is rounded that is the embedding too: with more scales than for products, and
-# not to 8-bit floats, as in checkpoints of these.
-TIED: Mapping[Quantization, Quantization | None] = MappingProxyType(
-    {**ELSEWHERE, "int8": "int8a8", "int4a8": "int8a8", "fp8": None}
-)
-
-LOOKED_UP: Quantization = "int8wo"  # of embeddings that nothing is multiplied by
 
 
 def decoder_modules(model: nn.Module) -> Set[nn.Module]:
@@ -54,23 +35,26 @@ def install_kernels(
     Packs the weights of linear layers, routers and experts where the kernels can. `quantization`
     rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
     language model, and the others, an output head or a vision tower, in 8 bits. Embeddings are
-    rounded to 8 bits in groups, whether they are the output head too or not, but not for fp8. What
-    the kernels cannot round is logged. Raises CheckpointError for values that are not finite.
+    rounded to 8 bits in groups, whether they are the output head too or not. What the kernels
+    cannot round is logged. Raises CheckpointError for values that are not finite.
     """
     in_layers = decoder_modules(model)
-    elsewhere = quantization if quantization is None or not in_layers else ELSEWHERE[quantization]
+    elsewhere = tied = quantization
+    if quantization is not None:
+        elsewhere = FORMATS[quantization].elsewhere if in_layers else quantization
+        tied = FORMATS[quantization].tied_head
     for module in model.modules():
         if isinstance(module, KernelLayer):
             module.kernels = kernels
-    heads, rounds_rows = _tied_heads(model), quantization not in (None, "fp8")
+    heads = _tied_heads(model)
     for name, module in model.named_modules():
         if quantization is not None and isinstance(module, Linear | Experts | Embedding):
             _check_finite(name, module)
         if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
             module.pack(kernels, quantization if module in in_layers else elsewhere)
         elif isinstance(module, Embedding) and module in heads:
-            module.pack(kernels, None if quantization is None else TIED[quantization])
-        elif isinstance(module, Embedding) and (module.is_coded or rounds_rows):
+            module.pack(kernels, tied)
+        elif isinstance(module, Embedding) and (module.is_coded or quantization is not None):
             module.pack(kernels, LOOKED_UP)
     if quantization is not None:
         _log_unrounded(model, quantization)

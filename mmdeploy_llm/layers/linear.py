@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization, rounds_inputs
+from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
+from mmdeploy_llm.weight_formats import rounds_inputs
 
 from .kernel_layer import KernelLayer
 

@@ -19,9 +19,9 @@ from mmdeploy_llm.kernels import (
     Kernels,
     PackedWeight,
     Quantization,
-    rounds_inputs,
 )
 from mmdeploy_llm.kernels.coded import CodedWeight
+from mmdeploy_llm.weight_formats import rounds_inputs
 
 from .kernel_layer import KernelLayer
 from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "src"
-MAIN = "kernels.cpp"
+PACKAGE = Path(__file__).parent.parent
+SOURCES = PACKAGE / "cpp_layers", PACKAGE / "cpp_products"
+MAIN = PACKAGE / "cpp_layers" / "kernels.cpp"
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",
@@ -135,7 +136,7 @@ def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
 def _compile(command: Sequence[str], folder: Path) -> Path:
     """Compiles with OpenMP but links without its runtime: once loaded, the library uses torch's."""
     built, library = folder / "kernels.o", folder / "kernels.so"
-    _run([*command, "-c", str(SOURCES / MAIN), "-o", str(built)])
+    _run([*command, "-c", str(MAIN), "-o", str(built)])
     linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]
     _run([command[0], "-shared", *linking, str(built), "-o", str(library)])
     return library
@@ -160,6 +161,6 @@ def _digest(command: Sequence[str]) -> str:
 
 def _hash_of_sources(first: str) -> hashlib.blake2b:
     digest = hashlib.blake2b(first.encode(), digest_size=12)
-    for source in sorted(SOURCES.iterdir()):
+    for source in (path for folder in SOURCES for path in sorted(folder.iterdir())):
         digest.update(source.name.encode() + source.read_bytes())
     return digest

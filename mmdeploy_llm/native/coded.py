@@ -1,4 +1,4 @@
-"""Matrix products with weights of 4 or 8 bits, see src/codes.h."""
+"""Matrix products with weights of 4 or 8 bits, see cpp_products/codes.h."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from mmdeploy_llm.kernels.coded import (
     Bits,
     CodedWeight,
     CodeLayout,
-    float8_codes,
     num_units,
-    units_of,
     zeros_fit,
 )
 
@@ -22,21 +20,22 @@ from .library import DTYPES, Library
 
 PANEL = 64  # rows of a panel, as in gemm.h
 STEP = 16  # groups of columns are multiples of it
-# Parts of a format's number, beside its bits; see mm_linear_codes in kernels.cpp.
-HAS_OFFSETS, ROUNDS, IS_BF16, IS_FLOAT8 = 16, 32, 64, 128
-IS_S8 = 256  # codes as mm_pack_s8 has them; of mm_look_up_codes alone
 ROUNDED_VALUES = 2**20  # of a weight that is rounded at a time
 
 
 class Panels(Protocol):
-    """A weight [n, k] in panels of codes; see src/codes.h. format: bits and flags."""
+    """A weight [n, k] in panels of codes, see cpp_products/codes.h; its members are fields of
+    LookUpCodes in cpp_layers/calls.h."""
 
     n: int
     k: int
     group_size: int
-    format: int
+    bits: Bits
+    has_offsets: bool
+    is_float8: bool
+    is_s8: bool
     units: Tensor
-    facts: Tensor
+    scales: Tensor
 
 
 class CodedProducts(Library):
@@ -58,8 +57,12 @@ class CodedProducts(Library):
         n, num = units.shape
         shape = (-(-n // PANEL), num, PANEL)
         packed = self.memory.empty(shape, dtype=torch.int32) if n % PANEL else units.view(shape)
-        self._library.mm_pack_units(
-            units.data_ptr(), n, num, in_words, packed.data_ptr(), torch.get_num_threads()
+        self._library.pack_units(
+            weights=units.data_ptr(),
+            n=n,
+            units=num,
+            in_words=in_words,
+            packed=packed.data_ptr(),
         )
         return packed
 
@@ -77,17 +80,16 @@ class CodedProducts(Library):
         for start in range(0, n, step := max(1, ROUNDED_VALUES // k)):
             rows = slice(start, start + step)
             part = weight[rows]
-            self._library.mm_round_codes(
-                DTYPES[weight.dtype],
-                part.data_ptr(),
-                len(part),
-                k,
-                bits,
-                group_size,
-                units[rows].data_ptr(),
-                scales[rows].data_ptr(),
-                zeros[rows].data_ptr(),
-                torch.get_num_threads(),
+            self._library.round_codes(
+                dtype=DTYPES[weight.dtype],
+                weights=part.data_ptr(),
+                n=len(part),
+                k=k,
+                bits=bits,
+                group=group_size,
+                units=units[rows].data_ptr(),
+                scales=scales[rows].data_ptr(),
+                zeros=zeros[rows].data_ptr(),
             )
             if releases:
                 self.memory.release(part)
@@ -95,49 +97,29 @@ class CodedProducts(Library):
             bits=bits, k=k, group_size=group_size, units=units, scales=scales, zeros=zeros
         )
 
-    def round_float8(
-        self, weight: Tensor, group_size: int, *, releases: bool = False
-    ) -> CodedWeight:
-        """Rounds `weight` [n, k], float32 or bf16, contiguous, to 8-bit floats, as float8_codes
-        does. releases: see round_codes."""
-        n, k = weight.shape
-        units = self.memory.empty((n, num_units(k, 8)), dtype=torch.int32)
-        scales = torch.empty(n, -(-k // group_size))
-        for start in range(0, n, step := max(1, ROUNDED_VALUES // k)):
-            rows = slice(start, start + step)
-            codes, scales[rows] = float8_codes(weight[rows].float(), group_size)
-            units[rows] = units_of(codes, 8)
-            if releases:
-                self.memory.release(weight[rows])
-        return CodedWeight(
-            bits=8,
-            k=k,
-            group_size=group_size,
-            units=units,
-            scales=scales,
-            zeros=torch.zeros(scales.shape, dtype=torch.uint8),
-            is_float8=True,
-        )
-
     def linear_codes(self, x: Tensor, weight: CodedPanels, bias: Tensor | None) -> Tensor:
         """Multiplies `x` [T, k] -> [T, n]. bias: [n] of x's dtype."""
         assert x.shape[1] == weight.k, f"rows of {x.shape[1]} values times {weight.k} columns"
         out = self._empty((x.shape[0], weight.n), dtype=x.dtype)
-        self._library.mm_linear_codes(
-            weight.format | (IS_BF16 if x.dtype is torch.bfloat16 else 0),
-            x.data_ptr(),
-            x.stride(0),
-            weight.units.data_ptr(),
-            weight.facts.data_ptr(),
-            weight.group_size,
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            weight.n,
-            weight.k,
-            torch.get_num_threads(),
-            None,
-            0,
+        self._library.linear_codes(
+            dtype=DTYPES[x.dtype],
+            bits=weight.bits,
+            has_offsets=weight.has_offsets,
+            is_float8=weight.is_float8,
+            rounds=weight.rounds,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            packed=weight.units.data_ptr(),
+            row_bytes=weight.k * weight.bits // 8,
+            scales=weight.scales.data_ptr(),
+            group=weight.group_size,
+            bias=0 if bias is None else bias.data_ptr(),
+            out=out.data_ptr(),
+            rows=x.shape[0],
+            n=weight.n,
+            k=weight.k,
+            next_packed=0,
+            next_row_bytes=0,
         )
         return out
 
@@ -147,17 +129,20 @@ class CodedProducts(Library):
         assert indices.dtype is torch.int64
         assert indices.is_contiguous()
         out = self._empty((indices.shape[0], weight.k), dtype=dtype)
-        self._library.mm_look_up_codes(
-            weight.format | (IS_BF16 if dtype is torch.bfloat16 else 0),
-            indices.data_ptr(),
-            weight.units.data_ptr(),
-            weight.facts.data_ptr(),
-            weight.group_size,
-            weight.n,
-            weight.k,
-            out.data_ptr(),
-            indices.shape[0],
-            torch.get_num_threads(),
+        self._library.look_up_codes(
+            dtype=DTYPES[dtype],
+            bits=weight.bits,
+            has_offsets=weight.has_offsets,
+            is_float8=weight.is_float8,
+            is_s8=weight.is_s8,
+            ids=indices.data_ptr(),
+            codes=weight.units.data_ptr(),
+            scales=weight.scales.data_ptr(),
+            group=weight.group_size,
+            n=weight.n,
+            k=weight.k,
+            out=out.data_ptr(),
+            tokens=indices.shape[0],
         )
         return out
 
@@ -165,20 +150,23 @@ class CodedProducts(Library):
         """Returns values `columns`, [k] int64 on the CPU, of each row of x [T, k]."""
         assert columns.is_contiguous()
         out = self._empty(x.shape, dtype=x.dtype)
-        self._library.mm_take_columns(
-            DTYPES[x.dtype],
-            columns.data_ptr(),
-            x.data_ptr(),
-            x.stride(0),
-            out.data_ptr(),
-            *x.shape,
-            torch.get_num_threads(),
+        self._library.take_columns(
+            dtype=DTYPES[x.dtype],
+            columns=columns.data_ptr(),
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            out=out.data_ptr(),
+            rows=x.shape[0],
+            size=x.shape[1],
         )
         return out
 
 
 class CodedPanels:
-    """A kernels.PackedWeight in few bits."""
+    """A kernels.PackedWeight in few bits. scales: those of all groups, with their zeros in the
+    lowest bits, or with offsets in turn."""
+
+    is_s8 = False
 
     def __init__(self, kernels: CodedProducts, weight: CodedWeight, *, rounds: bool) -> None:
         assert not (rounds and weight.is_float8)
@@ -186,11 +174,10 @@ class CodedPanels:
         self.n, self.k, self.group_size = weight.n, weight.k, weight.group_size
         self._columns = weight.columns
         self._places = None if weight.columns is None else weight.columns.argsort()
-        has_zeros = weight.zeros is not None and zeros_fit(weight.scales)
-        flags = {HAS_OFFSETS: not has_zeros, ROUNDS: rounds, IS_FLOAT8: weight.is_float8}
-        self.format = weight.bits | sum(flag for flag, is_set in flags.items() if is_set)
-        facts = _facts(weight if has_zeros else weight.with_offsets())
-        self.facts = kernels.pack_units(facts)
+        self.bits, self.is_float8, self.rounds = weight.bits, weight.is_float8, rounds
+        self.has_offsets = weight.zeros is None or not zeros_fit(weight.scales)
+        words = _scale_words(weight.with_offsets() if self.has_offsets else weight)
+        self.scales = kernels.pack_units(words)
         self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -205,7 +192,7 @@ class CodedPanels:
         return found if self._places is None else self._kernels.take_columns(found, self._places)
 
 
-def _facts(weight: CodedWeight) -> Tensor:
+def _scale_words(weight: CodedWeight) -> Tensor:
     """Returns the words of each row's groups, [n, G] or [n, 2 G] int32: scales whose lowest bits
     are the codes of zero, in the memory of the scales, or scales and offsets in turn."""
     scales = weight.scales.contiguous().view(torch.int32)  # those of some columns are a view

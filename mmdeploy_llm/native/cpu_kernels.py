@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from ctypes import c_int32
+from ctypes import addressof, c_int32
 from pathlib import Path
 from typing import get_args
 
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.kernels import ActivationName, VisibleKeys
-from mmdeploy_llm.kernels.coded import CODES, CodeLayout
+from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
 from .build import BuildError, Level, build, cpu_levels
 from .draws import Draws
 from .library import DTYPES
 from .prebuilt import find_prebuilt
 from .products import Products
-from .signatures import AttentionArgs
 from .states import StateProducts
 
 CACHE_DTYPES = {**DTYPES, torch.int8: 2, torch.uint8: 3}  # two values of 4 bits are a uint8
@@ -104,61 +103,59 @@ class CpuKernels(Products, StateProducts, Draws):
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, *, is_centred: bool
     ) -> Tensor:
         out = self._empty(x.shape, dtype=x.dtype)
-        self._library.mm_rms_norm(
-            DTYPES[x.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            None if residual is None else residual.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            x.shape[1],
-            eps,
-            is_centred,
-            torch.get_num_threads(),
+        self._library.rms_norm(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            residual=0 if residual is None else residual.data_ptr(),
+            weight=weight.data_ptr(),
+            out=out.data_ptr(),
+            rows=x.shape[0],
+            size=x.shape[1],
+            eps=eps,
+            is_centred=is_centred,
         )
         return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """Returns silu(gate) * up, both [T, size]."""
         out = self._empty(gate.shape, dtype=gate.dtype)
-        self._library.mm_silu_mul(
-            DTYPES[gate.dtype],
-            gate.data_ptr(),
-            gate.stride(0),
-            up.data_ptr(),
-            up.stride(0),
-            out.data_ptr(),
-            gate.shape[0],
-            gate.shape[1],
-            torch.get_num_threads(),
+        self._library.silu_mul(
+            dtype=DTYPES[gate.dtype],
+            gate=gate.data_ptr(),
+            gate_stride=gate.stride(0),
+            up=up.data_ptr(),
+            up_stride=up.stride(0),
+            out=out.data_ptr(),
+            rows=gate.shape[0],
+            size=gate.shape[1],
         )
         return out
 
     def activate(self, x: Tensor, name: ActivationName) -> Tensor:
         """Returns x [T, size], contiguous, with each value replaced by its activation."""
         assert x.is_contiguous()
-        self._library.mm_activate(
-            DTYPES[x.dtype],
-            ACTIVATIONS.index(name),
-            x.data_ptr(),
-            x.shape[0],
-            x.shape[1],
-            torch.get_num_threads(),
+        self._library.activate(
+            dtype=DTYPES[x.dtype],
+            kind=ACTIVATIONS.index(name),
+            x=x.data_ptr(),
+            rows=x.shape[0],
+            size=x.shape[1],
         )
         return x
 
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
         """Returns x * sigmoid(gate), both [T, heads, D]; see kernels.ActivationKernels."""
         assert x.is_contiguous()
-        self._library.mm_gate_heads(
-            DTYPES[x.dtype],
-            x.data_ptr(),
-            gate.data_ptr(),
-            gate.stride(0),
-            gate.stride(1),
-            *x.shape,
-            torch.get_num_threads(),
+        self._library.gate_heads(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            gate=gate.data_ptr(),
+            gate_stride=gate.stride(0),
+            gate_head_stride=gate.stride(1),
+            rows=x.shape[0],
+            heads=x.shape[1],
+            size=x.shape[2],
         )
         return x
 
@@ -177,17 +174,17 @@ class CpuKernels(Products, StateProducts, Draws):
         shape = positions.shape[-1], frequencies.shape[-1]
         cosines = self._empty(shape, dtype=frequencies.dtype)
         sines = self._empty(shape, dtype=frequencies.dtype)
-        self._library.mm_angles(
-            positions.data_ptr(),
-            positions.shape[-1],
-            None if axes is None else axes.data_ptr(),
-            frequencies.data_ptr(),
-            None if is_long is None else is_long.data_ptr(),
-            scale,
-            cosines.data_ptr(),
-            sines.data_ptr(),
-            *shape,
-            torch.get_num_threads(),
+        self._library.angles(
+            positions=positions.data_ptr(),
+            stride=positions.shape[-1],
+            axes=0 if axes is None else axes.data_ptr(),
+            frequencies=frequencies.data_ptr(),
+            is_long=0 if is_long is None else is_long.data_ptr(),
+            scale=scale,
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+            tokens=shape[0],
+            pairs=shape[1],
         )
         return cosines, sines
 
@@ -196,18 +193,17 @@ class CpuKernels(Products, StateProducts, Draws):
         sines: [T, R] float32, contiguous."""
         assert cosines.is_contiguous()
         assert sines.is_contiguous()
-        self._library.mm_rotate(
-            DTYPES[x.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            x.shape[1],
-            x.stride(1),
-            cosines.data_ptr(),
-            sines.data_ptr(),
-            x.shape[0],
-            cosines.shape[1],
-            is_interleaved,
-            torch.get_num_threads(),
+        self._library.rotate(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            row_stride=x.stride(0),
+            heads=x.shape[1],
+            head_stride=x.stride(1),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+            rows=x.shape[0],
+            pairs=cosines.shape[1],
+            is_interleaved=is_interleaved,
         )
 
     def norm_and_rotate(
@@ -233,18 +229,17 @@ class CpuKernels(Products, StateProducts, Draws):
         self._norm_heads(x, weight, eps, is_centred=True)
 
     def _norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
-        self._library.mm_norm_heads(
-            DTYPES[x.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            x.shape[1],
-            x.stride(1),
-            weight.data_ptr(),
-            x.shape[0],
-            x.shape[2],
-            eps,
-            is_centred,
-            torch.get_num_threads(),
+        self._library.norm_heads(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            row_stride=x.stride(0),
+            heads=x.shape[1],
+            head_stride=x.stride(1),
+            weight=weight.data_ptr(),
+            rows=x.shape[0],
+            size=x.shape[2],
+            eps=eps,
+            is_centred=is_centred,
         )
 
     def write_cache(
@@ -252,16 +247,17 @@ class CpuKernels(Products, StateProducts, Draws):
     ) -> None:
         """Writes `rows` [T, K, D] to their slots [T] int64 of `cache`; see
         kernels.AttentionKernels."""
-        self._library.mm_write_cache(
-            DTYPES[rows.dtype],
-            CACHE_DTYPES[cache.dtype],
-            rows.data_ptr(),
-            rows.stride(0),
-            cache.data_ptr(),
-            None if scales is None else scales.data_ptr(),
-            slots.data_ptr(),
-            *rows.shape,
-            torch.get_num_threads(),
+        self._library.write_cache(
+            dtype=DTYPES[rows.dtype],
+            cache_dtype=CACHE_DTYPES[cache.dtype],
+            rows=rows.data_ptr(),
+            row_stride=rows.stride(0),
+            cache=cache.data_ptr(),
+            scales=0 if scales is None else scales.data_ptr(),
+            slots=slots.data_ptr(),
+            tokens=rows.shape[0],
+            num_kv_heads=rows.shape[1],
+            head_dim=rows.shape[2],
         )
 
     def attend(
@@ -280,32 +276,32 @@ class CpuKernels(Products, StateProducts, Draws):
         """Returns attention of `q` [T, H, D] as [T, H, D]; see kernels.AttentionKernels."""
         out = self._empty(q.shape, dtype=q.dtype)
         tables = visible.block_tables
-        args = AttentionArgs(
+        self._library.attend(
+            dtype=DTYPES[q.dtype],
+            cache_dtype=CACHE_DTYPES[keys.dtype],
             q=q.data_ptr(),
             q_stride=q.stride(0),
             q_head_stride=q.stride(1),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             kv_stride=keys.stride(-3),
-            key_scales=None if key_scales is None else key_scales.data_ptr(),
-            value_scales=None if value_scales is None else value_scales.data_ptr(),
-            sinks=None if sinks is None else sinks.data_ptr(),
+            key_scales=0 if key_scales is None else key_scales.data_ptr(),
+            value_scales=0 if value_scales is None else value_scales.data_ptr(),
+            sinks=0 if sinks is None else sinks.data_ptr(),
             out=out.data_ptr(),
-            block_tables=None if tables is None else tables.data_ptr(),
+            block_tables=0 if tables is None else tables.data_ptr(),
             table_stride=0 if tables is None else tables.stride(0),
             block_size=0 if tables is None else keys.shape[1],
             query_starts=visible.query_starts.data_ptr(),
-            first_seen=visible.first_visible.data_ptr(),
-            behind_seen=visible.end_visible.data_ptr(),
+            first_visible=visible.first_visible.data_ptr(),
+            end_visible=visible.end_visible.data_ptr(),
             num_sequences=visible.query_starts.shape[0] - 1,
             num_heads=q.shape[1],
             num_kv_heads=keys.shape[-2],
             head_dim=q.shape[2],
             scale=scale,
             softcap=softcap or 0.0,
-            num_threads=torch.get_num_threads(),
         )
-        self._library.mm_attend(DTYPES[q.dtype], CACHE_DTYPES[keys.dtype], args)
         return out
 
     def patchify(
@@ -322,17 +318,17 @@ class CpuKernels(Products, StateProducts, Draws):
         `pixels` [H, W, 3], looked up in `table` [3, 256] float32; all contiguous. Patches come in
         blocks of merge_size x merge_size. Runs on the calling thread alone."""
         assert all(x.is_contiguous() for x in (pixels, table, out))
-        self._library.mm_patchify(
-            pixels.data_ptr(),
-            pixels.shape[0],
-            pixels.shape[1],
-            patch_size,
-            merge_size,
-            table.data_ptr(),
-            out.shape[2],
-            frames.start,
-            len(frames),
-            out.data_ptr(),
+        self._library.patchify(
+            pixels=pixels.data_ptr(),
+            height=pixels.shape[0],
+            width=pixels.shape[1],
+            patch=patch_size,
+            merge=merge_size,
+            table=table.data_ptr(),
+            frames=out.shape[2],
+            first=frames.start,
+            count=len(frames),
+            out=out.data_ptr(),
         )
 
     def place_threads(
@@ -341,16 +337,22 @@ class CpuKernels(Products, StateProducts, Draws):
         """Restricts the calling thread, and the threads that it computes with, to `cpus` from now
         on, and the i-th of them to pinned[i] unless `pinned` is empty. node: NUMA node whose memory
         is used first. Raises OSError when the system refuses."""
-        error = self._library.mm_place_threads(
+        own, others, error = (
             (c_int32 * len(cpus))(*cpus),
-            len(cpus),
             (c_int32 * len(pinned))(*pinned),
-            len(pinned),
-            -1 if node is None else node,
-            num_threads,
+            c_int32(),
         )
-        if error:
-            raise OSError(error, os.strerror(error))
+        self._library.place_threads(
+            cpus=addressof(own),
+            num_cpus=len(cpus),
+            pinned=addressof(others),
+            num_pinned=len(pinned),
+            node=-1 if node is None else node,
+            num_workers=num_threads,
+            error=addressof(error),
+        )
+        if error.value:
+            raise OSError(error.value, os.strerror(error.value))
 
 
 def load(
@@ -358,13 +360,13 @@ def load(
     level: Level | str | None = None,
     *,
     fixed_order: bool = False,
-    layouts: Mapping[str, CodeLayout] = CODES,
+    formats: Mapping[str, WeightFormat] = FORMATS,
 ) -> CpuKernels:
     """Loads the kernels for `level` (default: the best one of this processor): those of the wheel
     where it has some for these sources, else those that are built on first use into `cache`
     (default: a folder in the user's home; a cache that is given is always used). Raises BuildError
     when they cannot be built or loaded, or when the processor cannot execute them. fixed_order,
-    layouts: see Library."""
+    formats: see Library."""
     levels = cpu_levels()
     level = levels[0] if level is None else Level(level)
     if level not in levels:
@@ -373,9 +375,9 @@ def load(
     if cache is None:
         prebuilt = find_prebuilt(level)
         if prebuilt is not None:
-            return CpuKernels(prebuilt, fixed_order=fixed_order, layouts=layouts)
+            return CpuKernels(prebuilt, fixed_order=fixed_order, formats=formats)
         try:
             cache = Path.home() / ".cache" / "mmdeploy_llm"
         except RuntimeError as error:
             raise BuildError(f"there is no home directory to build them in: {error}") from error
-    return CpuKernels(build(level, cache), fixed_order=fixed_order, layouts=layouts)
+    return CpuKernels(build(level, cache), fixed_order=fixed_order, formats=formats)

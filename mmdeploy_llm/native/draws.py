@@ -16,15 +16,15 @@ class Draws(Library):
         their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
         values = torch.empty(logits.shape[0], num)
         ids = torch.empty(logits.shape[0], num, dtype=torch.int64)
-        self._library.mm_largest(
-            DTYPES[logits.dtype],
-            logits.data_ptr(),
-            logits.stride(0),
-            *logits.shape,
-            num,
-            values.data_ptr(),
-            ids.data_ptr(),
-            torch.get_num_threads(),
+        self._library.largest(
+            dtype=DTYPES[logits.dtype],
+            logits=logits.data_ptr(),
+            stride=logits.stride(0),
+            rows=logits.shape[0],
+            size=logits.shape[1],
+            num=num,
+            values=values.data_ptr(),
+            ids=ids.data_ptr(),
         )
         return values, ids
 
@@ -33,14 +33,14 @@ class Draws(Library):
         value, [R]; see kernels.DrawKernels."""
         ids = torch.empty(logits.shape[0], dtype=torch.int64)
         peaks = torch.empty(logits.shape[0], dtype=logits.dtype)
-        self._library.mm_first_largest(
-            DTYPES[logits.dtype],
-            logits.data_ptr(),
-            logits.stride(0),
-            *logits.shape,
-            ids.data_ptr(),
-            peaks.data_ptr(),
-            torch.get_num_threads(),
+        self._library.first_largest(
+            dtype=DTYPES[logits.dtype],
+            logits=logits.data_ptr(),
+            stride=logits.stride(0),
+            rows=logits.shape[0],
+            size=logits.shape[1],
+            ids=ids.data_ptr(),
+            peaks=peaks.data_ptr(),
         )
         return ids, peaks
 
@@ -48,14 +48,14 @@ class Draws(Library):
         """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
         temperature: [R] float32."""
         out = torch.empty(logits.shape)
-        self._library.mm_temper(
-            DTYPES[logits.dtype],
-            logits.data_ptr(),
-            logits.stride(0),
-            *logits.shape,
-            temperature.data_ptr(),
-            out.data_ptr(),
-            torch.get_num_threads(),
+        self._library.temper(
+            dtype=DTYPES[logits.dtype],
+            logits=logits.data_ptr(),
+            stride=logits.stride(0),
+            rows=logits.shape[0],
+            size=logits.shape[1],
+            temperatures=temperature.data_ptr(),
+            out=out.data_ptr(),
         )
         return out
 
@@ -63,15 +63,15 @@ class Draws(Library):
         """Returns the smallest z of each row that the rules keep, [R] float32; see
         kernels.DrawKernels."""
         cuts = torch.empty(z.shape[0])
-        self._library.mm_cut(
-            z.data_ptr(),
-            probs.data_ptr(),
-            *z.shape,
-            least.data_ptr(),
-            top_k.data_ptr(),
-            top_p.data_ptr(),
-            cuts.data_ptr(),
-            torch.get_num_threads(),
+        self._library.cut(
+            z=z.data_ptr(),
+            probs=probs.data_ptr(),
+            rows=z.shape[0],
+            size=z.shape[1],
+            least=least.data_ptr(),
+            top_k=top_k.data_ptr(),
+            top_p=top_p.data_ptr(),
+            cuts=cuts.data_ptr(),
         )
         return cuts
 
@@ -79,11 +79,11 @@ class Draws(Library):
         """Returns the first index at which each row's cumulative sum exceeds uniform * total, [R]
         int64; see kernels.DrawKernels."""
         tokens = torch.empty(probs.shape[0], dtype=torch.int64)
-        self._library.mm_invert(
-            probs.data_ptr(),
-            *probs.shape,
-            uniforms.data_ptr(),
-            tokens.data_ptr(),
-            torch.get_num_threads(),
+        self._library.invert(
+            probs=probs.data_ptr(),
+            rows=probs.shape[0],
+            size=probs.shape[1],
+            uniforms=uniforms.data_ptr(),
+            tokens=tokens.data_ptr(),
         )
         return tokens

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable, Mapping
+from ctypes import c_int64, c_void_p
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CODES, CodeLayout
+from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
 from .build import BuildError
+from .calls import Calls
 from .memory import LargePages
 from .recording import Memory, Recorder, Recording
-from .signatures import RESULTS, SIGNATURES
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -30,7 +31,7 @@ class Library:
         AVX, for which the kernels have no level.
     has_fixed_order: whether every product is computed here, where the order of a row's sums does
         not depend on the other rows; torch's depends on their number.
-    layouts: how weights are rounded to codes, by quantization.
+    formats: how weights are rounded, by quantization: FORMATS, or with another group size for one.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Library:
         path: Path,
         *,
         fixed_order: bool = False,
-        layouts: Mapping[str, CodeLayout] = CODES,
+        formats: Mapping[str, WeightFormat] = FORMATS,
     ) -> None:
         """Loads the library. Raises BuildError when it or torch's OpenMP runtime cannot be
         loaded."""
@@ -48,17 +49,16 @@ class Library:
             library = ctypes.CDLL(str(path))
         except OSError as error:
             raise BuildError(f"the kernels cannot be loaded: {error}") from error
-        for name, types in SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes = types
-            function.restype = RESULTS.get(name)
-        self._library: ctypes.CDLL | Recorder = library
+        self._run = library.mm_run
+        self._library: Calls | Recorder = Calls(library)
+        self._run.argtypes = (c_void_p, c_int64)
+        self._run.restype = None
         self._empty: Callable[..., Tensor] = torch.empty
         self.memory = LargePages()
         self.has_wide_registers = library.mm_vector_bytes() > 16
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
         self.has_fixed_order = fixed_order
-        self.layouts = layouts
+        self.formats = formats
         is_narrow = is_x86 and not self.has_wide_registers
         self.leaves_many_rows_to_torch = is_narrow and not fixed_order
         self._recorded_memory = Memory()
@@ -69,8 +69,8 @@ class Library:
         """Returns function(*inputs) and a recording of its kernel calls; None where the function
         does more than call kernels and view their results."""
         library = self._library
-        assert isinstance(library, ctypes.CDLL), "recordings are not nested"
-        recorder = Recorder(library, self._recorded_memory)
+        assert not isinstance(library, Recorder), "recordings are not nested"
+        recorder = Recorder(library, self._run, self._recorded_memory)
         self._library, self._empty = recorder, self._recorded_memory.empty
         try:
             return recorder.record(function, inputs)

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels import PackedWeight, Quantization, rounds_inputs
-from mmdeploy_llm.kernels.coded import rounded
+from mmdeploy_llm.kernels import PackedWeight, Quantization
+from mmdeploy_llm.kernels.coded import Bits, rounded
+from mmdeploy_llm.weight_formats import rounds_inputs
 
-from .coded import IS_S8, PANEL, ROUNDED_VALUES, CodedProducts
+from .coded import PANEL, ROUNDED_VALUES, CodedProducts
 from .library import DTYPES
 
 MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
@@ -37,9 +38,10 @@ class Products(CodedProducts):
             return None
         if quantization is None:
             return FloatWeight(self, weight)
-        if quantization == "int8":
+        own = self.formats[quantization]
+        if own.group_size is None:
             return S8Weight(self, weight)
-        coded = rounded(self, weight.contiguous(), self.layouts[quantization])
+        coded = rounded(self, weight.contiguous(), own)
         return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 
     def pack_float(self, weight: Tensor) -> Tensor:
@@ -53,62 +55,60 @@ class Products(CodedProducts):
         """Multiplies `x` [T, k] by packed weights of its dtype, float32 or bf16 -> [T, n]. bias:
         [n] of that dtype."""
         assert x.dtype is packed.dtype, f"{x.dtype} times packed {packed.dtype}"
-        is_float = x.dtype is torch.float32
-        linear = self._library.mm_linear_f32 if is_float else self._library.mm_linear_bf16
         out = self._empty((x.shape[0], n), dtype=x.dtype)
-        linear(
-            x.data_ptr(),
-            x.stride(0),
-            packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            n,
-            x.shape[1],
-            torch.get_num_threads(),
-            None,
-            0,
+        self._library.linear(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            packed=packed.data_ptr(),
+            row_bytes=x.shape[1] * x.itemsize,
+            bias=0 if bias is None else bias.data_ptr(),
+            out=out.data_ptr(),
+            rows=x.shape[0],
+            n=n,
+            k=x.shape[1],
+            next_packed=0,
+            next_row_bytes=0,
         )
         return out
 
     def linear_wide(
-        self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None, facts: Tensor | None = None
+        self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None, scales: Tensor | None = None
     ) -> Tensor:
-        """Multiplies as `linear_float` does in bf16, or with the `facts` of int8 as `linear_s8`
+        """Multiplies as `linear_float` does in bf16, or with the `scales` of int8 as `linear_s8`
         does, by torch's float32 product and a wide copy of some panels at a time. Rounds as those
         do, but adds in another order."""
-        wide = x.float() if facts is None else self._round_groups(x)
+        wide = x.float() if scales is None else self._round_groups(x)
         k, (_, num_units, _, unit) = x.shape[1], packed.shape
         out = torch.empty(x.shape[0], n)
         step = max(MIN_WIDE_PANELS, WIDE_VALUES // (PANEL * k))
         for first in range(0, len(packed), step):
             panels = packed[first : first + step]
             weight = torch.empty(num_units * unit, len(panels) * PANEL)
-            self._library.mm_widen_panels(
-                unit,
-                panels.data_ptr(),
-                len(panels),
-                num_units,
-                weight.data_ptr(),
-                torch.get_num_threads(),
+            self._library.widen_panels(
+                unit_values=unit,
+                packed=panels.data_ptr(),
+                panels=len(panels),
+                units=num_units,
+                out=weight.data_ptr(),
             )
             columns = out[:, first * PANEL : first * PANEL + weight.shape[1]]
             torch.mm(wide, weight[:k, : columns.shape[1]], out=columns)
-        if facts is not None:
-            scales, shifts = facts
-            out.mul_(scales).addr_(wide.sum(1), shifts)
+        if scales is not None:
+            own, shifts = scales
+            out.mul_(own).addr_(wide.sum(1), shifts)
         return (out if bias is None else out.add_(bias)).to(x.dtype)
 
     def _round_groups(self, x: Tensor) -> Tensor:
         """Returns x [T, k] in float32, rounded as `linear_s8` rounds it."""
         out = torch.empty(x.shape)
-        self._library.mm_round_groups(
-            DTYPES[x.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            *x.shape,
-            out.data_ptr(),
-            torch.get_num_threads(),
+        self._library.round_groups(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            rows=x.shape[0],
+            k=x.shape[1],
+            out=out.data_ptr(),
         )
         return out
 
@@ -129,15 +129,14 @@ class Products(CodedProducts):
         assert indices.is_contiguous()
         n, k = shape
         out = self._empty((indices.shape[0], k), dtype=weights.dtype)
-        self._library.mm_look_up(
-            indices.data_ptr(),
-            weights.data_ptr(),
-            n,
-            k * weights.itemsize,
-            panel,
-            out.data_ptr(),
-            indices.shape[0],
-            torch.get_num_threads(),
+        self._library.look_up(
+            ids=indices.data_ptr(),
+            weights=weights.data_ptr(),
+            n=n,
+            row_bytes=k * weights.itemsize,
+            panel=panel,
+            out=out.data_ptr(),
+            tokens=indices.shape[0],
         )
         return out
 
@@ -148,64 +147,66 @@ class Products(CodedProducts):
             weight = F.pad(weight, (0, -weight.shape[1] % 4))
         n, k = weight.shape
         packed = self._empty_panels(n, k) if out is None else out
-        self._library.mm_pack_s8(
-            weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
+        self._library.pack_s8(
+            weights=weight.data_ptr(),
+            n=n,
+            k=k,
+            packed=packed.data_ptr(),
         )
         return packed
 
     def rounded_panels(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rounds `weight` [n, k], contiguous, as `quantize_rows` does, and lays it out: the panels
-        and the facts [2, n]. A bounded number of rows at a time, whose memory is given back, so
-        that no second copy is made."""
+        and the scales. A bounded number of rows at a time, whose memory is given back, so that no
+        second copy is made."""
         step = max(1, ROUNDED_VALUES // (PANEL * weight.shape[1])) * PANEL
-        panels, facts = self._empty_panels(*weight.shape), torch.empty(2, len(weight))
+        panels, scales = self._empty_panels(*weight.shape), torch.empty(2, len(weight))
         for first in range(0, len(weight), step):
             rows = slice(first, first + step)
-            codes, facts[:, rows] = self.quantize_rows(weight[rows])
+            codes, scales[:, rows] = self.quantize_rows(weight[rows])
             self.pack_s8(codes, panels[first // PANEL :])
             self.memory.release(weight[rows])
-        return panels, facts
+        return panels, scales
 
     def _empty_panels(self, n: int, k: int) -> Tensor:
         return self.memory.empty((-(-n // PANEL), -(-k // 4), PANEL, 4), dtype=torch.uint8)
 
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Rounds `weight` [n, k], contiguous, to int8 [n, k] with facts [2, n] float32, the scale
-        and the shift of each row: weight = scale * rounded + shift. The range of a row and 0
+        """Rounds `weight` [n, k], contiguous, to int8 [n, k] with scales [2, n] float32, the
+        scale and the shift of each row: weight = scale * rounded + shift. The range of a row and 0
         becomes that of int8, and 0 stays 0."""
         n, k = weight.shape
         rounded = torch.empty(n, k, dtype=torch.int8)
-        facts = torch.empty(2, n)
-        self._library.mm_quantize_rows(
-            DTYPES[weight.dtype],
-            weight.data_ptr(),
-            n,
-            k,
-            rounded.data_ptr(),
-            facts.data_ptr(),
-            torch.get_num_threads(),
+        scales = torch.empty(2, n)
+        self._library.quantize_rows(
+            dtype=DTYPES[weight.dtype],
+            weights=weight.data_ptr(),
+            n=n,
+            k=k,
+            out=rounded.data_ptr(),
+            scales=scales.data_ptr(),
         )
-        return rounded, facts
+        return rounded, scales
 
-    def linear_s8(self, x: Tensor, packed: Tensor, facts: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies `x` [T, k], quantised with a scale for every 128 values of a row, by packed
-        weights -> [T, n]. facts: see quantize_rows, contiguous. bias: [n] of x's dtype."""
-        assert facts.is_contiguous()
-        out = self._empty((x.shape[0], facts.shape[1]), dtype=x.dtype)
-        self._library.mm_linear_s8(
-            DTYPES[x.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            packed.data_ptr(),
-            facts.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            facts.shape[1],
-            x.shape[1],
-            torch.get_num_threads(),
-            None,
-            0,
+        weights -> [T, n]. scales: see quantize_rows, contiguous. bias: [n] of x's dtype."""
+        assert scales.is_contiguous()
+        out = self._empty((x.shape[0], scales.shape[1]), dtype=x.dtype)
+        self._library.linear_s8(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            packed=packed.data_ptr(),
+            row_bytes=x.shape[1],
+            scales=scales.data_ptr(),
+            bias=0 if bias is None else bias.data_ptr(),
+            out=out.data_ptr(),
+            rows=x.shape[0],
+            n=scales.shape[1],
+            k=x.shape[1],
+            next_packed=0,
+            next_row_bytes=0,
         )
         return out
 
@@ -242,20 +243,21 @@ class S8Weight:
     """A kernels.PackedWeight in int8 with a scale and a zero for each row; x is rounded to int8
     too, with a scale for every 128 values of a row, whose largest magnitude becomes 127."""
 
-    format = 8 | IS_S8
+    bits: Bits = 8
+    has_offsets, is_float8, is_s8 = False, False, True
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] float32 or bf16."""
         self._kernels = kernels
         self.n, self.k = weight.shape
         self.group_size = self.k
-        self.units, self.facts = kernels.rounded_panels(weight.contiguous())
+        self.units, self.scales = kernels.rounded_panels(weight.contiguous())
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]."""
         if x.shape[0] >= MANY_S8_ROWS and self._kernels.leaves_many_rows_to_torch:
-            return self._kernels.linear_wide(x, self.units, self.n, bias, self.facts)
-        return self._kernels.linear_s8(x, self.units, self.facts, bias)
+            return self._kernels.linear_wide(x, self.units, self.n, bias, self.scales)
+        return self._kernels.linear_s8(x, self.units, self.scales, bias)
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""

@@ -14,6 +14,8 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import Structure
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,28 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# The functions that mm_run of kernels.cpp can call, in its order.
-RECORDABLE = (
-    "mm_rms_norm",
-    "mm_norm_heads",
-    "mm_silu_mul",
-    "mm_rotate",
-    "mm_attend",
-    "mm_write_cache",
-    "mm_linear_bf16",
-    "mm_linear_s8",
-    "mm_linear_f32",
-    "mm_look_up",
-    "mm_angles",
-    "mm_linear_codes",
-    "mm_short_conv",
-    "mm_delta_rule",
-    "mm_take_columns",
-    "mm_gate_heads",
-    "mm_look_up_codes",
-)
-# Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
-# copy: the memory of their result shows whether they did.
+from .calls import Call, Calls
+
+# Functions of torch that return a tensor's size or place, or a view of it. `reshape` and `flatten`
+# may copy: the memory of their result shows whether they did.
 VIEWS = {
     "__get__",
     "__getitem__",
@@ -62,12 +46,6 @@ VIEWS = {
     "unsqueeze",
     "view",
 }
-NUM_ARGUMENTS = 14
-# Index of the weights, and of k.
-PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3, "mm_linear_f32": 2, "mm_linear_codes": 3}
-K = {"mm_linear_bf16": 7, "mm_linear_s8": 9, "mm_linear_f32": 7, "mm_linear_codes": 10}
-BITS_PER_VALUE = {"mm_linear_bf16": 16, "mm_linear_s8": 8, "mm_linear_f32": 32}
-CODE_BITS = 15  # of the first argument of mm_linear_codes
 ALIGNMENT = 64
 
 
@@ -77,28 +55,27 @@ class Recording:
     def __init__(
         self,
         run: Callable[[int, int], None],
-        calls: NDArray[np.int64],
+        calls: Sequence[tuple[Call, Structure]],
         inputs: Sequence[Tensor],
         out: Tensor,
-        kept: Sequence[object],
     ) -> None:
         """run: mm_run of the library.
-        calls: [C, 1 + NUM_ARGUMENTS], index of the function and its arguments.
+        calls: each with its arguments, which stay where they are.
         inputs, out: the tensors that the calls read and write.
-        kept: structures that the calls point to, kept alive here.
         """
+        pairs = [(call.address, ctypes.addressof(args)) for call, args in calls]
         self._run = run
-        self._calls = calls
+        self._pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)  # as Call of kernels.cpp
+        self._args = [args for _, args in calls]  # kept alive
         self._inputs = inputs
         self._out = out
-        self._kept = kept
 
     def run(self, *inputs: Tensor) -> Tensor:
         """Returns function(*inputs). The next run of any recording of the same kernels overwrites
         the result."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
-        self._run(self._calls.ctypes.data, len(self._calls))
+        self._run(self._pairs.ctypes.data, len(self._pairs))
         return self._out
 
 
@@ -125,65 +102,43 @@ class Recorder:
     """Stands in for the library while a function is recorded: forwards the calls and stores those
     of its thread. Others, which prepare media meanwhile, have no part in the function."""
 
-    def __init__(self, library: ctypes.CDLL, memory: Memory) -> None:
+    def __init__(self, library: Calls, run: Callable[[int, int], None], memory: Memory) -> None:
+        """run: mm_run of the library."""
         self._library = library
+        self._run = run
         self._memory = memory
-        self._calls: list[tuple[str, tuple[int, ...]]] = []
-        self._kept: list[object] = []  # structures that arguments point to
-        self._is_complete = True
+        self._calls: list[tuple[Call, Structure]] = []
         self._thread = threading.get_ident()
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        function: Callable[..., None] = getattr(self._library, name)
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        call = self._library.by_name[name]
         if threading.get_ident() != self._thread:
-            return function
+            return call.run
 
-        def call(*arguments: Any) -> None:
-            function(*arguments)
-            if name in RECORDABLE:
-                self._calls.append((name, tuple(self._as_int(value) for value in arguments)))
-            else:
-                self._is_complete = False
+        def recorded(**fields: Any) -> None:
+            self._calls.append((call, call.args.from_buffer_copy(call.run(**fields))))
 
-        return call
+        return recorded
 
     def record(
         self, function: Callable[..., Tensor], inputs: Sequence[Tensor]
     ) -> tuple[Tensor, Recording | None]:
-        """Returns function(*inputs) and its recording; None where it cannot be recorded."""
+        """Returns function(*inputs) and its recording; None where it cannot be recorded: where a
+        result is no memory of ours, torch has allocated it, which is noticed."""
         own = [self._memory.empty(x.shape, dtype=x.dtype).copy_(x) for x in inputs]
         with _Watch() as watch:
             out = function(*own)
-        if not self._is_complete or watch.unknown is not None:
+        if watch.unknown is not None:
             return out, None
-        calls = np.zeros((len(self._calls), 1 + NUM_ARGUMENTS), dtype=np.int64)
-        for row, (name, arguments) in zip(calls, self._with_prefetch(), strict=True):
-            row[0] = RECORDABLE.index(name)
-            row[1 : 1 + len(arguments)] = arguments
-        return out, Recording(self._library.mm_run, calls, own, out, self._kept)
+        prefetch_next([args for _, args in self._calls])
+        return out, Recording(self._run, self._calls, own, out)
 
-    def _as_int(self, value: Any) -> int:
-        """Converts an argument to the integer that mm_run expects."""
-        if isinstance(value, float):
-            return int(np.float32(value).view(np.int32))
-        if isinstance(value, ctypes.Structure):
-            self._kept.append(value)
-            return ctypes.addressof(value)
-        return int(value or 0)
 
-    def _with_prefetch(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Returns the calls. Those of linear layers get the address and the bytes per row of the
-        next linear layer's weights, which they prefetch."""
-        following: tuple[int, int] = (0, 0)
-        done = []
-        for name, arguments in reversed(self._calls):
-            if name in PACKED:
-                done.append((name, (*arguments[:-2], *following)))
-                bits = BITS_PER_VALUE.get(name, arguments[0] & CODE_BITS)
-                following = arguments[PACKED[name]], arguments[K[name]] * bits // 8
-            else:
-                done.append((name, arguments))
-        return done[::-1]
+def prefetch_next(calls: Sequence[Any]) -> None:
+    """Tells each product which weights the next one reads, so that it prefetches them."""
+    products = [args for args in calls if hasattr(args, "next_packed")]
+    for args, following in pairwise(products):
+        args.next_packed, args.next_row_bytes = following.packed, following.row_bytes
 
 
 class _Watch(TorchFunctionMode):

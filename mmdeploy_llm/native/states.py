@@ -1,4 +1,4 @@
-"""Layers with a state of each sequence, see src/states.h."""
+"""Layers with a state of each sequence, see cpp_layers/states.h."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from mmdeploy_llm.forward import StateContext
 from mmdeploy_llm.kernels.states import DeltaInputs
 
 from .library import DTYPES, Library
-from .signatures import DeltaArgs
 
 MAX_TAPS = 8  # as in states.h
 MAX_KEYS = 256  # likewise
 LANES = 16  # values in the widest registers: columns of a matrix are multiples of it
-HAS_SILU = 16  # added to the number of taps
 
 
 class StateProducts(Library):
@@ -37,21 +35,21 @@ class StateProducts(Library):
     ) -> Tensor:
         """Convolves x [T, C] -> [T, C]; see kernels.StateKernels."""
         out = self._empty(x.shape, dtype=x.dtype)
-        self._library.mm_short_conv(
-            DTYPES[x.dtype],
-            x.data_ptr(),
-            x.stride(0),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            state.data_ptr(),
-            out.data_ptr(),
-            states.starts.data_ptr(),
-            states.read.data_ptr(),
-            states.write.data_ptr(),
-            len(states.query_lens),
-            x.shape[1],
-            weight.shape[-1] | (HAS_SILU if has_silu else 0),
-            torch.get_num_threads(),
+        self._library.short_conv(
+            dtype=DTYPES[x.dtype],
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            weights=weight.data_ptr(),
+            bias=0 if bias is None else bias.data_ptr(),
+            states=state.data_ptr(),
+            out=out.data_ptr(),
+            starts=states.starts.data_ptr(),
+            read=states.read.data_ptr(),
+            write=states.write.data_ptr(),
+            num_sequences=len(states.query_lens),
+            channels=x.shape[1],
+            taps=weight.shape[-1],
+            has_silu=has_silu,
         )
         return out
 
@@ -67,7 +65,8 @@ class StateProducts(Library):
         """Runs the gated delta rule, [T, value heads * V]; see kernels.StateKernels."""
         _, value_heads, key_dim, value_dim = matrices.shape
         out = self._empty(inputs.z.shape, dtype=inputs.z.dtype)
-        args = DeltaArgs(
+        self._library.delta_rule(
+            dtype=DTYPES[out.dtype],
             qkv=inputs.qkv.data_ptr(),
             qkv_stride=inputs.qkv.stride(0),
             z=inputs.z.data_ptr(),
@@ -89,7 +88,5 @@ class StateProducts(Library):
             key_dim=key_dim,
             value_dim=value_dim,
             eps=inputs.eps,
-            num_threads=torch.get_num_threads(),
         )
-        self._library.mm_delta_rule(DTYPES[out.dtype], args)
         return out

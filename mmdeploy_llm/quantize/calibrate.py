@@ -120,8 +120,8 @@ def calibrate(
             save_answers(answers_of(llm, samples.held_out), folder / REFERENCE)
         opened = [stack.enter_context(SafetensorsFile(path)) for path in paths]
         model: Any = llm.model
-        facts = model, places_of(model), GroupRounder(scheme)
-        files = [unstacked(file, *facts) for file in opened]
+        places, rounder = places_of(model), GroupRounder(scheme)
+        files = [unstacked(file, model, places, rounder) for file in opened]
         totals = _round_windows(llm, kernels, samples, files, scheme, folder)
     return Calibrated(
         folder=folder,
@@ -198,9 +198,9 @@ def _round_window(
     keys = _keys(llm.model, owners)
     changed = {keys[name]: weight for name, weight in done.norms.items()}
     totals = asdict(_totals(done, sites, found))
-    facts = {"errors": errors, "totals": totals, "norms": list(changed)}
+    results = {"errors": errors, "totals": totals, "norms": list(changed)}
     new = path.with_name(f"{path.name}.new")
-    metadata = {name: json.dumps(value) for name, value in facts.items()}
+    metadata = {name: json.dumps(value) for name, value in results.items()}
     save_file(tensors | changed, new, metadata=metadata)
     new.replace(path)
 

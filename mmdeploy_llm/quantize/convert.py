@@ -12,12 +12,12 @@ from typing import Any
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.kernels.coded import MAX_GROUP, Bits
+from mmdeploy_llm.kernels.coded import Bits
 from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
-from mmdeploy_llm.option_types import WHOLE_ROW
 from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
 from mmdeploy_llm.saving.rounding import Scheme
+from mmdeploy_llm.weight_formats import MAX_GROUP, WHOLE_ROW
 from mmdeploy_llm.weights.find import find_weights
 
 from .calibrate import TOWERS, Calibrated, CalibratedRounder, calibrate, clear, measured
@@ -71,9 +71,9 @@ def quantize_checkpoint(
     check_output(output, checkpoint.folder, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(checkpoint.folder)
     items = () if calibrate_with is None else read_items(calibrate_with)
-    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 4}
-    facts |= {"towers": rounds_towers}
-    partial = Partial(output, digest_of(facts, paths))
+    asked = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 4}
+    asked |= {"towers": rounds_towers}
+    partial = Partial(output, digest_of(asked, paths))
     with ExitStack() as stack:
         done: Calibrated | None = None
         writer = Writer(partial, empty, nearest)

@@ -42,13 +42,13 @@ def round_by_factor(weight: Tensor, factor: Tensor, scheme: Scheme) -> Rounded:
 
 
 def _round_columns(
-    group: Tensor, facts: Rounded, factor: Tensor, scheme: Scheme
+    group: Tensor, ranges: Rounded, factor: Tensor, scheme: Scheme
 ) -> tuple[Tensor, Tensor]:
     """Rounds the columns of one group [n, size]; returns their codes, uint8, and their errors over
     the diagonal of `factor` [size, size]."""
     rest, (n, size) = group.T.contiguous(), group.shape
     codes, errors = torch.empty(size, n, dtype=torch.uint8), torch.empty(size, n)
-    scale, zero = facts.scales[:, 0].float(), facts.zeros[:, 0].float()
+    scale, zero = ranges.scales[:, 0].float(), ranges.zeros[:, 0].float()
     inverse = inverse_of(scale)
     for column in range(size):
         code = ((rest[column] * inverse).round_() + zero).clamp_(0, 2**scheme.bits - 1)
@@ -81,7 +81,7 @@ def factor_of(moments: Tensor) -> Tensor:
 def values_of(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """Returns the weight that codes [n, k], scales and zeros [n, G] stand for, float32."""
     size = codes.shape[1] // scales.shape[1]
-    wide = (facts.float().repeat_interleave(size, 1) for facts in (scales, zeros))
+    wide = (own.float().repeat_interleave(size, 1) for own in (scales, zeros))
     scale, zero = wide
     return (codes.float() - zero) * scale
 

@@ -54,8 +54,7 @@ def round_window(
     divided: dict[str, Tensor] = {}
     for place, fold in folds.items():
         own = numbers[place]
-        facts = weights[own], moments[own], factors[own], sites[own].scheme
-        scales = best_scales(*facts, fold)
+        scales = best_scales(weights[own], moments[own], factors[own], sites[own].scheme, fold)
         if fold.norm is not None:
             divided[fold.norm], scales = divided_norm(
                 norms[fold.norm], scales, is_centred=fold.is_centred

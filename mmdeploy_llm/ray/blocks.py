@@ -7,15 +7,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NoReturn
 
-from mmdeploy_llm.batch.answers.rounds import Answerer, Pair
+from mmdeploy_llm.batch.answers.rounds import Answerer
+from mmdeploy_llm.desk.deaths import again, given_up
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask
-from mmdeploy_llm.errors import EngineError, WorkerDiedError
+from mmdeploy_llm.errors import EngineError
 
-from .deaths import MAX_DEATHS, Ledger, groups_of
+from .deaths import Ledger, groups_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,66 +49,50 @@ class BlockEngine:
         on_death: Callable[[EngineError], NoReturn] = end_process,
     ) -> None:
         self._llm, self._ledger, self._on_death = llm, ledger, on_death
-        self._room = Room()
+        self._lock = SharedLock()
 
-    def answer(self, block: str, pairs: Sequence[Pair]) -> list[Answer]:
-        """Returns the answers of a block in the order of its prompts, without the prompts. block:
-        its name, the same after the death of a process."""
-        with self._room.shared():
-            deaths = self._ledger.begin(block, len(pairs))
-            answers = {} if deaths else self._run(pairs, range(len(pairs)))
+    def answer(self, block: str, asks: Sequence[Ask]) -> list[Answer]:
+        """Returns the answers of a block in the order of its asks. block: its name, the same after
+        the death of a process."""
+        with self._lock.shared():
+            deaths = self._ledger.begin(block, len(asks))
+            answers = {} if deaths else self._run(asks)
         if deaths:
-            answers = self._one_by_one(block, pairs, deaths)
+            answers = self._one_by_one(block, asks, deaths)
         self._ledger.end(block)
-        return [answers[index] for index in range(len(pairs))]
+        return [answers[ask] for ask in asks]
 
     def _one_by_one(
-        self, block: str, pairs: Sequence[Pair], deaths: Sequence[int]
-    ) -> dict[int, Answer]:
+        self, block: str, asks: Sequence[Ask], deaths: Sequence[int]
+    ) -> dict[Ask, Answer]:
         """Answers a block that has met a death: its suspects by themselves, then the others."""
-        answers: dict[int, Answer] = {}
-        for row, count in enumerate(deaths):
-            if count >= MAX_DEATHS:
-                answers[row] = _poisonous(row, pairs[row])
+        answers: dict[Ask, Answer] = {}
+        for ask, count in zip(asks, deaths, strict=True):
+            if again(count) == "never":
+                error = given_up()
+                answers[ask] = Answer(ask=ask, output=refused(ask, error), error=error)
         groups = groups_of(deaths)
         if groups:
-            with self._room.alone():
+            with self._lock.alone():
                 for group in groups:
                     self._ledger.run(block, group)
-                    answers |= self._run(pairs, group)
+                    answers |= self._run([asks[row] for row in group])
                 self._ledger.run(block, ())
-        rest = [row for row in range(len(pairs)) if row not in answers]
-        with self._room.shared():
+        rest = [row for row, ask in enumerate(asks) if ask not in answers]
+        with self._lock.shared():
             self._ledger.run(block, rest)
-            return answers | self._run(pairs, rest)
+            return answers | self._run([asks[row] for row in rest])
 
-    def _run(self, pairs: Sequence[Pair], rows: Sequence[int]) -> dict[int, Answer]:
+    def _run(self, asks: Sequence[Ask]) -> dict[Ask, Answer]:
         try:
-            found = list(self._llm.answer_each(pairs[row] for row in rows))
+            return {answer.ask: answer for answer in self._llm.answer_each(asks)}
         except EngineError as error:
             self._on_death(error)
-        return {rows[own.index]: _light(rows[own.index], own) for own in found}
 
 
-def _light(row: int, answer: Answer) -> Answer:
-    """Returns an answer without the prompt, which the receiver has."""
-    return replace(answer, index=row, output=replace(answer.output, item=None))
-
-
-def _poisonous(row: int, pair: Pair) -> Answer:
-    """Returns the answer of a row that is not tried any more."""
-    error = WorkerDiedError(
-        f"the process of the engine died {MAX_DEATHS} times while it computed this item, the last "
-        "time with nothing else; it is not tried again in this run"
-    )
-    prompt, params = pair
-    output = refused(Ask(prompt=prompt, params=params), error)
-    return _light(row, Answer(index=row, output=output, error=error))
-
-
-class Room:
-    """A process in which blocks are answered together, or one alone. Who wants to be alone goes
-    first: the others wait."""
+class SharedLock:
+    """A lock that several threads hold together, or one alone. One that waits to be alone goes
+    before those that would share."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # its lock guards the fields below

@@ -3,7 +3,7 @@
     driver:  dataset or ClusterLLM --blocks--> actors --answers--> driver or the next operator
                         DeathLedger (an actor beside the driver) <--begin, run, end-- actors
 
-Ray starts an actor that died again, on any machine that has room, and gives it its blocks again.
+Ray starts an actor that died again, on any machine that can hold it, and gives it its blocks again.
 Blocks are answered in several threads of an actor, so that the engine always has more than it
 computes.
 """
@@ -15,18 +15,21 @@ import threading
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Self
 
-from mmdeploy_llm.batch.answers.rounds import Pair
+from mmdeploy_llm.desk.deaths import MAX_LOADS
 from mmdeploy_llm.desk.outcome import Answer
+from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, EngineError, MMDeployLLMError, RequestError
 from mmdeploy_llm.llm import LLM
+from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.closing import Closing
 
 from .blocks import BlockEngine, num_at_once
-from .deaths import MAX_LOADS, DeathLedger
+from .deaths import DeathLedger
 from .rows import Columns, refusal
 from .sizes import ActorSize, actor_size, num_beside_reading
 
@@ -40,6 +43,7 @@ except ImportError:
 
 ROWS_PER_BLOCK = 64
 LOCAL = "local"
+Outcome = tuple[RequestOutput, Exception | None]  # of an ask, which the receiver has
 
 
 def connect(address: str | None = None) -> None:
@@ -138,8 +142,12 @@ class LLMWorker:
         """Returns the table (pyarrow.Table) with the columns of the answers."""
         self._columns.check(table.column_names)
         prompts = [self._columns.prompt_of(row) for row in table.to_pylist()]
-        pairs = [(own, self._params) for own in prompts if not isinstance(own, RequestError)]
-        found = iter(self._engine.answer(self._calls.name_of_next(), pairs))
+        asks = [
+            Ask(prompt=own, params=self._params)
+            for own in prompts
+            if not isinstance(own, RequestError)
+        ]
+        found = iter(self._engine.answer(self._calls.name_of_next(), asks))
         answers = [
             refusal(own) if isinstance(own, RequestError) else next(found) for own in prompts
         ]
@@ -263,9 +271,11 @@ class PoolActor:
         """Returns when the model is loaded."""
         self._loaded()
 
-    def answer(self, pairs: Sequence[Pair]) -> list[Answer]:
-        """Answers a block."""
-        return self._loaded().answer(ray.get_runtime_context().get_task_id() or "", pairs)
+    def answer(self, asks: Sequence[Ask]) -> list[Outcome]:
+        """Answers a block, in the order of its asks."""
+        task = ray.get_runtime_context().get_task_id() or ""
+        found = self._loaded().answer(task, asks)
+        return [(replace(answer.output, item=None), answer.error) for answer in found]
 
     def _loaded(self) -> BlockEngine:
         with self._lock:
@@ -304,14 +314,13 @@ class ClusterLLM(Closing):
             for _ in range(self.num_actors)
         ]
 
-    def answer_each(self, pairs: Iterable[Pair]) -> Generator[Answer, None, None]:
-        """Yields results in the order in which their blocks end; `index` counts the pairs from 0.
-        Pairs are taken as actors have room for them. May be called once: an actor without work
-        ends."""
+    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
+        """Yields results in the order in which their blocks end, each with its ask. Asks are taken
+        as actors have capacity for them. May be called once: an actor without work ends."""
         if self._is_used:
             raise EngineError("these engines have answered their batch; make another ClusterLLM")
         self._is_used = True
-        yield from _Run(self._actors, self._at_once, self._num_rows, pairs).answers()
+        yield from _Run(self._actors, self._at_once, self._num_rows, asks).answers()
 
     def close(self) -> None:
         """Ends the engines."""
@@ -333,12 +342,12 @@ class _Run:
     """One call of a ClusterLLM. Used by one thread."""
 
     def __init__(
-        self, actors: Sequence[Any], at_once: int, num_rows: int, pairs: Iterable[Pair]
+        self, actors: Sequence[Any], at_once: int, num_rows: int, asks: Iterable[Ask]
     ) -> None:
         self._at_once, self._num_rows = at_once, num_rows
-        self._pairs = enumerate(pairs)
+        self._asks = iter(asks)
         self._free = {actor: at_once for actor in actors}
-        self._blocks: dict[Any, tuple[Any, list[int]]] = {}  # by result: its actor, its indices
+        self._blocks: dict[Any, tuple[Any, list[Ask]]] = {}  # by result: its actor, its asks
         self._is_over = False
 
     def answers(self) -> Generator[Answer, None, None]:
@@ -347,24 +356,24 @@ class _Run:
         while self._blocks:
             (result, *_), _ = ray.wait(list(self._blocks))
             found = _result_of(result)
-            actor, indices = self._blocks.pop(result)
+            actor, asks = self._blocks.pop(result)
             self._free[actor] += 1
             self._fill()
-            for index, answer in zip(indices, found, strict=True):
-                yield Answer(index=index, output=answer.output, error=answer.error)
+            for ask, (output, error) in zip(asks, found, strict=True):
+                yield Answer(ask=ask, output=output, error=error)
 
     def _fill(self) -> None:
-        """Gives blocks to the actors that have room, the emptiest first. Ends actors that have no
-        more work: one that died may need the place."""
+        """Gives blocks to the actors that can take one, to the emptiest first. Ends actors that
+        have no more work: one that died may need the place."""
         while not self._is_over and max(self._free.values()):
-            block = list(islice(self._pairs, self._num_rows))
+            block = list(islice(self._asks, self._num_rows))
             if not block:
                 self._is_over = True
                 break
             actor = max(self._free, key=self._free.__getitem__)
             self._free[actor] -= 1
-            result = actor.answer.remote([pair for _, pair in block])
-            self._blocks[result] = actor, [index for index, _ in block]
+            result = actor.answer.remote([replace(ask, item=None) for ask in block])
+            self._blocks[result] = actor, block
         if self._is_over:
             self._release()
 

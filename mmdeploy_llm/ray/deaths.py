@@ -1,11 +1,8 @@
 """Deaths: remembers which rows were being computed when a process died, so that a row that kills
 every process it meets is found.
 
-    deaths of a row   it is computed
-    0                 with all other rows of the actor
-    1                 in a small group, with nothing else in the process
-    2                 alone
-    3                 not again: it gets an error
+A row that has met a death is suspected: it is computed with few others and nothing else in the
+process, and after that as desk/deaths.py says: alone, then not again.
 
 Ray runs a block again after the death of its process, under the same task id. What ran at that
 moment is the `running` of the block, which only its begin or end removes.
@@ -19,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-MAX_DEATHS = 3
-MAX_LOADS = 3  # times that an actor may die in a row while it loads the model
+from mmdeploy_llm.desk.deaths import again
 
 
 class Ledger(Protocol):
@@ -92,4 +88,4 @@ def groups_of(deaths: Sequence[int]) -> list[list[int]]:
     once = [row for row, count in enumerate(deaths) if count == 1]
     size = max(1, math.isqrt(len(once)))
     together = [once[begin : begin + size] for begin in range(0, len(once), size)]
-    return together + [[row] for row, count in enumerate(deaths) if 1 < count < MAX_DEATHS]
+    return together + [[row] for row, count in enumerate(deaths) if again(count) == "alone"]

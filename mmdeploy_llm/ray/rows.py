@@ -102,7 +102,8 @@ class Columns:
 
 def refusal(error: RequestError) -> Answer:
     """Returns the answer about a row that has no prompt."""
-    return Answer(index=0, output=refused(Ask(prompt="", params=_NO_PARAMS), error), error=error)
+    ask = Ask(prompt="", params=_NO_PARAMS)
+    return Answer(ask=ask, output=refused(ask, error), error=error)
 
 
 def _record(answer: Answer) -> Any:

@@ -1,9 +1,6 @@
 """Renders chat templates, which are programs of strangers, within limits of time and memory.
 
-    Renderer --simple.py: only operations of bounded cost?--> metered.py   in this process
-                        otherwise, or when it is too much --> sandbox.py   in a process with limits
-
-All of it follows jinja2's sandbox as transformers sets it up, so both places give the same text.
+Renderer --> a process that can be killed --> sandbox.py: jinja2's, as transformers sets it up
 """
 
 from .renderer import Renderer, TemplateFailedError

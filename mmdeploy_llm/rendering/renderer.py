@@ -1,9 +1,6 @@
-"""Renders chat templates: simple ones here, all others in a process that can be killed.
+"""Renders chat templates in a process that can be killed.
 
-    intake thread --simple?--> metered.py            this process, within a budget
-         |  otherwise, or when the budget or HERE_SECONDS are used up
-         v
-    Helper: serve() --> sandbox.py                   another process, with limits of the system
+    Renderer --Helper--> serve() --> sandbox.py         another process, with limits of the system
       template, variables (pickled) -->   <-- b"T" text | b"E" error | b"L" late | b"M" memory
 
 What comes back is bytes and is never unpickled: the process runs the programs of strangers. It has
@@ -24,10 +21,8 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.processes.helper import READY, Helper, lower_limit
 from mmdeploy_llm.processes.process import Channel
 
-from .metered import BudgetError, Metered, simple_template
 from .sandbox import TemplateTimeError, run
 
-HERE_SECONDS = 1.0  # after which a simple template is rendered in the process instead
 GRACE_SECONDS = 0.25  # for an answer after the deadline, which the process observes itself
 MAX_MEMORY = 2**30  # bytes of address space of the process
 MAX_ANSWER = 2**28  # bytes
@@ -42,7 +37,7 @@ class Renderer:
 
     def __init__(self, max_memory: int = MAX_MEMORY) -> None:
         self._max_memory = max_memory
-        self._turn = threading.Lock()  # held during the calls for one template
+        self._lock = threading.Lock()  # held during the calls for one template
         self._helper = Helper("template", serve, max_memory, MAX_ANSWER)
 
     def render(self, template: str, variables: dict[str, Any], seconds: float) -> str:
@@ -51,21 +46,8 @@ class Renderer:
         Raises TemplateTimeError after `seconds`, TemplateFailedError or any exception that the
         template raises, RequestError when it used too much memory or crashed the process.
         """
-        begin = time.monotonic()
-        simple = simple_template(template)
-        if simple is not None:
-            sandbox = simple.environment
-            assert isinstance(sandbox, Metered)
-            try:
-                return sandbox.render(simple, variables, min(seconds, HERE_SECONDS))
-            except BudgetError:
-                pass
-            except TemplateTimeError:
-                if seconds <= HERE_SECONDS:
-                    raise
-        seconds -= time.monotonic() - begin
-        with self._turn:
-            return self._render_there(template, variables, seconds)
+        with self._lock:
+            return self._rendered(template, variables, seconds)
 
     def interrupt(self) -> None:
         """Ends a call that is under way and refuses later ones; may be called from any thread."""
@@ -75,7 +57,7 @@ class Renderer:
         """Ends the process."""
         self._helper.close()
 
-    def _render_there(self, template: str, variables: dict[str, Any], seconds: float) -> str:
+    def _rendered(self, template: str, variables: dict[str, Any], seconds: float) -> str:
         is_fresh, begin = not self._helper.is_running, time.monotonic()
         kind, text = self._call((template, variables, seconds))
         seconds -= time.monotonic() - begin

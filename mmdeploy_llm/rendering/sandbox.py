@@ -3,8 +3,7 @@
 A template is a program from a stranger. The clock is checked at every loop iteration, call, filter,
 test and arithmetic operation, in whatever thread it runs. A single operation between two checks can
 take long, so can compiling, and memory is bounded only for the results of operators. Therefore this
-sandbox runs in a process that can be killed (renderer.py); metered.py narrows it for templates that
-are rendered in this process.
+sandbox runs in a process that can be killed (renderer.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     engine --plan, pickled once--> rank 0   Runner on its shard of the model  --> result
                               \\--> rank 1   Runner on its shard of the model  --> checksum of it
-                                            sums and gathers between them: parallel.ranks
+                                            sums and gathers between them: sharding.ranks
 
 Every rank carries out every plan in slots of its own and samples the same tokens from the same
 logits: only plans and results travel. No rank lives in the caller's process, which therefore never
@@ -36,7 +36,7 @@ from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.processes import Message, Worker, close_all, finalize_here, interrupted_later
 from mmdeploy_llm.sharding import Meeting
 
-from .executor import Facts
+from .executor import ExecutorInfo
 from .overlap import Started, deferred
 from .rank import BuildRank, RankBlueprint, serve_rank
 from .rank_messages import (
@@ -83,7 +83,7 @@ class DistributedRunner:
         except BaseException:
             self._kill()
             raise
-        self.facts: Facts = ready[0].facts
+        self.info: ExecutorInfo = ready[0].info
         self.can_overlap = all(message.can_overlap for message in ready)
         is_on_gpus = any(blueprint.device != "cpu" for blueprint in blueprints)
         self._first_answer_seconds = STEP_SECONDS if is_on_gpus else None

@@ -56,8 +56,8 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The facts that the rest of the engine must know about an executor.
+class ExecutorInfo:
+    """Says of an executor what the rest of the engine must know.
 
     runtime: the options as they were resolved in the process that computes.
     shape: one block of the KV cache; under tensor parallelism, of one rank's.

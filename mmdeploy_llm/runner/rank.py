@@ -11,7 +11,7 @@ from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.processes import Channel
 from mmdeploy_llm.sharding import Meeting, Ranks
 
-from .executor import Executor, Facts
+from .executor import Executor, ExecutorInfo
 from .out_of_memory import is_out_of_memory
 from .overlap import Started
 from .peers import Peers
@@ -28,13 +28,13 @@ from .rank_messages import (
 
 
 class Built(Protocol):
-    """The result of BuildRank: the rank's executor and its facts."""
+    """The result of BuildRank: the rank's executor and what the engine must know of it."""
 
     @property
     def runner(self) -> Executor: ...
 
     @property
-    def facts(self) -> Facts: ...
+    def info(self) -> ExecutorInfo: ...
 
 
 class RankBlueprint(Protocol):
@@ -54,7 +54,7 @@ def serve_rank(
     ranks = meeting.join()
     built = build(blueprint, ranks, ChannelPeers(ranks, channel))
     rank = Rank(built.runner, sends_results=ranks.rank == 0)
-    channel.send(ReadyMessage(facts=built.facts, can_overlap=built.runner.can_overlap))
+    channel.send(ReadyMessage(info=built.info, can_overlap=built.runner.can_overlap))
     while True:
         channel.send(rank.answer(channel.receive()))
 

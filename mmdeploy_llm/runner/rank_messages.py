@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mmdeploy_llm.plan import ScheduledTokens, StepPlan, StepResult
 
-from .executor import Facts
+from .executor import ExecutorInfo
 
 StepMode = Literal["run", "start", "follow"]
 
@@ -89,7 +89,7 @@ class FinishMessage:
 class ReadyMessage:
     """A rank has loaded its model and allocated its memory."""
 
-    facts: Facts
+    info: ExecutorInfo
     can_overlap: bool
 
 

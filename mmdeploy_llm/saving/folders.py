@@ -93,8 +93,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def digest_of(options: Mapping[str, Any], files: Sequence[Path]) -> str:
     """Returns a digest of options and of the names, sizes and times of files."""
-    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(json.dumps([options, facts], sort_keys=True).encode()).hexdigest()
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps([options, states], sort_keys=True).encode()).hexdigest()
 
 
 def check_output(output: Path, source: Path, *, overwrite: bool) -> None:

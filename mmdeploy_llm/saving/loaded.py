@@ -15,9 +15,9 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
-from mmdeploy_llm.option_types import QuantizationName
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.machine import load_kernels
+from mmdeploy_llm.weight_formats import FORMATS, QuantizationName, names_of
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.find import INDEX_FILE, find_weights
 
@@ -42,11 +42,11 @@ def save_loaded(
     quantization = config.quantization
     values = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
     is_plain = quantization is None or is_quantized(values)
-    if quantization in ("int8", "fp8") and not is_plain:
+    if quantization and not is_plain and FORMATS[quantization].transformers is None:
+        saved = names_of(row for row in FORMATS.values() if row.transformers)
         raise ConfigError(
             f"quantization = {quantization!r} rounds weights to codes of a layout of its own, "
-            "which is not saved; load the model with 'int8wo' to save 8 bits, or with 'int8a8', "
-            "'int4' or 'int4a8'"
+            f"which is not saved; load the model with {saved}"
         )
     options = {
         "save": None if is_plain else quantization,

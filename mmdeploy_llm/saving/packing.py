@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import MAX_GROUP, Bits
+from mmdeploy_llm.kernels.coded import Bits
+from mmdeploy_llm.weight_formats import MAX_GROUP, PACK_QUANTIZED
 
 from .rounding import Rounded, Scheme
 
@@ -48,7 +49,7 @@ def settings(layers: Mapping[Scheme, Sequence[str]], ignored: Sequence[str]) -> 
     heads = [] if any(name.endswith("lm_head") for name in rounded) else ["lm_head"]
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": PACK_QUANTIZED,
         "quantization_status": "compressed",
         "config_groups": {
             f"group_{index}": {

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.kernels.coded import WeightRounder
-from mmdeploy_llm.layers.install import ELSEWHERE
-from mmdeploy_llm.option_types import QuantizationName
+from mmdeploy_llm.weight_formats import QuantizationName
 
 from .rounding import Rounded, Scheme, relative_error, round_groups
 
@@ -64,12 +63,16 @@ class KernelRounder:
         """See Rounder. None where a place is not rounded as the decoder's layers are: transformers
         reads every layer but experts by one scheme. What is copied is rounded when the folder is
         loaded."""
-        is_inside = place in ("layers", "experts")
-        layouts, name = self._kernels.layouts, self._quantization
-        own = layouts[name]
-        if not is_inside and layouts.get(ELSEWHERE[name]) != own:
+        own = self._kernels.formats[self._quantization]
+        if place not in ("layers", "experts") and not self._is_as_coarse(own.elsewhere):
             return None
+        assert own.group_size is not None, f"{own.name} has no scheme that transformers reads"
         return Scheme(bits=own.bits, group_size=own.group_size)
+
+    def _is_as_coarse(self, name: str) -> bool:
+        """Whether another format rounds weights as ours does."""
+        own, other = (self._kernels.formats[each] for each in (self._quantization, name))
+        return (own.bits, own.group_size) == (other.bits, other.group_size)
 
     def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:
         """See Rounder."""

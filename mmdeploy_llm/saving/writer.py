@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
-from mmdeploy_llm.kernels.coded import MAX_GROUP
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.layers.linear import Linear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.tensor_file import Entry
+from mmdeploy_llm.weight_formats import MAX_GROUP
 from mmdeploy_llm.weights.files import LOADABLE, SafetensorsFile
 from mmdeploy_llm.weights.find import INDEX_FILE
 from mmdeploy_llm.weights.map import Target
@@ -177,8 +177,8 @@ class Writer:
         first = self._rounder.scheme("layers")
         if first is not None:
             found[first] = []
-        for name, facts in self._done.rounded.items():
-            bits, group_size, is_symmetric = map(int, facts.split())
+        for name, numbers in self._done.rounded.items():
+            bits, group_size, is_symmetric = map(int, numbers.split())
             scheme = Scheme(
                 bits=4 if bits == 4 else 8, group_size=group_size, is_symmetric=bool(is_symmetric)
             )

@@ -17,12 +17,13 @@ class WindowTable:
     """The block table of one request in the layers with a window.
 
     ids: a block for each place of the table. The first `num_returned` were given back, or never
-        taken, because no token attends to them any more. num_sent: how many the runner has.
+        taken, because no token attends to them any more.
+    num_known: the first of `ids`, which the runner knows already.
     """
 
     ids: list[int] = field(default_factory=list)
     num_returned: int = 0
-    num_sent: int = 0
+    num_known: int = 0
 
     @property
     def held(self) -> list[int]:
@@ -32,7 +33,13 @@ class WindowTable:
 
 def blocks_of_window(window: int, block_size: int) -> int:
     """Returns how many blocks a decoding request holds at most: those that the next token and the
-    one after it attend to, and one more."""
+    one after it attend to, and one more.
+
+        window 4, blocks of 2     | . x | x x | x x |     window + 1 tokens of both
+
+    At most ceil(window / block_size) + 1 blocks hold some of these. One more is held until the step
+    whose tokens have left it is committed.
+    """
     return -(-window // block_size) + 2
 
 
@@ -66,6 +73,8 @@ class WindowBlocks:
     def can_start(self, state: RequestState) -> bool:
         """Whether the pool is large enough for one more request."""
         reserved, beyond = self._needs(state)
+        # All decode within their windows; one step takes more blocks for the tokens of prompts, at
+        # most as many as it has tokens for, and as its requests can hold.
         step = min(self._per_step, self._num_beyond + beyond)
         return self._num_reserved + reserved + step <= self.pool.num_blocks
 
@@ -98,8 +107,8 @@ class WindowBlocks:
         table = state.window
         num_new = self._config.num_blocks_for(end) - len(table.ids)
         table.ids += self.pool.allocate(max(0, num_new))
-        new = tuple(table.ids[table.num_sent :])
-        table.num_sent = len(table.ids)
+        new = tuple(table.ids[table.num_known :])
+        table.num_known = len(table.ids)
         return new
 
     def advance(self, state: RequestState, begin: int, end: int) -> None:
@@ -121,7 +130,8 @@ class WindowBlocks:
         self._reserve(state, -1)
 
     def _first_visible(self, token: int) -> int:
-        """Returns the first block that this token attends to."""
+        """Returns the first block that this token attends to: the one of its window's first token,
+        token + 1 - window."""
         return max(0, token + 1 - self._window) // self._config.block_size
 
     def _needs(self, state: RequestState) -> tuple[int, int]:

@@ -58,7 +58,7 @@ def draw_blueprint(config: EngineConfig, files: ModelFiles, machine: Machine) ->
         capabilities=[card.capability for card in machine.cuda.cards],
         head_dim=text.head_dim,
     )
-    runtime = resolve(config, limits, machine.host_facts, choose_attention)
+    runtime = resolve(config, limits, machine.limits, choose_attention)
     if config.deterministic:
         check_promise(config, files, runtime)
     check_device(runtime.device, runtime.dtype, machine.cuda, config.tensor_parallel_size)

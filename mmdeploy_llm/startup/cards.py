@@ -1,6 +1,6 @@
 """Finds the CUDA cards and checks whether one can run a model, before anything is loaded.
 
-torch --read_cuda--> CudaFacts --> missing_cuda    why no card can be used at all
+torch --read_cuda--> CudaSetup --> missing_cuda    why no card can be used at all
                                --> check_device    this device exists and computes in this dtype
      meta model, free memory   --> check_memory    weights and the smallest KV cache fit
 """
@@ -25,7 +25,7 @@ ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardFacts:
+class Card:
     """One CUDA card. capability: its compute capability (major, minor). total_bytes: size of its
     memory."""
 
@@ -35,7 +35,7 @@ class CardFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudaFacts:
+class CudaSetup:
     """The CUDA cards and versions that torch finds on this machine.
 
     torch: its version. cuda: the CUDA version torch was built with, None for a build without CUDA.
@@ -48,7 +48,7 @@ class CudaFacts:
     cuda: tuple[int, int] | None = None
     driver: tuple[int, int] | None = None
     architectures: tuple[str, ...] = ()
-    cards: tuple[CardFacts, ...] = ()
+    cards: tuple[Card, ...] = ()
     error: str | None = None
 
 
@@ -65,11 +65,11 @@ def driver_version() -> int | None:
 
 def read_cuda(
     library: Any = torch, ask_driver: Callable[[], int | None] = driver_version
-) -> CudaFacts:
-    """Reads the facts without allocating memory on a card. library: torch, or a double of it."""
+) -> CudaSetup:
+    """Asks torch without allocating memory on a card. library: torch, or a double of it."""
     if library.version.cuda is None:
-        return CudaFacts(torch=library.__version__)
-    cards: tuple[CardFacts, ...] = ()
+        return CudaSetup(torch=library.__version__)
+    cards: tuple[Card, ...] = ()
     error = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # our own message says what torch would warn about
@@ -80,7 +80,7 @@ def read_cuda(
             error = str(found).strip().partition("\n")[0]
     number = ask_driver()
     major, minor = (int(part) for part in library.version.cuda.split(".")[:2])
-    return CudaFacts(
+    return CudaSetup(
         torch=library.__version__,
         cuda=(major, minor),
         driver=(number // 1000, number % 1000 // 10) if number else None,
@@ -90,68 +90,68 @@ def read_cuda(
     )
 
 
-def _card(library: Any, index: int) -> CardFacts:
+def _card(library: Any, index: int) -> Card:
     found = library.cuda.get_device_properties(index)
-    return CardFacts(
+    return Card(
         name=found.name, capability=(found.major, found.minor), total_bytes=found.total_memory
     )
 
 
-def missing_cuda(facts: CudaFacts) -> str | None:
+def missing_cuda(setup: CudaSetup) -> str | None:
     """Returns why no CUDA device can be used and what to do about it; None when one can."""
-    if facts.cards:
+    if setup.cards:
         return None
-    if facts.cuda is None:
+    if setup.cuda is None:
         return (
-            f"torch {facts.torch} was built without CUDA; install a CUDA build of torch "
+            f"torch {setup.torch} was built without CUDA; install a CUDA build of torch "
             "(pytorch.org/get-started), or use device='cpu'"
         )
-    needed = f"torch {facts.torch} was built with CUDA {_dotted(facts.cuda)}"
-    if facts.driver is None:
+    needed = f"torch {setup.torch} was built with CUDA {_dotted(setup.cuda)}"
+    if setup.driver is None:
         return (
             f"{needed} and needs an NVIDIA driver, which is missing; install it (in a "
             "container: start it with access to the cards), or use device='cpu'"
         )
-    if facts.driver[0] < facts.cuda[0]:
+    if setup.driver[0] < setup.cuda[0]:
         return (
-            f"the NVIDIA driver runs CUDA up to {_dotted(facts.driver)} and {needed}; update the "
-            f"driver, or install a torch built with CUDA {facts.driver[0]}"
+            f"the NVIDIA driver runs CUDA up to {_dotted(setup.driver)} and {needed}; update the "
+            f"driver, or install a torch built with CUDA {setup.driver[0]}"
         )
-    detail = f" ({facts.error})" if facts.error else ""
+    detail = f" ({setup.error})" if setup.error else ""
     return (
         f"torch finds no card that it can use{detail}; check what nvidia-smi shows and what "
         "CUDA_VISIBLE_DEVICES hides, or use device='cpu'"
     )
 
 
-def check_device(device: str, dtype: str, facts: CudaFacts, num_cards: int = 1) -> None:
+def check_device(device: str, dtype: str, setup: CudaSetup, num_cards: int = 1) -> None:
     """Raises ConfigError unless `device` and the num_cards - 1 cards after it exist and compute in
     `dtype`. Devices other than CUDA pass."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return
-    found = missing_cuda(facts)
+    found = missing_cuda(setup)
     if found:
         raise ConfigError(f"device = {device!r}, but {found}")
     if number and not number.isdecimal():
         raise ConfigError(f"device = {device!r} is not known; use cuda, or cuda:0, cuda:1, ...")
     first = int(number or 0)
-    if first + num_cards > len(facts.cards):
-        named = ", ".join(f"cuda:{at} ({card.name})" for at, card in enumerate(facts.cards))
+    if first + num_cards > len(setup.cards):
+        named = ", ".join(f"cuda:{at} ({card.name})" for at, card in enumerate(setup.cards))
         more = f" and {num_cards - 1} more" if num_cards > 1 else ""
         raise ConfigError(
             f"device = {device!r}{more}, but there is only {named}; use one of these"
             + (", or lower tensor_parallel_size or data_parallel_size" if more else "")
         )
     for index in range(first, first + num_cards):
-        _check_card(f"cuda:{index}", facts.cards[index], dtype, facts)
+        _check_card(f"cuda:{index}", setup.cards[index], dtype, setup)
 
 
-def _check_card(device: str, card: CardFacts, dtype: str, facts: CudaFacts) -> None:
+def _check_card(device: str, card: Card, dtype: str, setup: CudaSetup) -> None:
     named = f"{device} ({card.name}) has compute capability {_dotted(card.capability)}"
-    if not any(_runs(name, card.capability) for name in facts.architectures):
+    if not any(_runs(name, card.capability) for name in setup.architectures):
         raise ConfigError(
-            f"{named}, but torch {facts.torch} was built for {', '.join(facts.architectures)}; "
+            f"{named}, but torch {setup.torch} was built for {', '.join(setup.architectures)}; "
             "install a torch that was built for this card, or use another device"
         )
     required = MIN_CAPABILITY.get(dtype, (0, 0))

@@ -9,7 +9,7 @@ import torch
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.runner.distributed import DistributedRunner
-from mmdeploy_llm.runner.executor import Executor, Facts
+from mmdeploy_llm.runner.executor import Executor, ExecutorInfo
 from mmdeploy_llm.runner.peers import Peers
 from mmdeploy_llm.sharding import Ranks
 
@@ -25,11 +25,11 @@ from .shares import rank_blueprints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computer:
-    """A runner that is ready to compute, and its facts. model, host: None when other processes hold
-    the model."""
+    """A runner that is ready to compute. info: what the engine must know of it. model, host: None
+    when other processes hold the model."""
 
     runner: Executor
-    facts: Facts
+    info: ExecutorInfo
     model: Model | None
     host: Host | None = None
 
@@ -46,7 +46,7 @@ def build_computer(
         loaded = load_model(blueprint, files, machine, host.threads, group or RankGroup())
         cache = plan_cache(loaded)
         runtime = replace(loaded.runtime, max_model_len=cache.max_model_len)
-        facts = Facts(
+        info = ExecutorInfo(
             runtime=runtime,
             shape=cache.shape,
             num_blocks=cache.num_blocks,
@@ -56,7 +56,7 @@ def build_computer(
             long_after=getattr(loaded.model, "long_after", None),
         )
         runner = ready_runner(loaded, cache)
-    return Computer(runner=runner, facts=facts, model=loaded.model, host=host)
+    return Computer(runner=runner, info=info, model=loaded.model, host=host)
 
 
 def build_ranks(blueprint: Blueprint, files: ModelFiles, machine: Machine) -> Computer:
@@ -64,7 +64,7 @@ def build_ranks(blueprint: Blueprint, files: ModelFiles, machine: Machine) -> Co
     check_divisible(files, blueprint.config.tensor_parallel_size)
     blueprints = rank_blueprints(blueprint, machine)
     ranks = DistributedRunner(blueprints, build_rank)
-    return Computer(runner=ranks, facts=ranks.facts, model=None)
+    return Computer(runner=ranks, info=ranks.info, model=None)
 
 
 def build_rank(blueprint: Blueprint, ranks: Ranks, peers: Peers) -> Computer:

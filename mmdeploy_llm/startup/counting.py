@@ -9,7 +9,7 @@ from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.model_folder import PROMPT_FILES
 
 from .blueprint import draw_blueprint
-from .cards import CudaFacts
+from .cards import CudaSetup
 from .machine import Machine
 from .media import build_processors
 from .model_files import read_model_files
@@ -31,7 +31,7 @@ def open_intake(config: EngineConfig) -> Intake:
     of a model on the hub it fetches none. Raises what `read_model_files` raises."""
     config = config.model_copy(update=NOT_COMPUTING)
     files = read_model_files(config, PROMPT_FILES)
-    nothing = CudaFacts(torch=torch.__version__)
+    nothing = CudaSetup(torch=torch.__version__)
     machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=None)
     runtime = draw_blueprint(config, files, machine).runtime
     return build_intake(config, files, runtime, build_processors(files, config))

@@ -16,10 +16,10 @@ from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
-from mmdeploy_llm.option_types import QuantizationName
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
+from mmdeploy_llm.weight_formats import QuantizationName
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
@@ -146,12 +146,12 @@ def _can_keep(
     quantization: QuantizationName | None, runtime: RuntimeConfig, machine: Machine
 ) -> CanKeep | None:
     """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
-    products for. 8-bit floats are rounded again to whatever else `quantization` asks for."""
+    products for. 8-bit floats are rounded again to what `quantization` asks for."""
     is_cpu = torch.device(runtime.device).type == "cpu"
     if machine.kernels is None or (is_cpu and runtime.dtype == "float16"):
         return None
     can_pack = machine.kernels.can_pack_coded
-    if quantization in (None, "fp8"):
+    if quantization is None:
         return can_pack
     return lambda layout, shape: not layout.is_float8 and can_pack(layout, shape)
 

@@ -12,12 +12,12 @@ from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels
-from mmdeploy_llm.kernels.coded import code_layouts
 from mmdeploy_llm.layers.linear import has_product
 from mmdeploy_llm.native import Placement
-from mmdeploy_llm.runtime_config import HostFacts
+from mmdeploy_llm.runtime_config import MachineLimits
+from mmdeploy_llm.weight_formats import with_group_size
 
-from .cards import CudaFacts, missing_cuda, read_cuda
+from .cards import CudaSetup, missing_cuda, read_cuda
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Machine:
 
     cpus: tuple[int, ...]
     placement: Placement | None
-    cuda: CudaFacts
+    cuda: CudaSetup
     kernels: Kernels | None
     cpu_level: str | None = None
     host_threads: int | None = None
@@ -53,10 +53,10 @@ class Machine:
         return native.num_suitable_threads(self.cpus)
 
     @property
-    def host_facts(self) -> HostFacts:
-        """The facts that `runtime_config.resolve` needs."""
+    def limits(self) -> MachineLimits:
+        """Returns what `runtime_config.resolve` asks of the machine."""
         problem = missing_cuda(self.cuda)
-        return HostFacts(
+        return MachineLimits(
             has_cuda=problem is None,
             cuda_problem=problem or "",
             num_cpus=len(self.cpus),
@@ -70,9 +70,9 @@ def read_machine(config: EngineConfig) -> Machine:
     """Reads the share of the machine that the options let an engine use. The first call on a
     machine compiles the CPU kernels, which takes seconds. Raises ConfigError for CPUs that do not
     exist, and for an option whose kernels are missing."""
-    facts = CudaFacts(torch=torch.__version__) if config.device == "cpu" else read_cuda()
-    problem = missing_cuda(facts)
-    if config.device == "auto" and problem and facts.driver:
+    setup = CudaSetup(torch=torch.__version__) if config.device == "cpu" else read_cuda()
+    problem = missing_cuda(setup)
+    if config.device == "auto" and problem and setup.driver:
         logger.warning("device = 'auto' is the CPU: %s", problem)
     is_cpu = config.device == "cpu" or (config.device == "auto" and problem is not None)
     kernels = load_kernels(config, is_cpu=is_cpu)
@@ -86,7 +86,7 @@ def read_machine(config: EngineConfig) -> Machine:
         # A list of CPUs is a choice for this engine, which has a thread on each.
         host_threads=None if isinstance(config.cpu_affinity, tuple) else host_threads,
         placement=native.choose_placement(config.cpu_affinity, config.numa_node),
-        cuda=facts,
+        cuda=setup,
         kernels=kernels,
         cpu_level=cpu_level,
     )
@@ -100,8 +100,8 @@ def _cuda_kernels(config: EngineConfig) -> Kernels | None:
         return cuda.load(device)
     option = f"quantization = {config.quantization!r}"
     try:
-        layouts = code_layouts(config.quantization, config.quantization_group_size)
-        kernels = cuda.load(device, native.load(layouts=layouts))
+        formats = with_group_size(config.quantization, config.quantization_group_size)
+        kernels = cuda.load(device, native.load(formats=formats))
     except native.BuildError as error:
         raise ConfigError(
             f"{option} needs the C++ kernels, which round the weights for CUDA too, but {error}"
@@ -124,7 +124,7 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
             return native.load(
                 level=config.cpu_level,
                 fixed_order=config.deterministic,
-                layouts=code_layouts(config.quantization, config.quantization_group_size),
+                formats=with_group_size(config.quantization, config.quantization_group_size),
             )
         except native.BuildError as error:
             problem = str(error)

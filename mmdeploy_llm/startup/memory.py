@@ -40,7 +40,13 @@ MIN_MEDIA = 1024  # tokens: media items of at most this size are not reduced fur
 
 def plan_cache(loaded: LoadedModel) -> CachePlan:
     """Returns the KV cache that the memory holds, the same on all ranks. Raises ConfigError when it
-    is too small, or smaller than the options require."""
+    is too small, or smaller than the options require.
+
+        memory    [ states | blocks of the layers with a window | blocks of the other layers ]
+
+    The first two take what the running sequences need and keep some for prefixes, up to a share of
+    the memory; the last one takes the rest. The rank with the least memory decides.
+    """
     runtime = loaded.runtime
     shape = kv_cache_shape(loaded.model, runtime)
     memory = runtime.kv_cache_memory_bytes
@@ -57,7 +63,7 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
         num_window_blocks = loaded.group.least(num_window_blocks)
     if num_blocks is None:
         assert memory is not None, "set above"
-        blocks_each = -(-runtime.max_model_len // runtime.block_size)
+        blocks_each = -(-runtime.max_model_len // runtime.block_size)  # more are never used
         memory -= num_window_blocks * shape.bytes_per_window_block
         num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
         num_blocks = loaded.group.least(num_blocks)
@@ -123,12 +129,13 @@ def measured_memory(
     max_media_tokens = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
     while True:
         largest = largest_step(processors, runtime, model, max_media_tokens)
+        # All requests of these steps write to the blocks of the longest one.
         runner = new_runner(-(-largest.longest // largest.block_size))
         memory = measure(runner.run, largest, meter)
         del runner
         gc.collect()  # its KV cache counts as available
         available = meter.available()
-        is_fine = peers.agree(2 * memory.step <= available)
+        is_fine = peers.agree(2 * memory.step <= available)  # leaves half for the cache
         if not largest.media or max_media_tokens <= MIN_MEDIA or is_fine:
             break
         max_media_tokens //= 4
@@ -172,6 +179,7 @@ def largest_step(
 
 def _one_call(item: MediaInput, runtime: RuntimeConfig) -> list[MediaInput]:
     """Returns as many copies of the item as one encoder call may have, each with its own key."""
+    # The encoder takes items until it has this many values, or until a step has enough tokens.
     num_values = sum(tensor.numel() for tensor in item.tensors.values())
     by_values = values_per_call(torch.device(runtime.device)) // max(1, num_values)
     by_tokens = runtime.max_num_batched_tokens // item.num_tokens

@@ -19,7 +19,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
-from mmdeploy_llm.intake.text_facts import TextFacts, read_text_facts
+from mmdeploy_llm.intake.text_sizes import TextSizes, read_text_sizes
 from mmdeploy_llm.intake.tokenizer import (
     PromptTokenizer,
     eos_token_ids,
@@ -54,7 +54,7 @@ class ModelFiles:
     spec: ModelSpec
     tokenizer: PromptTokenizer
     eos_token_ids: frozenset[int]
-    text: TextFacts
+    text: TextSizes
     chat_template: str | None
     reasoning_parser: ReasoningParserSpec | None
     reasoning_start_marker: str | None
@@ -87,7 +87,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
     checkpoint = read_checkpoint(resolve_model(config.model, config.revision, patterns), plugins)
     tokenizer = _tokenizer(config, checkpoint)
-    text = read_text_facts(checkpoint)
+    text = read_text_sizes(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
     grammars = None
     if config.guided_decoding_backend != "off":

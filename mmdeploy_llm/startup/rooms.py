@@ -19,7 +19,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
-from mmdeploy_llm.runner.executor import Facts
+from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
@@ -50,20 +50,20 @@ def build_rooms(
     blueprint: Blueprint, files: ModelFiles, machine: Machine, computer: Computer
 ) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
-    config, facts, plugins = blueprint.config, computer.facts, files.plugins
-    scheduling, info = _scheduler_config(files, facts), _engine_info(config, files, facts)
+    config, executor, plugins = blueprint.config, computer.info, files.plugins
+    scheduling = _scheduler_config(files, executor)
     processors = build_processors(files, config)
     if machine.kernels is not None and machine.kernels.pixels is not None:
         for processor in processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(config, files, facts.runtime, processors, facts.media_size)
+    intake = build_intake(config, files, executor.runtime, processors, executor.media_size)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
         delivery=delivery,
         plugins=plugins,
-        info=info,
+        info=_engine_info(config, files, executor),
         host=computer.host,
     )
     return Assembly(
@@ -71,57 +71,57 @@ def build_rooms(
         intake=intake,
         plugins=plugins,
         model=computer.model,
-        runtime=facts.runtime,
+        runtime=executor.runtime,
     )
 
 
-def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
-    runtime = facts.runtime
-    window = max(facts.shape.windows.values(), default=None)
+def _scheduler_config(files: ModelFiles, executor: ExecutorInfo) -> SchedulerConfig:
+    runtime = executor.runtime
+    window = max(executor.shape.windows.values(), default=None)
     return SchedulerConfig(
         max_num_seqs=runtime.max_num_seqs,
         max_num_batched_tokens=runtime.max_num_batched_tokens,
         max_model_len=runtime.max_model_len,
-        num_blocks=facts.num_blocks,
+        num_blocks=executor.num_blocks,
         block_size=runtime.block_size,
         enable_prefix_caching=runtime.enable_prefix_caching,
-        max_idle_blocks=_max_idle_blocks(facts),
+        max_idle_blocks=_max_idle_blocks(executor),
         enable_chunked_prefill=runtime.enable_chunked_prefill,
         encoder_cache_tokens=runtime.encoder_cache_tokens,
         atomic_media=files.spec.atomic_media,
-        num_state_rows=facts.num_state_rows,
+        num_state_rows=executor.num_state_rows,
         window=window,
-        num_window_blocks=facts.num_window_blocks,
-        max_idle_window_blocks=_max_idle_window_blocks(facts, window),
+        num_window_blocks=executor.num_window_blocks,
+        max_idle_window_blocks=_max_idle_window_blocks(executor, window),
         speculates=runtime.speculates,
-        long_after=facts.long_after,
-        max_idle_states=max(0, facts.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
+        long_after=executor.long_after,
+        max_idle_states=max(0, executor.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 
 
-def _max_idle_blocks(facts: Facts) -> int | None:
+def _max_idle_blocks(executor: ExecutorInfo) -> int | None:
     """Returns how many blocks may keep prefixes that no running request uses; None for all.
 
     On CUDA the whole KV cache is allocated anyway. On a CPU untouched memory costs nothing, and a
     long batch of different prompts would fill it all with prefixes that never come again.
     """
-    runtime = facts.runtime
+    runtime = executor.runtime
     if runtime.prefix_cache_memory_bytes is not None:
-        each = facts.shape.bytes_per_block + facts.shape.bytes_per_window_block
+        each = executor.shape.bytes_per_block + executor.shape.bytes_per_window_block
         return max(1, runtime.prefix_cache_memory_bytes // max(1, each))
     if runtime.device != "cpu":
         return None
     longest = -(-runtime.max_model_len // runtime.block_size)
-    return max(1, min(facts.num_blocks // CPU_IDLE_SHARE, longest))
+    return max(1, min(executor.num_blocks // CPU_IDLE_SHARE, longest))
 
 
-def _max_idle_window_blocks(facts: Facts, window: int | None) -> int | None:
+def _max_idle_window_blocks(executor: ExecutorInfo, window: int | None) -> int | None:
     """Returns the same for layers with a window, whose pool is small: all, or what the options
     allow, but at least one window, without which no prefix can be used again."""
-    if window is None or facts.runtime.prefix_cache_memory_bytes is None:
+    if window is None or executor.runtime.prefix_cache_memory_bytes is None:
         return None
-    least = blocks_of_window(window, facts.runtime.block_size)
-    return max(least, _max_idle_blocks(facts) or 0)
+    least = blocks_of_window(window, executor.runtime.block_size)
+    return max(least, _max_idle_blocks(executor) or 0)
 
 
 def _delivery(files: ModelFiles) -> Delivery:
@@ -148,7 +148,7 @@ def build_intake(
     processors: Mapping[str, MediaProcessor],
     media_size: int | None = None,
 ) -> Intake:
-    """Builds the intake, which needs no runner. media_size: see Facts; None without a model."""
+    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one."""
     return Intake(
         tokenizer=files.tokenizer,
         processors=processors,
@@ -172,14 +172,14 @@ def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpe
     return "" if spec is None else f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
 
 
-def _engine_info(config: EngineConfig, files: ModelFiles, facts: Facts) -> EngineInfo:
-    runtime = facts.runtime
+def _engine_info(config: EngineConfig, files: ModelFiles, executor: ExecutorInfo) -> EngineInfo:
+    runtime = executor.runtime
     return EngineInfo(
         model=config.model,
         architecture=files.checkpoint.architecture,
         device=runtime.device,
         dtype=runtime.dtype,
-        num_blocks=facts.num_blocks,
+        num_blocks=executor.num_blocks,
         block_size=runtime.block_size,
         max_num_seqs=runtime.max_num_seqs,
         max_model_len=runtime.max_model_len,

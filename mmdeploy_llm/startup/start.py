@@ -46,19 +46,19 @@ def _start(config: EngineConfig) -> Assembly:
         except BaseException:
             host.close()
             raise
-    facts = computer.facts
-    if facts.runtime.dtype_choice is not None:
-        logger.info(facts.runtime.dtype_choice)
+    info = computer.info
+    if info.runtime.dtype_choice is not None:
+        logger.info(info.runtime.dtype_choice)
     logger.info(
         "%s, %.1f MiB",
-        cache_line(facts.num_blocks, facts.runtime.block_size),
-        facts.num_blocks * facts.shape.bytes_per_block / 2**20,
+        cache_line(info.num_blocks, info.runtime.block_size),
+        info.num_blocks * info.shape.bytes_per_block / 2**20,
     )
-    if facts.num_window_blocks:
+    if info.num_window_blocks:
         logger.info(
             "layers with a window: %d blocks of their own, %.1f MiB",
-            facts.num_window_blocks,
-            facts.num_window_blocks * facts.shape.bytes_per_window_block / 2**20,
+            info.num_window_blocks,
+            info.num_window_blocks * info.shape.bytes_per_window_block / 2**20,
         )
     return build_rooms(blueprint, files, machine, computer)
 

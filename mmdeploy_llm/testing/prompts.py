@@ -10,13 +10,7 @@ import torch
 from mmdeploy_llm.request import MediaSpan
 
 from .reference import random_media
-
-# Families whose images are several tiles; their configs do not name the markers of an image.
-TILES = ("gemma3", "internvl", "lfm2_vl", "minicpmv4_6")
-# Families whose prompts have text between the frames of a video, or the tiles of an image.
-GLM = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
-QWEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-FRAMES_APART = ("gemma3", "gemma4", "minicpmv4_6", *QWEN, *GLM)
+from .tiny import MediaForm, form_of
 
 
 def make_prompt(
@@ -24,6 +18,7 @@ def make_prompt(
 ) -> tuple[list[int], list[MediaSpan]]:
     """Returns token ids and media of a prompt: random text with one media item per grid, each
     between the start and end markers of its family."""
+    form = form_of(config.architectures)
     generator = torch.Generator().manual_seed(seed)
     vocab_size = config.get_text_config().vocab_size
 
@@ -34,14 +29,15 @@ def make_prompt(
 
     ids, media = text(9), []
     for index, grid in enumerate(grids):
-        is_video = grid[0] > 1 and config.model_type not in TILES
+        is_video = grid[0] > 1 and not form.has_tiles
         kind = "video" if is_video else "image"
-        item = random_media(config, grid, kind=kind, seed=100 * seed + index)
-        start, end = (_marker(config, kind, side) for side in ("start", "end"))
-        # transformers writes a video of GLM-4V as images.
-        token = "image" if config.model_type in GLM else kind
+        item = random_media(
+            config, grid, merge=form.merge_size(config), kind=kind, seed=100 * seed + index
+        )
+        start, end = (_marker(config, kind, side, form) for side in ("start", "end"))
+        token = form.video_token if is_video else kind
         placeholder = getattr(config, f"{token}_token_id")
-        num_runs = grid[0] if config.model_type in FRAMES_APART else 1
+        num_runs = grid[0] if form.has_text_between else 1
         offset = len(ids) + 1
         positions: list[int] = []
         for number in range(num_runs):
@@ -56,11 +52,11 @@ def make_prompt(
     return ids + text(12), media
 
 
-def _marker(config: Any, kind: str, side: str) -> int:
-    """Returns the id of a start or end marker; some families (ERNIE) have different markers for
-    images and videos, others (Qwen) the same. The last id of the vocabulary does where the config
+def _marker(config: Any, kind: str, side: str, form: MediaForm) -> int:
+    """Returns the id of a start or end marker; some families have different markers for images
+    and videos, others the same. The last id of the vocabulary does where the config
     names none."""
-    if config.model_type in TILES:
+    if form.has_tiles:
         return int(config.get_text_config().vocab_size) - 1
     own = getattr(config, f"{kind}_{side}_token_id", None)
     own = getattr(config, "boi_token_id" if side == "start" else "eoi_token_id", own)

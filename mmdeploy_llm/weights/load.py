@@ -52,7 +52,7 @@ PROGRESS_BYTES = 2 * 2**30  # a progress bar is shown for a larger checkpoint
 DUMMY_SCALE = 0.02
 
 
-# Reduces a whole model on the meta device to one rank's shard, see parallel.shards.
+# Reduces a whole model on the meta device to one rank's shard, see sharding.shards.
 Split = Callable[[nn.Module], Mapping[str, Share]]
 
 

@@ -1,21 +1,22 @@
-"""ERNIE 4.5: dense, mixture of experts, vision-language with experts by modality; PaddleOCR-VL."""
+"""ERNIE 4.5: dense, mixture of experts, vision-language with experts by modality."""
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import ModelSpec, hookimpl
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.ernie.gguf:TABLE"
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns the specs of ernie4_5, ernie4_5_moe, ernie4_5_vl_moe and paddleocr_vl."""
+    """Returns the specs of ernie4_5, ernie4_5_moe and ernie4_5_vl_moe."""
     return (
         ModelSpec(
             name="ernie4_5",
             architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5",
             deterministic=True,
             tools="ernie-x1",
         ),
@@ -24,6 +25,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5_MOE",
             deterministic=True,
             tools="ernie-x1",
         ),
@@ -34,16 +36,29 @@ def provide_models() -> tuple[ModelSpec, ...]:
                 "Ernie4_5_VL_MoeForConditionalGeneration",
             ),
             factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5_VL_MOE",
             deterministic=True,
             media=("image", "video"),
             reasoning="ernie-45-vl",
             tools="ernie-45-vl-thinking",
         ),
-        ModelSpec(
-            name="paddleocr_vl",
-            architectures=("PaddleOCRVLForConditionalGeneration",),
-            factory="mmdeploy_llm_plugins.ernie.paddleocr:PaddleOCRVLForConditionalGeneration",
-            deterministic=True,
-            media=("image",),
+    )
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """Returns the specs for images and videos."""
+    return (
+        MediaProcessorSpec(
+            name="ernie-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.ernie.image:ErnieImageProcessor",
+            models=("ernie4_5_vl_moe",),
+        ),
+        MediaProcessorSpec(
+            name="ernie-video",
+            kind="video",
+            factory="mmdeploy_llm_plugins.ernie.video:ErnieVideoProcessor",
+            models=("ernie4_5_vl_moe",),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import ModelSpec, hookimpl
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 FACTORY = "mmdeploy_llm_plugins.gemma.text:GemmaForCausalLM"
 MODULE4 = "mmdeploy_llm_plugins.gemma.model4"
@@ -13,15 +13,32 @@ GGUF = "mmdeploy_llm_plugins.gemma.gguf:TABLE"
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of all versions."""
     return (
-        ModelSpec(name="gemma", architectures=("GemmaForCausalLM",), factory=FACTORY, gguf=GGUF),
-        ModelSpec(name="gemma2", architectures=("Gemma2ForCausalLM",), factory=FACTORY, gguf=GGUF),
         ModelSpec(
-            name="gemma3_text", architectures=("Gemma3ForCausalLM",), factory=FACTORY, gguf=GGUF
+            name="gemma",
+            architectures=("GemmaForCausalLM",),
+            factory=FACTORY,
+            gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.gemma.tiny:GEMMA",
+        ),
+        ModelSpec(
+            name="gemma2",
+            architectures=("Gemma2ForCausalLM",),
+            factory=FACTORY,
+            gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.gemma.tiny:GEMMA2",
+        ),
+        ModelSpec(
+            name="gemma3_text",
+            architectures=("Gemma3ForCausalLM",),
+            factory=FACTORY,
+            gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.gemma.tiny:GEMMA3_TEXT",
         ),
         ModelSpec(
             name="gemma3",
             architectures=("Gemma3ForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.gemma.model3:Gemma3ForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.gemma.tiny3:GEMMA3",
             media=("image",),
             atomic_media=True,
         ),
@@ -30,6 +47,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("Gemma4ForCausalLM",),
             factory=f"{MODULE4}:Gemma4ForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_TEXT",
             reasoning="gemma4",
         ),
         ModelSpec(
@@ -37,8 +55,34 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("Gemma4ForConditionalGeneration",),
             factory=f"{MODULE4}:Gemma4ForConditionalGeneration",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4",
             media=("image", "video"),
             reasoning="gemma4",
             atomic_media=True,
+        ),
+    )
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """Returns the specs for images and videos."""
+    return (
+        MediaProcessorSpec(
+            name="gemma3-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.gemma.image3:Gemma3ImageProcessor",
+            models=("gemma3",),
+        ),
+        MediaProcessorSpec(
+            name="gemma4-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.gemma.image4:Gemma4ImageProcessor",
+            models=("gemma4",),
+        ),
+        MediaProcessorSpec(
+            name="gemma4-video",
+            kind="video",
+            factory="mmdeploy_llm_plugins.gemma.video4:Gemma4VideoProcessor",
+            models=("gemma4",),
         ),
     )

@@ -1,7 +1,7 @@
 """Gemma 3 with images: SigLIP on images of one size, an average over blocks of patches, and the
 decoder of version 3, where the tokens of an image attend to each other in both directions.
 
-image --> 64 x 64 patches             the processor, processors/image/tiling/gemma3.py
+image --> 64 x 64 patches             the processor, plugins/gemma/image3.py
 patch --> one token for 4 x 4 patches SigLIP and the average of a block
 token --> an embedding of the decoder Projector
 

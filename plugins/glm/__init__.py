@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import ModelSpec, hookimpl
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 TEXT = "mmdeploy_llm_plugins.glm.text:GlmForCausalLM"
 MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
@@ -13,20 +13,37 @@ GGUF = "mmdeploy_llm_plugins.glm.gguf:TABLE"
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of glm (GLM-4 of 2024), glm4 (GLM-4 of 2025, GLM-Z1), glm4v (GLM-4.1V),
     glm4v_moe (GLM-4.5V, GLM-4.6V), glm46v and glm_ocr."""
+    return (*_text_models(), *_vl_models())
+
+
+def _text_models() -> tuple[ModelSpec, ...]:
     return (
-        ModelSpec(name="glm", architectures=("GlmForCausalLM",), factory=TEXT, deterministic=True),
+        ModelSpec(
+            name="glm",
+            architectures=("GlmForCausalLM",),
+            factory=TEXT,
+            tiny="mmdeploy_llm_plugins.glm.tiny:GLM",
+            deterministic=True,
+        ),
         ModelSpec(
             name="glm4",
             architectures=("Glm4ForCausalLM",),
             factory=TEXT,
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.glm.tiny:GLM4",
             deterministic=True,
         ),
+    )
+
+
+def _vl_models() -> tuple[ModelSpec, ...]:
+    return (
         ModelSpec(
             name="glm4v",
             architectures=("Glm4vForConditionalGeneration",),
             factory=MEDIA,
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM4V",
             deterministic=True,
             media=("image", "video"),
             reasoning="glm-4.5",
@@ -36,6 +53,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="glm4v_moe",
             architectures=("Glm4vMoeForConditionalGeneration",),
             factory=MEDIA,
+            tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM4V_MOE",
             media=("image", "video"),
             reasoning="glm-4.5",
         ),
@@ -44,6 +62,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="glm46v",
             architectures=("Glm46VForConditionalGeneration",),
             factory=MEDIA,
+            tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM46V",
             media=("image", "video"),
             reasoning="glm-4.5",
         ),
@@ -51,7 +70,27 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="glm_ocr",
             architectures=("GlmOcrForConditionalGeneration",),
             factory=MEDIA,
+            tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM_OCR",
             deterministic=True,
             media=("image", "video"),
+        ),
+    )
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """Returns the specs for images and videos."""
+    return (
+        MediaProcessorSpec(
+            name="glm-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.glm.image:GlmImageProcessor",
+            models=("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
+        ),
+        MediaProcessorSpec(
+            name="glm-video",
+            kind="video",
+            factory="mmdeploy_llm_plugins.glm.video:GlmVideoProcessor",
+            models=("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
         ),
     )

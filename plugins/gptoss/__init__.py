@@ -13,6 +13,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="gpt_oss",
             architectures=("GptOssForCausalLM",),
             factory="mmdeploy_llm_plugins.gptoss.text:GptOssForCausalLM",
+            tiny="mmdeploy_llm_plugins.gptoss.tiny:GPT_OSS",
             reasoning="gpt-oss",
             tools="gpt-oss",
         ),

@@ -16,11 +16,13 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("GraniteForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.text:GraniteForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.granite.tiny:GRANITE",
         ),
         ModelSpec(
             name="granite_hybrid",
             architectures=("GraniteMoeHybridForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.hybrid:GraniteHybridForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.granite.tiny:GRANITE_HYBRID",
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmdeploy_llm.hooks import ModelSpec, hookimpl
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.internvl.gguf:TABLE"
 
@@ -16,7 +16,27 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("InternVLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.internvl.model:InternVLForConditionalGeneration",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.internvl.tiny:INTERNVL",
             deterministic=True,
             media=("image", "video"),
+        ),
+    )
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """Returns the specs for images and videos."""
+    return (
+        MediaProcessorSpec(
+            name="internvl-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.internvl.image:InternVLImageProcessor",
+            models=("internvl",),
+        ),
+        MediaProcessorSpec(
+            name="internvl-video",
+            kind="video",
+            factory="mmdeploy_llm_plugins.internvl.video:InternVLVideoProcessor",
+            models=("internvl",),
         ),
     )

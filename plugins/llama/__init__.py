@@ -16,6 +16,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("LlamaForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:LlamaForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.llama.tiny:LLAMA",
             deterministic=True,
         ),
         ModelSpec(
@@ -23,6 +24,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("MistralForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:MistralForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.llama.tiny:MISTRAL",
             deterministic=True,
         ),
     )

@@ -13,6 +13,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="olmoe",
             architectures=("OlmoeForCausalLM",),
             factory="mmdeploy_llm_plugins.olmo.text:OlmoeForCausalLM",
+            tiny="mmdeploy_llm_plugins.olmo.tiny:OLMOE",
             deterministic=True,
         ),
     )

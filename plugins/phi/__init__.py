@@ -16,6 +16,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("Phi3ForCausalLM",),
             factory="mmdeploy_llm_plugins.phi.text:Phi3ForCausalLM",
             gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.phi.tiny:PHI3",
             deterministic=True,
         ),
     )

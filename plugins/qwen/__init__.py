@@ -1,11 +1,11 @@
 """Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL, Qwen2.5-VL and Qwen3-VL;
-Qwen3-Next; Qwen3.5 with and without media; MiniCPM-V 4.6, whose decoder is Qwen3.5's."""
+Qwen3-Next; Qwen3.5 with and without media."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from mmdeploy_llm.hooks import ModelSpec, hookimpl
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
 
@@ -23,6 +23,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2",
             architectures=("Qwen2ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2ForCausalLM",
+            tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN2",
             deterministic=True,
             tools="qwen",
         ),
@@ -30,6 +31,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2_moe",
             architectures=("Qwen2MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2MoeForCausalLM",
+            tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN2_MOE",
             # Not deterministic: torch's sigmoid of the shared expert's gate depends on the rows.
             tools="qwen",
         ),
@@ -37,6 +39,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen3",
             architectures=("Qwen3ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3ForCausalLM",
+            tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN3",
             deterministic=True,
             reasoning="qwen3",
             tools="qwen",
@@ -45,6 +48,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen3_moe",
             architectures=("Qwen3MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3MoeForCausalLM",
+            tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN3_MOE",
             deterministic=True,
             reasoning="qwen3",
             tools="qwen",
@@ -58,6 +62,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen2_vl",
             architectures=("Qwen2VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen2VLForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN2_VL",
             deterministic=True,
             media=("image", "video"),
             tools="qwen",
@@ -66,6 +71,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen2_5_vl",
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen25VLForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN2_5_VL",
             deterministic=True,
             media=("image", "video"),
             tools="qwen",
@@ -74,6 +80,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen3_vl",
             architectures=("Qwen3VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN3_VL",
             deterministic=True,
             media=("image", "video"),
             reasoning="qwen3",
@@ -83,6 +90,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="qwen3_vl_moe",
             architectures=("Qwen3VLMoeForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN3_VL_MOE",
             deterministic=True,
             media=("image", "video"),
             reasoning="qwen3",
@@ -100,6 +108,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_next",
             architectures=("Qwen3NextForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.next:Qwen3NextForCausalLM",
+            tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_NEXT",
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -107,6 +116,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_text",
             architectures=("Qwen3_5ForCausalLM",),
             factory=text,
+            tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_TEXT",
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -114,6 +124,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_moe_text",
             architectures=("Qwen3_5MoeForCausalLM",),
             factory=text,
+            tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_MOE_TEXT",
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -121,6 +132,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5",
             architectures=("Qwen3_5ForConditionalGeneration",),
             factory=vl,
+            tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5",
             media=media,
             reasoning="qwen3",
             tools="qwen",
@@ -129,15 +141,40 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             name="qwen3_5_moe",
             architectures=("Qwen3_5MoeForConditionalGeneration",),
             factory=vl,
+            tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_MOE",
             media=media,
             reasoning="qwen3",
             tools="qwen",
         ),
-        ModelSpec(
-            name="minicpmv4_6",
-            architectures=("MiniCPMV4_6ForConditionalGeneration",),
-            factory="mmdeploy_llm_plugins.qwen.minicpm:MiniCPMV46ForConditionalGeneration",
-            media=("image",),
-            reasoning="qwen3",
+    )
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """Returns the specs for images and videos."""
+    return (
+        MediaProcessorSpec(
+            name="qwen-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.qwen.image:QwenImageProcessor",
+            models=("qwen2_vl", "qwen2_5_vl"),
+        ),
+        MediaProcessorSpec(
+            name="qwen-video",
+            kind="video",
+            factory="mmdeploy_llm_plugins.qwen.video:QwenVideoProcessor",
+            models=("qwen2_vl", "qwen2_5_vl"),
+        ),
+        MediaProcessorSpec(
+            name="qwen3-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.qwen.image:Qwen3ImageProcessor",
+            models=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        ),
+        MediaProcessorSpec(
+            name="qwen3-video",
+            kind="video",
+            factory="mmdeploy_llm_plugins.qwen.video3:Qwen3VideoProcessor",
+            models=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
         ),
     )

@@ -1,5 +1,5 @@
-"""BySequence: transformers' own forward for one sequence after the other, whose keys and values
-lie in the engine's pages, and whose states in its rows of states.
+"""BySequence: runs transformers' own forward on one sequence after the other. Keys and values lie
+in the engine's pages, states in its rows of states.
 
 It is exact for any attention (biases, sinks, chunks, shared or chosen keys), and slower than
 Together, which computes all sequences of a step at once. It serves what that one refuses.
@@ -35,8 +35,7 @@ ROUNDING, ROUNDING_OF_HALF = 1e-3, 0.05
 class BySequence:
     """Runs the decoder on one sequence of a step after the other.
 
-    because: why the engine cannot compute all tokens together, which is the error where this way is
-    closed too.
+    because: why the engine cannot compute all tokens together; raised if this way fails too.
     """
 
     def __init__(self, parts: Parts, because: ModelNotSupportedError) -> None:
@@ -62,9 +61,9 @@ class BySequence:
         decoder.config._attn_implementation = "eager"
 
     def check_on_weights(self) -> Sizes:
-        """Checks on a trial in several steps that transformers' cache is all that the model keeps
-        of earlier tokens, and whether it continues from states in passes of several tokens.
-        Returns the sizes of the engine's cache."""
+        """Runs a trial in several steps. It shows that transformers' cache is all that the model
+        keeps of earlier tokens, and whether passes of several tokens continue from states. Returns
+        the sizes of the engine's cache."""
         rope.fix(self._parts.decoder)
         self._try()
         # transformers' own attention reads whole sequences, whatever its windows.
@@ -76,8 +75,8 @@ class BySequence:
 
     @property
     def _num_paged(self) -> int:
-        """Layers of the engine's cache with pages: without attention one that nobody reads, since
-        the engine counts the tokens of a sequence by its pages."""
+        """The number of the cache's layers with pages. A model without attention has one that
+        nobody reads, since the engine counts a sequence's tokens by its pages."""
         return max(1, len(self._places.index))
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
@@ -113,7 +112,7 @@ class BySequence:
 
     def _is_equal_in_steps(self, least: float) -> bool:
         """Returns whether passes of several tokens continue from a state. least: the difference
-        from transformers' logits, of one token at a time, that rounding causes."""
+        from transformers' logits that rounding alone causes, with one token at a time."""
         is_half = next(self._parts.decoder.parameters()).dtype.itemsize < 4
         try:
             difference = self._difference(STEPS)
@@ -122,7 +121,7 @@ class BySequence:
         return difference <= max(ROUNDING_OF_HALF if is_half else ROUNDING, 3 * least)
 
     def _difference(self, steps: Sequence[int]) -> float:
-        """Returns that of the logits from transformers', for tokens that come in steps."""
+        """Returns how far the logits are from transformers' when the tokens come in steps."""
         parts = self._parts
         return trial.check_equal(
             parts.name,

@@ -45,8 +45,8 @@ class _Given(nn.Module):
 
 
 def head_of(model: Any, decoder: nn.Module) -> Any:
-    """Returns a view of `model` that shares all parameters and whose base model does nothing; of
-    the language model in it, where that has a head of its own.
+    """Returns a copy of `model` that shares all parameters and whose base model does nothing. Where
+    the language model in it has a head of its own, the copy is of that.
 
     Raises ModelNotSupportedError for a model that is only a decoder.
     """

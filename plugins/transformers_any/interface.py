@@ -45,9 +45,9 @@ HARMLESS = frozenset(
 
 @dataclass(slots=True)
 class Step:
-    """The attention of the current step, shared by all attention modules of one model, and which
-    of its tokens are of long sequences: see forward.ForwardInputs.is_long. Together is the only
-    writer."""
+    """Holds the attention of the current step for all attention modules of one model, and says
+    which of its tokens belong to long sequences (forward.ForwardInputs.is_long). Together is the
+    only writer."""
 
     attn: AttentionContext | None = None
     is_long: Tensor | None = None
@@ -77,7 +77,8 @@ def attend(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attends: `query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of value].
+    """Computes attention: `query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of
+    value].
 
     The tokens of all sequences of the step are concatenated. The engine applies the masks: that the
     model's own masks are the same was checked when it was built (see probe.py).

@@ -1,4 +1,5 @@
-"""The longest sequences of a model that are exact, where it changes beyond them."""
+"""Finds the longest sequences for which a model is exact: beyond them it uses other frequencies, or
+chooses or forgets tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ CHOSEN = ("index_topk", "keep_window_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """num_tokens: the longest sequence; None: any. reason: what changes beyond."""
+    """Says up to which length a model is exact. num_tokens: the longest sequence; None: any.
+    reason: what the model does beyond it."""
 
     num_tokens: int | None = None
     reason: str = ""
@@ -44,8 +46,9 @@ class Limit:
 
 
 def of_decoder(name: str, decoder: nn.Module, *, follows_length: bool = False) -> Limit:
-    """Returns the limit of a decoder. Raises ModelNotSupportedError where every length changes it.
-    follows_length: whether its frequencies are those of each sequence's length, see rope.follow."""
+    """Returns the limit of a decoder. Raises ModelNotSupportedError where every length has
+    frequencies of its own. follows_length: whether each token has the frequencies of its sequence's
+    length; see rope.follow."""
     config: Any = decoder.config
     found = rope.check(name, decoder)
     if found is not None and not follows_length:
@@ -58,8 +61,9 @@ def of_decoder(name: str, decoder: nn.Module, *, follows_length: bool = False) -
 
 
 def of_windows(config: Any, windows: Mapping[int, int | None]) -> Limit:
-    """Returns the limit of a model of which transformers' cache forgets tokens that its attention,
-    over a whole sequence, sees: its tokens then depend on the steps in which they came.
+    """Returns the limit of a model whose attention, over a whole sequence, sees tokens that
+    transformers' cache has forgotten. Beyond it an answer depends on the steps in which the tokens
+    came.
 
     windows: layer -> the window of its attention; None: it sees all tokens.
     """

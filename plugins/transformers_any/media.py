@@ -25,9 +25,9 @@ MAPPED = ("vision_mask", "deepstack_features")
 
 
 def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
-    """Returns [num_tokens, hidden] of one item by get_image_features of the base, else of the
-    model, whose arguments are the item's tensors of the same names; of pixels of videos by
-    get_video_features. Features for single layers are further columns."""
+    """Returns the embeddings of one item, [num_tokens, hidden]: what get_image_features of the
+    base, else of the model, makes of the item's tensors, or get_video_features of the pixels of a
+    video. Features for single layers follow as further columns."""
     own = "get_video_features" if VIDEO_PIXELS in item.tensors else "get_image_features"
     methods = (getattr(owner, own, None) for owner in (base, model))
     method = next(filter(None, methods), None)
@@ -65,7 +65,7 @@ def _is_pair(found: Any) -> bool:
 
 
 def _rows(found: Any, size: int) -> Tensor:
-    """Returns [num_tokens, size] of a tensor, or of one per image or tile. Raises TypeError for
+    """Joins a tensor, or one for each image or tile, to [num_tokens, size]. Raises TypeError for
     anything else, ValueError for another size."""
     features = [found] if isinstance(found, Tensor) else list(found)
     for feature in features:
@@ -77,9 +77,9 @@ def _rows(found: Any, size: int) -> Tensor:
 
 
 def indicate(base: Any, inputs: ForwardInputs, embeds: Tensor) -> Tensor:
-    """Returns the embeddings with those of the tokens around images that the vision tower has in
-    place of the text model's (Ovis2): the last ones of its own vocabulary. transformers does so in
-    prompts with images only; processors write these tokens nowhere else."""
+    """Replaces the embeddings of the tokens around images by those that the vision tower has for
+    them (Ovis2): the last ones of its own vocabulary. transformers does so in prompts with images
+    only, and processors write these tokens nowhere else."""
     ids = torch.tensor(base.visual_indicator_token_ids, device=embeds.device)
     table = base.visual_embeddings_table.weight[-len(ids) :]
     is_indicator = (inputs.token_ids[:, None] == ids) & inputs.in_prompt[:, None]
@@ -100,7 +100,8 @@ def feature_layers(config: Any) -> tuple[int, ...]:
 
 
 def features(config: Any, inputs: ForwardInputs, size: int, start: int, end: int) -> dict[str, Any]:
-    """Returns the decoder's arguments for features of media, of the rows start .. end."""
+    """Returns the arguments in which the decoder takes features of media, for the rows start ..
+    end."""
     rows, found = inputs.media_rows, inputs.media_features(size)
     if rows is None or not found:
         return {}
@@ -156,8 +157,8 @@ def _grids(spans: Sequence[MediaSpan]) -> dict[str, Any]:
 
 
 def _write_ids(ids: Tensor, kinds: Tensor, config: Any) -> None:
-    """Writes the ids from which such a model finds its images: those of placeholders and of the
-    start before them, which are part of an image's text, and for all others one without meaning."""
+    """Fills `ids` so that such a model finds its images in them: placeholders and the start token
+    before them get their own ids, all other tokens one without meaning."""
     special = {
         value
         for name, value in config.to_dict().items()

@@ -1,5 +1,5 @@
-"""Finds the token ids whose embeddings transformers takes from another id: some models do so for
-placeholders of media, also where a model generates one."""
+"""Finds the token ids for which transformers embeds another id. Some models do so for placeholders
+of media, also for those that a model has generated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class _Embedded(Exception):
 
 
 def replaced_ids(model: Any) -> Mapping[int, int]:
-    """Returns token id -> the id whose embedding transformers' forward of text takes instead; only
-    those that differ."""
+    """Returns token id -> the id that transformers' forward of a text embeds instead; only those
+    that differ."""
     embeddings: nn.Module = model.get_input_embeddings()
     weight: Any = embeddings.weight
     given = sorted(

@@ -33,7 +33,7 @@ CHECKED_POSITIONS = (0, 1, 7, 100, 4095, 4096, FAR)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Says what the engine keeps for the model. layers: keys and values of each. has_sinks: whether
-    a layer has attention sinks. states: what the model keeps besides."""
+    a layer has attention sinks. states: what the model keeps besides keys and values."""
 
     layers: tuple[PagedKV, ...]
     has_sinks: bool = False
@@ -68,8 +68,9 @@ class _Mask:
 class Probe:
     """Collects the attention calls of one forward pass.
 
-    names: id of a module -> its name in messages. layers: by index, those that called. modules:
-    ids of the modules that called. has_sinks: see Sizes. `see` is the only writer.
+    names: id of a module -> its name in messages. layers: index of each layer that called -> its
+    keys and values. modules: ids of the modules that called. has_sinks: see Sizes. `see` is the
+    only writer.
     """
 
     model: str
@@ -173,7 +174,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Records the call of interface.attend's shape; returns zeros."""
+    """Records a call with the arguments of interface.attend. Returns zeros."""
     probe: Probe = getattr(module, STEP)
     options = {"window": sliding_window, "sinks": s_aux, **kwargs}
     probe.see(module, query, key, attention_mask, value=value, **options)

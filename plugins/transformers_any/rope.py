@@ -36,9 +36,9 @@ def check(name: str, decoder: nn.Module) -> int | None:
 
 
 def follow(name: str, decoder: nn.Module, step: Step) -> int | None:
-    """Lets each token of a step have the frequencies that the length of its sequence asks for.
-    Returns `check`; None where no frequencies change, or where a module does not compute what
-    transformers computes so: its sequences must stay short."""
+    """Makes each token of a step use the frequencies for the length of its own sequence. Returns
+    the position from which they change, as `check` does; None where they never change, or where a
+    module would not compute what transformers does: then its sequences must stay short."""
     last = check(name, decoder)
     modules: list[Any] = [module for module in decoder.modules() if LONG in _kinds(module)]
     if last is None or not all(_reads_buffer(module, last) for module in modules):
@@ -63,8 +63,8 @@ def _forward_by_length(
 
 
 def _reads_buffer(module: Any, last: int) -> bool:
-    """Whether the module computes the same from a buffer of frequencies as by itself from the
-    positions of short and of long sequences, whatever other positions are in the step."""
+    """Whether a module that is given its frequencies as a buffer computes what it computes by
+    itself, for short sequences and for long ones, whatever other positions are in the step."""
     short = getattr(module, "inv_freq", None)
     if not isinstance(short, Tensor) or module.rope_type != LONG:
         return False

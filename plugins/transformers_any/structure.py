@@ -101,9 +101,9 @@ def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
 
 
 def _source_around(around: nn.Module, decoder: nn.Module) -> str:
-    """Returns the source of the module of code that defines `around`, without the classes of vision
-    towers, which may mask their own attention, and without a decoder that is not told which tokens
-    are of media: its masks are observed."""
+    """Returns the source code of the Python module that defines `around`. Left out are the classes
+    of vision towers, which may mask their own attention, and a decoder that is not told which
+    tokens are of media: its masks are observed."""
     code = inspect.getsource(sys.modules[type(around).__module__])
     holders = {type(part) for part in around.modules() if decoder in part.modules()}
     towers = (

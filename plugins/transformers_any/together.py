@@ -41,7 +41,7 @@ class Together:
         self.long_after: int | None = None
 
     def check_on_meta(self) -> probe.Sizes | None:
-        """Returns the sizes of the cache; None when they show on the weights only."""
+        """Returns the sizes of the cache; None when only the weights show them."""
         return self._observed_on_meta()
 
     def check_on_weights(self) -> probe.Sizes:

@@ -65,7 +65,7 @@ class Whole:
 
 
 class Memory:
-    """The cache of one sequence over several steps, in memory; see forward.SequenceAttention.
+    """Keeps the cache of one sequence in memory over several steps; see forward.SequenceAttention.
 
     sequences: set by `begin`. `extend` adds the rows of a layer.
     """
@@ -94,7 +94,7 @@ class Memory:
 
 
 def _joined(old: Tensor, new: Tensor) -> Tensor:
-    """Returns the rows of both, [n, 1, channels], in the wider one's channels."""
+    """Concatenates rows [n, 1, channels]; the narrower ones are padded with zeros."""
     width = max(old.shape[2], new.shape[2])
     return torch.cat([F.pad(x, (0, width - x.shape[2])) for x in (old, new)])
 

@@ -26,9 +26,9 @@ NUM_AXES = 3  # time, height, width; HunYuan-VL has four
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a transformers model. inner: the whole. base: its child that is or contains the
-    decoder. head: a view of the whole that computes logits of the decoder's output. replaced: see
-    placeholders.py; Wrapped writes it once."""
+    """Holds the parts of a transformers model. inner: the whole. base: its child that is or
+    contains the decoder. head: a view of the whole that computes logits of the decoder's output.
+    replaced: see placeholders.py; Wrapped writes it once."""
 
     name: str
     inner: Any
@@ -57,7 +57,7 @@ class Parts:
         return found
 
     def embedded_ids(self, ids: Tensor) -> Tensor:
-        """Returns the ids whose embeddings those of `ids` are."""
+        """Returns the ids that transformers embeds for `ids`."""
         return placeholders.replace(ids, self.replaced)
 
     def embed_inputs(self, inputs: ForwardInputs) -> Tensor:
@@ -71,7 +71,8 @@ class Parts:
         return embeds
 
     def features(self, inputs: ForwardInputs, start: int, end: int) -> dict[str, Any]:
-        """Returns the decoder's arguments for features of media, of the rows start .. end."""
+        """Returns the arguments in which the decoder takes features of media, for the rows start ..
+        end."""
         return media.features(self.inner.config, inputs, self.hidden_size, start, end)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -77,22 +77,22 @@ def image_marker(processor: Any) -> str:
 
 
 def tokens_around(processor: Any) -> tuple[str, str]:
-    """Returns the texts that must be written before and after the placeholders of an image, which
-    such a model's positions are counted from (Qwen Omni)."""
+    """Returns the texts that must stand before and after the placeholders of an image. Some models
+    count positions from them (Qwen Omni)."""
     start, end = (getattr(processor, f"vision_{name}_token", None) for name in ("bos", "eos"))
     return (start, end) if isinstance(start, str) and isinstance(end, str) else ("", "")
 
 
 def marked(processor: Any, marker: str) -> str:
-    """Returns a prompt of one image. Tokens around it, which stay as they are, are given to
-    processors that insist on them."""
+    """Returns a prompt of one image. Processors that insist on tokens around it, which stay as they
+    are, get these."""
     tokens = (getattr(processor, f"image_{name}_token", None) for name in ("start", "end"))
     start, end = (token if isinstance(token, str) else "" for token in tokens)
     return f"{start}{marker}{end}"
 
 
 def placeholder_token(config: Any, processor: Any) -> str:
-    """Returns the text of the placeholder token, whose rows take image embeddings."""
+    """Returns the text of the placeholder token, which the embeddings of an image replace."""
     token_id = getattr(config, "image_token_id", None)
     if token_id is None:
         token_id = getattr(config, "image_token_index", None)

@@ -218,8 +218,8 @@ def _check_shape(options: ImageOptions, vision_config: Any) -> None:
 def merge_size(vision_config: Any) -> Any:
     """Returns the patches along a side of the block that becomes a token; None if the config does
     not say."""
-    gemma4 = getattr(vision_config, "pooling_kernel_size", None)
-    return getattr(vision_config, "spatial_merge_size", gemma4)
+    pooled = getattr(vision_config, "pooling_kernel_size", None)
+    return getattr(vision_config, "spatial_merge_size", pooled)
 
 
 def _three(value: Any) -> tuple[float, ...]:

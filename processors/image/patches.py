@@ -1,5 +1,5 @@
 """Turns RGB pixels into patch rows: target size, resizing and normalisation, bit for bit as
-transformers' PIL image processors of ERNIE 4.5 VL and Qwen2-VL.
+transformers' PIL image processors.
 
 H, W: image size; P: patch_size; M: merge_size; T: temporal_patch_size; N = H/P * W/P patches.
 """
@@ -61,7 +61,7 @@ def fit_frames(
     enlarged first.
 
     num_frames: at least `group`, the frames of a patch. max_area: replaces options.max_pixels.
-    Source: smart_resize of transformers' GLM-4V and Qwen3-VL. Raises MediaError for frames more
+    Source: smart_resize of transformers' processors of videos. Raises MediaError for frames more
     than 200 times as long as wide.
     """
     factor = options.factor
@@ -90,28 +90,6 @@ def check_aspect(height: int, width: int) -> None:
             f"an image of {width} x {height} pixels is more than {MAX_ASPECT} times as long as "
             "wide; crop or pad it"
         )
-
-
-def grow_sides(height: int, width: int, factor: int) -> tuple[int, int]:
-    """Applies PaddleOCR-VL's rule: scales the image up until no side is below `factor`."""
-    if height < factor:
-        height, width = factor, round(width * factor / height)
-    if width < factor:
-        height, width = round(height * factor / width), factor
-    return height, width
-
-
-def clamp_aspect(height: int, width: int, factor: int) -> tuple[int, int]:
-    """Applies FastDeploy's rule for ERNIE: reduces an aspect over 200 to 200, in whole factors.
-
-    Source: FastDeploy's adaptive image preprocessor; transformers refuses such an image.
-    """
-    short, long = sorted((height, width))
-    if long <= MAX_ASPECT * short:
-        return height, width
-    short = max(factor, round(short / factor) * factor)
-    long = short * MAX_ASPECT // factor * factor
-    return (short, long) if height < width else (long, short)
 
 
 def unresized(height: int, width: int, factor: int) -> tuple[int, int]:

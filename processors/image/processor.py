@@ -1,11 +1,9 @@
-"""The image processors of the ERNIE 4.5 VL, GLM-4V, PaddleOCR-VL and Qwen-VL families: they turn an
-RGB image into patch rows and a grid."""
+"""The base of image processors that turn an RGB image into patch rows and a grid."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -18,20 +16,12 @@ from .draft import resize_draft
 from .embedded import check_names, embedded_grid
 from .largest import blank
 from .options import ImageOptions, item_options, resolve_options
-from .patches import (
-    Patchifier,
-    clamp_aspect,
-    fit_frames,
-    fit_size,
-    grow_sides,
-    resize,
-    unresized,
-)
+from .patches import Patchifier, fit_size, resize
 
 
 class ImageProcessor(MediaProcessor):
-    """The image processor of all families; a family sets the class attributes. Safe for use from
-    several threads.
+    """The image processor of families whose images are grids of patches; a family sets the class
+    attributes, and `token` and `markers`. Safe for use from several threads.
 
     checkpoint: provides preprocessor_config.json and the vision tower's patch sizes. options: the
     engine's mm_processor_kwargs; one image may set min_pixels and max_pixels. Raises ConfigError
@@ -131,83 +121,3 @@ class ImageProcessor(MediaProcessor):
     def _key(self, digest: str, options: ImageOptions) -> str:
         text = f"{type(self).__qualname__}\0{options!r}\0{digest}"
         return blake2b(text.encode(), digest_size=20).hexdigest()
-
-
-class ErnieImageProcessor(ImageProcessor):
-    """ERNIE 4.5 VL. The file's `size` bounds the area, by default 56 x 56 to 6177 x 28 x 28.
-
-    Older preprocessor files also have min_pixels and max_pixels, which no implementation reads.
-    """
-
-    token = "<|IMAGE_PLACEHOLDER|>"
-    markers = ("<|image@placeholder|>", "<|IMAGE_PLACEHOLDER|>")
-    default = ImageOptions(min_pixels=56 * 56, max_pixels=6177 * 28 * 28)
-    reads_pixel_bounds = False
-
-    def target_size(
-        self, height: int, width: int, options: ImageOptions | None = None
-    ) -> tuple[int, int]:
-        """Returns (height, width) after resizing; an aspect over 200 is reduced to 200."""
-        if self.options.do_resize:
-            height, width = clamp_aspect(height, width, self.options.factor)
-        return super().target_size(height, width, options)
-
-
-class QwenImageProcessor(ImageProcessor):
-    """Qwen2-VL, Qwen2.5-VL: two frames per patch, 56 x 56 to 1280 x 28 x 28 pixels by default."""
-
-    token = "<|image_pad|>"
-    markers = ("<|image_pad|>",)
-    default = replace(ErnieImageProcessor.default, max_pixels=1280 * 28 * 28, temporal_patch_size=2)
-    reads_pixel_bounds = True
-
-
-class Qwen3ImageProcessor(QwenImageProcessor):
-    """Qwen3-VL: patches of 16 pixels, 256 x 256 to 4096 x 4096 pixels by default."""
-
-    default = replace(
-        QwenImageProcessor.default,
-        min_pixels=256 * 256,
-        max_pixels=4096 * 4096,
-        patch_size=16,
-        image_mean=(0.5, 0.5, 0.5),
-        image_std=(0.5, 0.5, 0.5),
-    )
-
-
-class GlmImageProcessor(ImageProcessor):
-    """GLM-4V and GLM-OCR: two frames per patch, whose area counts twice in min_pixels and
-    max_pixels, as in transformers; by default 112 x 112 to 15,000 x 28 x 28."""
-
-    token = "<|image|>"
-    markers = ("<|image|>",)
-    default = replace(QwenImageProcessor.default, min_pixels=112 * 112, max_pixels=15000 * 28 * 28)
-    reads_pixel_bounds = False
-
-    def target_size(
-        self, height: int, width: int, options: ImageOptions | None = None
-    ) -> tuple[int, int]:
-        """Returns (height, width) after resizing; see fit_frames."""
-        options = options or self.options
-        if not options.do_resize:
-            return unresized(height, width, options.factor)
-        group = options.temporal_patch_size
-        return fit_frames(height, width, group, options, group=group)
-
-
-class PaddleOCRImageProcessor(ImageProcessor):
-    """PaddleOCR-VL: 384 x 384 to 1536 x 1536 pixels by default. Patches that are merged are
-    adjacent, where transformers orders patches row by row."""
-
-    token = "<|IMAGE_PLACEHOLDER|>"
-    markers = ("<|IMAGE_PLACEHOLDER|>",)
-    default = replace(ErnieImageProcessor.default, min_pixels=384 * 384, max_pixels=1536 * 1536)
-    reads_pixel_bounds = True
-
-    def target_size(
-        self, height: int, width: int, options: ImageOptions | None = None
-    ) -> tuple[int, int]:
-        """Returns (height, width) after resizing; sides below one factor are enlarged first."""
-        if self.options.do_resize:
-            height, width = grow_sides(height, width, self.options.factor)
-        return super().target_size(height, width, options)

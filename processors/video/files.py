@@ -3,6 +3,7 @@ worker process is small."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,8 @@ from mmdeploy_llm_processors.image.files import sniff as sniff_image
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 
-from . import animation, container
+from . import animation
 from .animation import Animation
-from .container import ContainerVideo
 from .timeline import OpenVideo
 
 HEAD = 192  # bytes that identify the format
@@ -36,12 +36,24 @@ def open_file(blob: bytes, limits: MediaLimits) -> OpenVideo:
         return Animation(blob, image, limits)
     if image in STILL_IMAGES:
         raise UnsupportedMediaError(f"a {image} image was given as a video; give it as an image")
+    container = _container()
     name = container.sniff(head)
     if name is None:
         raise UnsupportedMediaError(
             f"the first bytes match no video format that is supported; convert it to {ACCEPTED}"
         )
-    return ContainerVideo(blob, name, limits)
+    found: OpenVideo = container.ContainerVideo(blob, name, limits)
+    return found
+
+
+def _container() -> Any:
+    """Returns the module that reads containers. Raises UnsupportedMediaError without PyAV."""
+    try:
+        return importlib.import_module(f"{__package__}.container")
+    except ImportError as error:
+        raise UnsupportedMediaError(
+            f"videos are decoded by PyAV: pip install av ({error})"
+        ) from error
 
 
 # These run in a worker process and yield (JSON, uint8 array or None).

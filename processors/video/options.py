@@ -29,7 +29,8 @@ class VideoOptions:
     min_frames, max_frames: bounds of the number of frames.
     target_frames: number of frames to use; -1: fps decides.
     frames_sample: which frame of an interval to use.
-    min_pixels, max_pixels: area of a frame after resizing, or of all frames together (Qwen3-VL).
+    min_pixels, max_pixels: area of a frame after resizing, or in some families of all frames
+        together.
     draw_on_frames: whether to write the time on each frame.
     font: name of a font file in the checkpoint.
     source_fps: frames per second of a list of frames or an array.

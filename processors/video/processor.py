@@ -1,4 +1,4 @@
-"""The video processors of ERNIE 4.5 VL and Qwen2.5-VL: they turn frames into patch rows and a grid.
+"""The base of video processors, which turn frames into patch rows and a grid.
 
 open --> choose frames --> for each frame: read, stamp, resize, patchify
 
@@ -11,7 +11,7 @@ import math
 import numbers
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
@@ -22,7 +22,7 @@ import torch
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.largest import blank
 from mmdeploy_llm_processors.image.options import ImageOptions, merge_size, normalisation
-from mmdeploy_llm_processors.image.patches import Patchifier, clamp_aspect, fit_size, resize
+from mmdeploy_llm_processors.image.patches import Patchifier, fit_size, resize
 from mmdeploy_llm_processors.image.thumbnail import small_jpeg
 from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
@@ -32,12 +32,10 @@ from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcess
 
 from .opening import open_video
 from .options import VideoOptions, engine_options, item_options
-from .select import chosen_frames, ernie_frames, qwen_frames
-from .stamp import Stamp
+from .select import chosen_frames
 from .timeline import OpenVideo, Timeline, constant_timeline
 
 GROUP = 2  # frames that are merged into one token
-SECONDS = "second_per_grid"
 MAX_PREVIEWS = 8
 PREVIEW_SIZE = 200  # pixels of the longer side
 
@@ -128,8 +126,8 @@ class VideoProcessor(MediaProcessor):
 
     def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
         """Returns `pixels` float32 [num_patches, patch_dim] and the grid of patches (time, rows,
-        columns). Qwen's tensors also hold `second_per_grid`, the seconds between two grid steps,
-        float32 []. key: hash of the item's digest, the chosen frames and all resolved options.
+        columns), and `extras`. key: hash of the item's digest, the chosen frames and all resolved
+        options.
         """
         plan, patch = self._plan(item, options), self._image_options.patch_size
         steps = plan.num_frames // self.frames_per_patch
@@ -273,70 +271,6 @@ class VideoProcessor(MediaProcessor):
             f"{list(plan.indices)!r}\0{item.digest}"
         )
         return blake2b(text.encode(), digest_size=20).hexdigest()
-
-
-class ErnieVideoProcessor(VideoProcessor):
-    """ERNIE 4.5 VL: two frames a second, 16 to 180 in all, each with its time written on it."""
-
-    token = "<|VIDEO_PLACEHOLDER|>"
-    markers = ("<|video@placeholder|>", "<|VIDEO_PLACEHOLDER|>")
-    default = VideoOptions(min_pixels=299 * 28 * 28, max_pixels=1196 * 28 * 28)
-    frames_per_patch = 1
-
-    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        super().__init__(checkpoint, options)
-        self._stamp = Stamp(checkpoint.folder, self.options.font)
-
-    def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
-        """See select.ernie_frames."""
-        return ernie_frames(timeline, options, digest)
-
-    def prepared(self, frame: Image.Image, index: int, plan: VideoPlan) -> Image.Image:
-        """Writes its time on the frame unless draw_on_frames is off."""
-        if not plan.options.draw_on_frames:
-            return frame
-        return self._stamp.draw(frame, plan.timeline.time_of(index))
-
-    def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        """Returns (height, width) after resizing; an aspect over 200 is reduced to 200."""
-        height, width = clamp_aspect(height, width, self._image_options.factor)
-        return fit_size(height, width, self._image_options)
-
-
-class QwenVideoProcessor(VideoProcessor):
-    """Qwen2-VL and Qwen2.5-VL: two frames a second, 4 to 768 in all, two frames per patch."""
-
-    token = "<|video_pad|>"
-    markers: tuple[str, ...] = ("<|video_pad|>",)
-    default = replace(
-        ErnieVideoProcessor.default,
-        min_frames=4,
-        max_frames=768,
-        min_pixels=128 * 28 * 28,
-        max_pixels=768 * 28 * 28,
-        draw_on_frames=False,
-    )
-    frames_per_patch = GROUP
-
-    def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
-        """See select.qwen_frames."""
-        return qwen_frames(timeline, options, GROUP)
-
-    def embedded(
-        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
-    ) -> MediaInput:
-        """See MediaProcessor. options: `second_per_grid`, the seconds between two grid steps."""
-        check_names(self.kind, options, SECONDS)
-        made = super().embedded(num_tokens, grid, {})
-        if SECONDS not in options:
-            return made
-        seconds = positive_seconds(SECONDS, options[SECONDS])
-        return replace(made, tensors={SECONDS: torch.tensor(seconds)})
-
-    def extras(self, plan: VideoPlan) -> dict[str, torch.Tensor]:
-        """Returns `second_per_grid`, transformers' second_per_grid_ts."""
-        rate = len(plan.indices) / plan.timeline.num_frames * plan.timeline.fps
-        return {SECONDS: torch.tensor(GROUP / rate)}
 
 
 def given_times(options: Mapping[str, Any], steps: int) -> list[float]:

@@ -11,11 +11,13 @@ from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 
 from mmdeploy_llm.hooks import MediaInput
 
-from .processor import QwenVideoProcessor, VideoPlan, given_times
+from .processor import GROUP, VideoPlan, VideoProcessor, given_times
 
 
-class TimedVideoProcessor(QwenVideoProcessor):
+class TimedVideoProcessor(VideoProcessor):
     """Writes the placeholders of each grid step, of GROUP frames, with its time as text."""
+
+    frames_per_patch = GROUP
 
     @abstractmethod
     def times(self, plan: VideoPlan) -> Sequence[float]:
@@ -24,10 +26,6 @@ class TimedVideoProcessor(QwenVideoProcessor):
     @abstractmethod
     def stamped(self, times: Sequence[float], num_tokens: int) -> str:
         """Returns the text of a video, with num_tokens placeholders for each time."""
-
-    def extras(self, plan: VideoPlan) -> dict[str, Any]:
-        """Returns nothing: the times are in the prompt."""
-        return {}
 
     def embedded(
         self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]

@@ -17,10 +17,10 @@ from mmdeploy_llm.layers import CausalLM, DecoderConfig, RMSNorm, Rotary, Rotary
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.testing.tiny import randomize_empty
 
-SHAPES = [  # heads, key heads, head size, rotary channels
-    (4, 2, 16, 16),
+# Heads, key heads, head size, rotary channels.
+FIRST = [(4, 2, 16, 16), (28, 4, 128, 128)]
+OTHERS = [
     (7, 1, 64, 64),  # a share of 28 and 4 heads
-    (28, 4, 128, 128),
     (9, 3, 80, 32),
     (3, 3, 96, 96),
     (6, 2, 72, 24),
@@ -124,8 +124,10 @@ class Heads:
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
-@pytest.mark.parametrize("has_norms", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("has_norms", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "shape", [*FIRST, *(pytest.param(shape, marks=pytest.mark.full) for shape in OTHERS)]
+)
 def test_equals_plain_torch(device, kernels, shape, has_norms, is_interleaved):
     """Every second case has M-RoPE."""
     for place, dtype in enumerate(EXACT):
@@ -152,7 +154,9 @@ def _assert_same(one, other):
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("shape", [(4, 2, 16, 16), (6, 2, 72, 24), (2, 1, 256, 256)])
+@pytest.mark.parametrize(
+    "shape", [FIRST[0], OTHERS[4], pytest.param(OTHERS[3], marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("is_interleaved", [False, True])
 def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
     """Equal to the two launches, and to plain torch up to one rounding step."""
@@ -175,7 +179,9 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
         assert (held[untouched] == 49).all()
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[3], SHAPES[6], SHAPES[7]])
+@pytest.mark.parametrize(
+    "shape", [*FIRST, *(pytest.param(OTHERS[i], marks=pytest.mark.full) for i in (1, 4, 5))]
+)
 def test_cache_in_4_bits(device, kernels, shape):
     """The codes and scales of plain torch for the rotated keys, bit for bit; padding is not
     stored."""
@@ -192,6 +198,7 @@ def test_cache_in_4_bits(device, kernels, shape):
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.full
 def test_many_tokens_share_programs(device, kernels, monkeypatch):
     """With many tokens a program computes several groups of the heads of its token."""
     from mmdeploy_llm.cuda import heads as module
@@ -204,7 +211,7 @@ def test_many_tokens_share_programs(device, kernels, monkeypatch):
 
 
 def test_no_tokens(device, kernels):
-    heads = Heads(device, torch.float32, SHAPES[0], is_interleaved=True, has_norms=False)
+    heads = Heads(device, torch.float32, FIRST[0], is_interleaved=True, has_norms=False)
     heads.qkv, heads.positions = heads.qkv[:0], heads.positions[:0]
     install_kernels(heads.rotaries[1], kernels)
     cache = heads.new_cache()
@@ -283,7 +290,7 @@ def layer_caches(case, device):
 ROTATE_AND_WRITE, ROTATE, WRITE = (True, 1), (True, 0), (False, 1)
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_the_decoder_rotates_and_writes_at_once(
     cases, fakes, kernels, triton_attention, device, launches, monkeypatch, qk_norm
 ):
@@ -336,7 +343,7 @@ def test_recorded_launch_serves_other_tokens(kernels, device, recording, monkeyp
         pytest.skip("real graphs are tested in tests/gpu")
     from mmdeploy_llm.cuda import heads as module
 
-    heads = Heads(device, torch.float32, SHAPES[0], is_interleaved=True, has_norms=True)
+    heads = Heads(device, torch.float32, FIRST[0], is_interleaved=True, has_norms=True)
     expected, kernel = heads.at_once(kernels), module._heads
     monkeypatch.setattr(module, "_heads", _Recorded(kernel, recording))
     rotary = heads.rotaries[1](heads.positions).qk_rotary(heads.qkv, heads.norms)

@@ -14,7 +14,7 @@ from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
-from mmdeploy_llm.testing.tiny import FAMILIES, write_tiny
+from mmdeploy_llm.testing.tiny import families, write_tiny
 
 ALL = frozenset(selection.CUDA_ORDER)
 HOPPER, BLACKWELL, AMPERE, ADA, VOLTA = (9, 0), (10, 0), (8, 0), (8, 9), (7, 0)
@@ -224,7 +224,13 @@ def test_the_error_says_what_an_8_bit_cache_needs():
         select(on_cuda(kv_cache_dtype="float8_e4m3fn"), capabilities=(AMPERE,))
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2"))
+        for name in sorted(families())
+    ],
+)
 def test_every_backend_takes_the_heads_of_the_models_of_tests_gpu(family, load_file, tmp_path):
     """Otherwise tests/gpu would compare the reference with itself."""
     larger = load_file("gpu/conftest.py").LARGER_HEADS

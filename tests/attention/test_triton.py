@@ -17,7 +17,12 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INT4_SIZES = (32, 40, 64, 80, 96, 128, 192, 256)
 
 
-@pytest.mark.parametrize("seed", range(30))
+def seeds(count, num_quick):
+    more = (pytest.param(seed, marks=pytest.mark.full) for seed in range(num_quick, count))
+    return [*range(num_quick), *more]
+
+
+@pytest.mark.parametrize("seed", seeds(30, num_quick=10))
 def test_random_batches(cases, triton_attention, triton_device, seed):
     case, options = cases.random_case(
         seed, longest=50, dtype=DTYPES[seed % 3], device=triton_device
@@ -27,6 +32,7 @@ def test_random_batches(cases, triton_attention, triton_device, seed):
     case.check(triton_attention, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", range(4))
 @pytest.mark.parametrize("options", [{}, {"window": 1}, {"window": 6, "softcap": 0.8}])
 def test_tokens_of_a_span_attend_to_each_other(
@@ -42,7 +48,13 @@ def test_tokens_of_a_span_attend_to_each_other(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("head_dim", "heads", "kv_heads", "block_size"),
-    [(64, 3, 3, 1), (80, 4, 2, 16), (96, 7, 1, 24), (128, 16, 2, 64), (256, 4, 1, 4)],
+    [
+        (64, 3, 3, 1),
+        pytest.param(80, 4, 2, 16, marks=pytest.mark.full),
+        pytest.param(96, 7, 1, 24, marks=pytest.mark.full),
+        pytest.param(128, 16, 2, 64, marks=pytest.mark.full),
+        pytest.param(256, 4, 1, 4, marks=pytest.mark.full),
+    ],
 )
 def test_cache_in_8_bits(
     cases,
@@ -92,7 +104,7 @@ def test_cache_in_8_bits(
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24, num_quick=5))
 def test_cache_in_4_bits(cases, triton_attention, triton_device, seed):
     """Each head size in each dtype: batches of all kinds, with windows, softcap and sinks, and
     decode in splits."""
@@ -110,6 +122,7 @@ def test_spans_over_a_cache_in_4_bits(cases, triton_attention, triton_device, he
     case.check_int4(triton_attention, window=6, softcap=0.8)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_4_bits_show_what_is_not_finite(triton_attention, triton_device, value):
     """All values of its group, and those of no other, are NaN when they are read."""
@@ -168,6 +181,7 @@ class _Launcher:
         return self._recording.kernel(self._kernel[grid])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 2.0}])
 def test_recorded_decode_serves_other_batches(
     cases, triton_attention, triton_device, recording, monkeypatch, options
@@ -191,7 +205,10 @@ def test_recorded_decode_serves_other_batches(
 
 @pytest.mark.parametrize(
     "capability",
-    ["90:1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("80", "86", "90", "100"))],
+    [
+        pytest.param("90:1", marks=pytest.mark.full),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("80", "86", "90", "100")),
+    ],
 )
 def test_kernels_compile_for_gpus_that_this_machine_lacks(triton_device, capability):
     """The interpreter accepts more than the compiler and has unlimited shared memory."""

@@ -26,14 +26,14 @@ class FakeLLM:
         self.is_closed = False
         self.is_aborted = False
 
-    def answer_each(self, pairs: Iterable) -> Iterator[Answer]:
+    def answer_each(self, asks: Iterable) -> Iterator[Answer]:
         batch: list = []
         try:
-            for index, (prompt, params) in enumerate(pairs):
+            for ask in asks:
                 self.num_taken += 1
-                self.prompts.append(prompt)
-                self.params.append(params)
-                batch.append((index, prompt, params))
+                self.prompts.append(ask.prompt)
+                self.params.append(ask.params)
+                batch.append(ask)
                 if len(batch) == 2:
                     yield from self._answers(batch)
                     batch = []
@@ -43,10 +43,10 @@ class FakeLLM:
             raise
 
     def _answers(self, batch: list) -> Iterator[Answer]:
-        for index, prompt, params in reversed(batch):
-            output = self.answer(prompt, params.n)
+        for ask in reversed(batch):
+            output = self.answer(ask.prompt, ask.params.n)
             error = None if output.is_ok else MediaError(output.error_msg)
-            yield Answer(index=index, output=output, error=error)
+            yield Answer(ask=ask, output=output, error=error)
 
     def answer(self, prompt: dict, n: int = 1) -> RequestOutput:
         said = prompt.get("prompt")

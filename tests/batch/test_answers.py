@@ -11,6 +11,7 @@ from mmdeploy_llm.batch.answers.rounds import Rounds
 from mmdeploy_llm.batch.answers.validated import InvalidAnswerError, Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
+from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
@@ -50,33 +51,43 @@ class DyingLLM:
         self.death = None
         self.num_restarts += 1
 
-    def answer_each(self, pairs):
+    def revive(self):
+        raise AssertionError("it is one engine")
+
+    def text_of(self, ask):
+        return ask.prompt
+
+    def answer_each(self, asks):
         assert self.death is None
-        source, taken = enumerate(pairs), []
+        source, taken = iter(asks), []
         while batch := [each for each, _ in zip(source, range(self.width), strict=False)]:
-            taken += batch
-            if any("poison" in prompt for _, (prompt, _) in batch):
+            taken += map(self.text_of, batch)
+            if any("poison" in self.text_of(ask) for ask in batch):
                 self.death = WorkerDiedError("killed")
-                for index, _ in batch:
+                for ask in batch:
                     error = output(message="killed", code=500)
-                    yield Answer(index=index, output=error, error=self.death)
+                    yield Answer(ask=ask, output=error, error=self.death)
                 break
-            for index, (prompt, _) in reversed(batch):
-                self.computed.append(prompt)
-                yield Answer(index=index, output=output(f"answer to {prompt}"))
-        self.calls.append([prompt for _, (prompt, _) in taken])
+            for ask in reversed(batch):
+                self.computed.append(self.text_of(ask))
+                yield Answer(ask=ask, output=output(f"answer to {self.text_of(ask)}"))
+        self.calls.append(taken)
         if self.death is not None:
             raise self.death
 
 
-def pairs_of(*prompts):
-    return [(prompt, GREEDY) for prompt in prompts]
+def asks_of(*prompts):
+    return [Ask(prompt=prompt, item=n, params=GREEDY) for n, prompt in enumerate(prompts)]
+
+
+def by_index(answers):
+    return {answer.ask.item: answer for answer in answers}
 
 
 def test_nothing_is_lost_with_an_engine_and_the_item_that_ends_it_is_found():
     llm = DyingLLM()
     prompts = [*"abcde", "poison", *"ghijklm"]
-    found = {answer.index: answer for answer in Restarting(llm, 2).answer_each(pairs_of(*prompts))}
+    found = by_index(Restarting(llm, 2).answer_each(asks_of(*prompts)))
     assert sorted(found) == list(range(13))
     assert sorted(llm.computed) == sorted(set(prompts) - {"poison"})  # each once
     guilty = found.pop(5)
@@ -91,18 +102,18 @@ def test_nothing_is_lost_with_an_engine_and_the_item_that_ends_it_is_found():
 def test_many_poisonous_items_do_not_use_up_the_restarts():
     llm = DyingLLM()
     prompts = [f"poison {n}" if n % 7 == 0 else f"good {n}" for n in range(40)]
-    found = {answer.index: answer for answer in Restarting(llm, 2).answer_each(pairs_of(*prompts))}
+    found = by_index(Restarting(llm, 2).answer_each(asks_of(*prompts)))
     assert len(found) == 40
     assert [n for n in range(40) if not found[n].output.is_ok] == list(range(0, 40, 7))
 
 
 def test_an_engine_that_dies_again_and_again_ends_the_run():
     class Hopeless(DyingLLM):
-        def answer_each(self, pairs):
-            return super().answer_each((f"poison {prompt}", own) for prompt, own in pairs)
+        def text_of(self, ask):
+            return f"poison {ask.prompt}"
 
     llm = Hopeless()
-    answers = Restarting(llm, 1).answer_each(pairs_of(*"abcdefgh"))
+    answers = Restarting(llm, 1).answer_each(asks_of(*"abcdefgh"))
     found = [next(answers).output.error_msg for _ in range(4)]
     assert found == ["killed"] * 4
     with pytest.raises(WorkerDiedError, match="killed"):
@@ -112,20 +123,20 @@ def test_an_engine_that_dies_again_and_again_ends_the_run():
 
 def test_other_errors_are_not_a_death():
     class Failing(DyingLLM):
-        def answer_each(self, pairs):
-            for index, _ in enumerate(pairs):
-                yield Answer(index=index, output=output(message="one step failed", code=500))
+        def answer_each(self, asks):
+            for ask in asks:
+                yield Answer(ask=ask, output=output(message="one step failed", code=500))
 
-    found = list(Restarting(Failing(), 2).answer_each(pairs_of(*"abc")))
+    found = list(Restarting(Failing(), 2).answer_each(asks_of(*"abc")))
     assert [answer.output.error_msg for answer in found] == ["one step failed"] * 3
 
     class Closed(DyingLLM):
-        def answer_each(self, pairs):
+        def answer_each(self, asks):
             yield from ()
             raise EngineError("closed meanwhile")
 
     with pytest.raises(EngineError, match="closed meanwhile"):
-        list(Restarting(Closed(), 2).answer_each(pairs_of("a")))
+        list(Restarting(Closed(), 2).answer_each(asks_of("a")))
 
 
 def test_a_restart_that_fails_raises_what_loading_raises():
@@ -134,7 +145,7 @@ def test_a_restart_that_fails_raises_what_loading_raises():
             raise ConfigError("the weights are gone")
 
     with pytest.raises(ConfigError, match="the weights are gone"):
-        list(Restarting(Gone(), 2).answer_each(pairs_of("poison")))
+        list(Restarting(Gone(), 2).answer_each(asks_of("poison")))
 
 
 @pytest.mark.parametrize("is_possible", [True, False])
@@ -148,15 +159,15 @@ def test_one_of_several_engines_is_started_again_meanwhile(is_possible, caplog):
                 raise ConfigError("no memory")
             self.num_dead = 0
 
-    def pairs():
-        for number in range(20):
+    def asks():
+        for number, ask in enumerate(asks_of(*(f"p{number}" for number in range(20)))):
             if number in (3, 10, 15):
                 llm.num_dead = 1
-            yield f"p{number}", GREEDY
+            yield ask
 
     llm = Several()
-    found = list(Restarting(llm, 2).answer_each(pairs()))
-    assert sorted(answer.index for answer in found) == list(range(20))
+    found = list(Restarting(llm, 2).answer_each(asks()))
+    assert sorted(answer.ask.item for answer in found) == list(range(20))
     assert llm.num_revived == (2 if is_possible else 1)
     assert ("the other engines go on: no memory" in caplog.text) is not is_possible
 
@@ -169,8 +180,8 @@ def test_a_batch_with_a_poisonous_item_is_complete(jsonl, tmp_path):
         def __exit__(self, *_):
             pass
 
-        def answer_each(self, pairs):
-            return super().answer_each((prompt["prompt"], own) for prompt, own in pairs)
+        def text_of(self, ask):
+            return ask.prompt["prompt"]
 
     source = jsonl(*({"prompt": "poison" if n == 6 else f"p{n}"} for n in range(20)))
     job = plan_batch(source, tmp_path / "out.jsonl", BatchSettings(engine_restarts=2))
@@ -198,18 +209,18 @@ class Scripted:
     def __init__(self):
         self.asked = []
 
-    def answer_each(self, pairs):
-        for index, (prompt, params) in enumerate(pairs):
-            self.asked.append(params)
-            yield Answer(index=index, output=output(f" {prompt.pop(0)}\n"))
+    def answer_each(self, asks):
+        for ask in asks:
+            self.asked.append(ask.params)
+            yield Answer(ask=ask, output=output(f" {ask.prompt.pop(0)}\n"))
 
 
 def test_an_answer_that_breaks_the_schema_is_asked_again():
     llm, checks = Scripted(), Checks("good")
     params = SamplingParams(temperature=0, seed=5)
     prompts = [["good"], ["bad", "worse", "good"], ["good"], ["bad", "bad", "worst", "good"]]
-    answers = list(Validated(llm, checks, 2).answer_each((each, params) for each in prompts))
-    found = {answer.index: answer for answer in answers}
+    asks = [replace(ask, params=params) for ask in asks_of(*prompts)]
+    found = by_index(Validated(llm, checks, 2).answer_each(asks))
     assert sorted(found) == [0, 1, 2, 3]
     assert [found[n].output.is_ok for n in range(4)] == [True, True, True, False]
     failed = found[3]
@@ -229,46 +240,44 @@ def test_an_answer_that_breaks_the_schema_is_asked_again():
 def test_what_was_drawn_keeps_its_temperature():
     llm = Scripted()
     params = SamplingParams(temperature=0.3, top_k=7)
-    list(Validated(llm, Checks(), 1).answer_each([(["a", "b"], params)]))
+    list(Validated(llm, Checks(), 1).answer_each([Ask(prompt=["a", "b"], params=params)]))
     assert [(each.temperature, each.top_k) for each in llm.asked] == [(0.3, 7)] * 2
 
 
 def test_a_check_that_takes_too_long_is_not_repeated():
     llm = Scripted()
-    (answer,) = Validated(llm, Checks(), 3).answer_each([(["expensive", "x"], GREEDY)])
+    (answer,) = Validated(llm, Checks(), 3).answer_each(asks_of(["expensive", "x"]))
     assert answer.output.error_msg == "the answer breaks the schema: the check took more than 5 s"
     assert len(llm.asked) == 1
 
 
 def test_items_that_failed_are_not_checked():
     class Failing:
-        def answer_each(self, pairs):
-            for index, _ in enumerate(pairs):
+        def answer_each(self, asks):
+            for ask in asks:
                 error = EngineError("no")
-                yield Answer(index=index, output=output(message="no", code=500), error=error)
+                yield Answer(ask=ask, output=output(message="no", code=500), error=error)
 
     checks = Checks()
-    (answer,) = Validated(Failing(), checks, 3).answer_each(pairs_of("a"))
+    (answer,) = Validated(Failing(), checks, 3).answer_each(asks_of("a"))
     assert (answer.output.error_msg, checks.seen) == ("no", [])
 
 
-def test_pairs_are_taken_as_they_are_needed():
+def test_asks_are_taken_as_they_are_needed():
     taken = []
 
-    def pairs():
-        for number in range(5):
-            taken.append(number)
-            yield str(number), GREEDY
+    def asks():
+        for ask in asks_of(*"01234"):
+            taken.append(ask.prompt)
+            yield ask
 
-    rounds = Rounds(pairs())
-    asked = rounds.pairs()
-    assert next(asked)[0] == "0"
-    rounds.again(replace(rounds.answered(0), num_again=1))
-    assert next(asked)[0] == "0"
-    assert next(asked)[0] == "1"
-    assert taken == [0, 1]
+    rounds = Rounds(asks())
+    asked = rounds.asks()
+    first = next(asked)
+    rounds.again(replace(first, num_deaths=1))
+    assert [next(asked).prompt for _ in range(2)] == ["0", "1"]
+    assert taken == ["0", "1"]
     assert not rounds.is_over
-    assert [task.prompt for task in rounds.taken_back()] == ["0", "1"]
 
 
 def test_a_checker_says_what_is_wrong():

@@ -75,6 +75,7 @@ def model(tmp_path_factory):
     return write_tiny("qwen2", tmp_path_factory.mktemp("tiny"), num_hidden_layers=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "out.tar"])
 def test_a_program_killed_at_random_points_loses_and_doubles_nothing(model, jsonl, tmp_path, name):
     rows = [{"id": f"item-{number}", "prompt": f"The fox {number}"} for number in range(NUM_ITEMS)]
@@ -135,6 +136,7 @@ main()
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_in_a_real_program_is_clean_and_the_rest_is_done_later(model, jsonl, tmp_path):
     rows = [{"prompt": f"The fox {number}"} for number in range(NUM_ROWS)]
     source, output = jsonl(*rows), tmp_path / "out.jsonl"

@@ -16,7 +16,10 @@ BROWSER = next(
 NUM_RECORDS = 3 * CHUNK_CARDS + 50
 HEAD = ReportHead(model="m", created="today", version="1", done="answered")
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,7 @@ def test_text_counts_what_was_asked_and_times_agree():
     assert found["memory"]["kv_cache"] > 0
 
 
+@pytest.mark.full
 def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
     found = measured("photo", "--requests", "2", "--profile")
     (done,) = found["rounds"]

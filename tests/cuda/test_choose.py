@@ -75,7 +75,9 @@ class Rows:
 
 
 @pytest.mark.parametrize("vocab_size", [50, 64, 65, 500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.full)]
+)
 def test_draws_equal_those_of_the_host(choose, tilings, triton_device, vocab_size, dtype):
     """The parameters are random; equal logits are frequent in 16 bits."""
     rng = np.random.default_rng(vocab_size + dtype.itemsize)
@@ -115,6 +117,7 @@ def test_equal_logits(choose, tilings, triton_device, rule):
     assert len(set(found.tolist())) > 10
 
 
+@pytest.mark.full
 def test_frequencies(choose, tilings, triton_device):
     """In 120 draws the count of each token is within four deviations of its probability."""
     probs = torch.tensor([0.5, 0.2, 0.2, 0.1])

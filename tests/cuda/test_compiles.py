@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.full, pytest.mark.triton]
+
 MAX_SHARED = 227 * 1024  # bytes that a block may have on an H100
 MAX_SPILLED = 64
 

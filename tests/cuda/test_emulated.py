@@ -98,7 +98,10 @@ def kinds(card):
 @needs_llguidance
 @pytest.mark.parametrize(
     ("family", "eager", "choices"),
-    [("ernie4_5", True, (0, 2, 3, 5, 7)), ("qwen3", False, (1, 2, 4, 6, 7, 8))],
+    [
+        ("qwen3", False, (1, 2, 4, 6, 7, 8)),
+        pytest.param("ernie4_5", True, (0, 2, 3, 5, 7), marks=pytest.mark.full),
+    ],
 )
 def test_text(folder_of, new_card, family, eager, choices):
     """Covers all kinds of sampling, windows, and a prompt whose blocks are in the prefix cache."""
@@ -120,7 +123,11 @@ def test_text(folder_of, new_card, family, eager, choices):
 @needs_llguidance
 @pytest.mark.parametrize(
     ("family", "eager"),
-    [("qwen2_5_vl", False), ("ernie4_5_vl_moe", False), ("qwen3_vl_moe", True)],
+    [
+        ("qwen2_5_vl", False),
+        pytest.param("ernie4_5_vl_moe", False, marks=pytest.mark.full),
+        pytest.param("qwen3_vl_moe", True, marks=pytest.mark.full),
+    ],
 )
 def test_media(folder_of, new_card, family, eager):
     """Large media, and small ones with them, never make the host wait."""
@@ -145,6 +152,7 @@ def test_media(folder_of, new_card, family, eager):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("eager", [True, False])
 def test_steps_start_before_the_host_waits_for_the_previous_one(folder_of, new_card, eager):
     """Each step has one wait, for the sampled tokens; by then the card has the next step."""

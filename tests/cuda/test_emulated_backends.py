@@ -10,6 +10,9 @@ from mmdeploy_llm.attention import libraries, select
 from mmdeploy_llm.runtime_config import AttentionChoice
 
 BLOCK_SIZES = {"flash-attn": 256, "torch-varlen": 256, "flash-attn-3": 16, "flash-attn-4": 16}
+LIBRARIES = [
+    pytest.param(name, marks=[pytest.mark.full] * (name != "flash-attn-4")) for name in BLOCK_SIZES
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def install(load_file, cases, monkeypatch):
     return install
 
 
-@pytest.mark.parametrize("name", BLOCK_SIZES)
+@pytest.mark.parametrize("name", LIBRARIES)
 def test_attention_of_libraries(folder_of, whole, new_card, install, name):
     """Prefill, and decode from graphs with a row of padding, without a wait of the host."""
     folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)
@@ -59,7 +62,7 @@ def test_attention_of_libraries(folder_of, whole, new_card, install, name):
     assert sum(graph.num_replays for graph in card.graphs) > 1
 
 
-@pytest.mark.parametrize("name", [*BLOCK_SIZES, "triton"])
+@pytest.mark.parametrize("name", [*LIBRARIES, "triton"])
 def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_card, install, name):
     card = new_card()
     if name != "triton":
@@ -77,6 +80,7 @@ def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_ca
     torch.testing.assert_close(found.cpu().double(), case.expected().cpu(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, install):
     """In 16 bits, with windows and whole images of different sizes."""
     folder = folder_of("qwen2_5_vl")
@@ -96,6 +100,7 @@ def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, inst
     assert len(calls) == 3  # a layer each
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("dtype", "eager", "within"),
     [("int8", False, 0.02), ("int4", False, 0.02), ("int4", True, 0.02), ("fp8", True, 0.3)],
@@ -118,6 +123,7 @@ def test_caches_of_few_bits(folder_of, whole, new_card, dtype, eager, within):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_eager", [False, True])
 def test_layers_with_a_window_have_their_own_tables(folder_of, whole, new_card, is_eager):
     """Recorded steps and others, in pools that hold the windows and not the prompts."""

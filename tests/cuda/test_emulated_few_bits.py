@@ -23,6 +23,7 @@ def whole(load_file):
     return load_file("cuda/test_emulated.py")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("eager", [True, False])
 def test_weights_of_few_bits(folder_of, whole, new_card, tmp_path, caplog, eager):
     """A checkpoint in 4 bits stays so on the card."""
@@ -48,13 +49,15 @@ def test_weights_of_few_bits(folder_of, whole, new_card, tmp_path, caplog, eager
 ROUNDED = {
     "int8wo": (1e-4, {"_dequantize"}),
     "int4": (1e-4, {"_dequantize"}),
-    "fp8": (1e-4, {"_dequantize"}),
     "int8": (0.1, OF_INT8),
     "int4a8": (0.1, {"_dequantize", "aten::_int_mm"}),
 }
 
 
-@pytest.mark.parametrize("quantization", ROUNDED)
+@pytest.mark.parametrize(
+    "quantization",
+    [pytest.param(name, marks=[pytest.mark.full] * (name != "int8")) for name in ROUNDED],
+)
 def test_rounded_while_loading(folder_of, whole, new_card, caplog, quantization):
     """Prompts of few rows and of many, which other products compute."""
     within, of_many = ROUNDED[quantization]
@@ -74,6 +77,7 @@ def test_rounded_while_loading(folder_of, whole, new_card, caplog, quantization)
     assert "in the model's dtype" not in caplog.text
 
 
+@pytest.mark.full
 def test_experts_are_not_rounded(folder_of, whole, new_card, caplog):
     prompts, chosen = whole.texts(3), [whole.params(0)] * 3
     folder = folder_of("ernie4_5_moe", head_dim=16, num_hidden_layers=2)
@@ -134,9 +138,9 @@ def write_stored(kind, plain, folder):
 @pytest.mark.parametrize(
     ("kind", "quantization", "within", "of_many"),
     [
-        ("fp8 blocks", None, 1e-4, {"_dequantize"}),
-        ("fp8 rows", "fp8", 1e-4, {"_dequantize"}),
-        ("int8 rows", "int8", 0.1, OF_INT8),
+        pytest.param("fp8 blocks", None, 1e-4, {"_dequantize"}, marks=pytest.mark.full),
+        ("fp8 rows", None, 1e-4, {"_dequantize"}),
+        pytest.param("int8 rows", "int8", 0.1, OF_INT8, marks=pytest.mark.full),
     ],
 )
 def test_checkpoints_in_8_bits(

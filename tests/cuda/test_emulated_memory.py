@@ -44,6 +44,7 @@ def test_the_kv_cache_takes_what_the_largest_steps_leave(folder, new_card):
         assert card.allocated < card.most_reserved <= 1.02 * usable
 
 
+@pytest.mark.full
 def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(tmp_path, new_card):
     """The counts are allocated with the first request that needs them, after the KV cache has its
     share."""

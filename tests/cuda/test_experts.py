@@ -24,7 +24,12 @@ def routed(num_tokens, num_experts, top_k, size, device, dtype):
 
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "top_k", "size", "inner"),
-    [(1, 6, 2, 32, 24), (7, 4, 1, 40, 17), (40, 5, 3, 20, 70), (90, 2, 2, 150, 33)],
+    [
+        (1, 6, 2, 32, 24),
+        (7, 4, 1, 40, 17),
+        pytest.param(40, 5, 3, 20, 70, marks=pytest.mark.full),
+        pytest.param(90, 2, 2, 150, 33, marks=pytest.mark.full),
+    ],
 )
 def test_equal_to_the_loop(
     kernels, dtypes, triton_device, assert_near, num_tokens, num_experts, top_k, size, inner
@@ -80,8 +85,11 @@ def test_no_tokens(kernels, triton_device):
     [
         {"router": "corrected"},
         {"router": "corrected", "norm_min": 0.8},
-        {"router": "softmax"},
-        {"router": "softmax", "is_normed": False, "is_shared_gated": True},
+        pytest.param({"router": "softmax"}, marks=pytest.mark.full),
+        pytest.param(
+            {"router": "softmax", "is_normed": False, "is_shared_gated": True},
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_sparse_mlp(kernels, triton_device, options):
@@ -111,7 +119,7 @@ def test_modalities_need_no_split(kernels, triton_device, media, monkeypatch):
     torch.testing.assert_close(mlp(x, None)[~is_vision], expected[~is_vision])
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_bias", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("norm_min", [None, 0.0, 0.9])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(6, 3), (64, 6), (5, 5), (128, 1)])
 def test_route(kernels, triton_device, has_bias, norm_min, num_experts, top_k):

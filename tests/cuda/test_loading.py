@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import mmdeploy_llm.startup.start, mmdeploy_llm.cuda, mmdeploy_llm.sampling
@@ -18,11 +20,13 @@ print(cuda.load(torch.device("cuda")))
 """
 
 
+@pytest.mark.full
 def test_nothing_imports_the_kernels():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.full
 def test_without_triton():
     """The reason is reported once; plain torch then computes."""
     done = subprocess.run([sys.executable, "-c", NO_TRITON], capture_output=True, text=True)

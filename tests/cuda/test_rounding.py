@@ -5,11 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from mmdeploy_llm import native
-from mmdeploy_llm.kernels.coded import CODES, CodedWeight, rounded, units_of
+from mmdeploy_llm.kernels.coded import CodedWeight, rounded, units_of
 from mmdeploy_llm.layers import GatedMLP
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.weight_formats import FORMATS
+
+GROUPED = [row.name for row in FORMATS.values() if row.group_size is not None]
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +35,18 @@ def values(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(shape[0]))
 
 
-@pytest.mark.parametrize("quantization", CODES)
+@pytest.mark.parametrize("quantization", GROUPED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("n", "k"), [(40, 200), (9, 50)])
 def test_codes_are_those_of_the_cpu(rounding, rounder, triton_device, quantization, dtype, n, k):
     """Few rows times the same codes; many rows, for which they are dequantised."""
     weight = values(n, k).to(dtype)
-    expected = rounded(rounder, weight, CODES[quantization]).with_offsets()
+    expected = rounded(rounder, weight, FORMATS[quantization]).with_offsets()
     packed = rounding.pack(weight.to(triton_device), quantization)
     codes = packed._codes
     assert torch.equal(codes.data.cpu(), expected.units.view(torch.uint8))
     assert torch.equal(codes.scales.cpu(), expected.scales)
-    if quantization != "fp8":
-        assert torch.equal(codes.offsets.cpu(), expected.offsets)
+    assert torch.equal(codes.offsets.cpu(), expected.offsets)
     for num_rows in (3, 40):
         x = values(num_rows, k)
         found = packed.product(x.to(triton_device), None).cpu()

@@ -8,7 +8,13 @@ from mmdeploy_llm.layers import RMSNorm, Rotary, RotaryConfig
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.norm import _rms_norm
 
-SHAPES = [(1, 8), (5, 24), (3, 100), (2, 1536), (37, 128)]
+SHAPES = [
+    (1, 8),
+    (3, 100),
+    (37, 128),
+    pytest.param((5, 24), marks=pytest.mark.full),
+    pytest.param((2, 1536), marks=pytest.mark.full),
+]
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_norm_with_residual(kernels, dtypes, make, assert_near, shape):
         assert_near(found, _rms_norm(expected, weight, 1e-6))
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (2, 2500)])
+@pytest.mark.parametrize("shape", [*SHAPES, pytest.param((2, 2500), marks=pytest.mark.full)])
 def test_silu_mul(kernels, dtypes, make, assert_near, shape):
     for dtype in dtypes:
         gate, up = make(shape[0], 2 * shape[1], dtype=dtype).chunk(2, -1)
@@ -56,9 +62,9 @@ def test_values_beyond_exp(kernels, make):
     torch.testing.assert_close(kernels.silu_mul(gate, torch.full_like(gate, 2.0)), expected)
 
 
-@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("is_interleaved", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, None), (16, 8), (24, None), (80, 48)])
-@pytest.mark.parametrize("axes", [None, 3])
+@pytest.mark.parametrize("axes", [3, pytest.param(None, marks=pytest.mark.full)])
 def test_rotary(
     kernels, dtypes, make, triton_device, assert_near, is_interleaved, head_dim, rotary_dim, axes
 ):

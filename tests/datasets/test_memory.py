@@ -10,6 +10,8 @@ import tarfile
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 CELL_BYTES = 200_000
 FEW, MANY = 100, 1600  # rows: 20 and 320 MB
 MAX_GROWTH = 120 * 2**20

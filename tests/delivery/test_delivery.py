@@ -17,7 +17,7 @@ from mmdeploy_llm_plugins.reasoning.parsers import (
 from mmdeploy_llm_plugins.tools.parsers import formats
 
 from mmdeploy_llm.delivery.delivery import Delivery
-from mmdeploy_llm.delivery.facts import record_of
+from mmdeploy_llm.delivery.summary import record_of
 from mmdeploy_llm.hooks import ReasoningParser, Segment, ToolCall, ToolParser
 from mmdeploy_llm.outputs import CompletionOutput, Logprob, RequestOutput
 from mmdeploy_llm.params import SamplingParams

@@ -21,6 +21,8 @@ from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
+pytestmark = pytest.mark.full
+
 NAME = "test_ahead_of_ranks"
 
 
@@ -81,7 +83,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
     if most is None:
         recorder = FailingRecorder(graphs.Recorder(), graphs_fail == ranks.rank)
         runner.record_graphs([1, 2, 4, ahead.SEQS], recorder)
-    return SimpleNamespace(runner=runner, facts=runner._forward.graph_sizes)
+    return SimpleNamespace(runner=runner, info=runner._forward.graph_sizes)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,7 @@ def expected(ahead, tokenizer, load_file):
 
 def test_the_same_outputs_with_preemptions_and_ends_in_between(make, ahead, expected):
     engine = make(num_blocks=10)
-    assert engine._runner.facts == (1, 2, 4, ahead.SEQS)
+    assert engine._runner.info == (1, 2, 4, ahead.SEQS)
     counting = ahead.Counting(engine)
     for seed in (0, 1):
         found = ahead.outputs_of(engine, ahead.requests(seed), seed=seed)
@@ -226,7 +228,7 @@ def test_closing_with_a_step_in_flight(make, ahead):
 
 def test_recordings_that_fail_on_one_rank_are_used_on_none(make, ahead, expected):
     engine = make(graphs_fail=1)
-    assert engine._runner.facts == ()
+    assert engine._runner.info == ()
     assert ahead.outputs_of(engine, ahead.requests(4)) == expected(ahead.requests(4))
 
 

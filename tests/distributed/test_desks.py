@@ -172,6 +172,7 @@ def test_two_threads_get_their_own(two):
     assert results == {"one": True, "two": True}
 
 
+@pytest.mark.full
 def test_the_prompts_of_a_dead_engine_are_tried_again(folder, one):
     """Then the other one dies too: what was in work ends in error, and later calls raise."""
     prompts = [f"prompt {n}" for n in range(24)]
@@ -208,6 +209,7 @@ def interrupts(seed):
     return timer
 
 
+@pytest.mark.full
 def test_ctrl_c_at_any_time(two, one):
     """Whatever was being sent or received: the engines are in step, and answer the next call."""
     wanted = ids(one.generate(["a", "b", "c"], GREEDY, use_tqdm=False))
@@ -254,6 +256,7 @@ def test_deadlines_and_priorities_reach_the_engines(two):
     assert two._desk.submit(Ask(prompt="a", params=GREEDY, priority=-1)).get(10).is_ok
 
 
+@pytest.mark.full
 def test_one_desk_in_another_process(folder, one):
     """A remote desk works alone too: it begins what it has room for, and keeps the rest."""
     desk = RemoteDesk(EngineConfig.from_options(str(folder), OPTIONS))
@@ -280,7 +283,7 @@ def test_one_desk_in_another_process(folder, one):
         desk.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_engines_may_have_ranks(folder, one):
     expected = ids(one.generate(["a", "b"], GREEDY, use_tqdm=False))
     with LLM(str(folder), data_parallel_size=2, tensor_parallel_size=2, **OPTIONS) as llm:

@@ -64,7 +64,7 @@ class Runner:
 
 
 def build(config, ranks, peers):
-    return SimpleNamespace(runner=Runner(Model(ranks), peers), facts=config.device)
+    return SimpleNamespace(runner=Runner(Model(ranks), peers), info=config.device)
 
 
 def plan(*what):
@@ -95,7 +95,9 @@ def lasting():
     runner.close()
 
 
-@pytest.mark.parametrize("what", [ONE, LATER, OTHER])
+@pytest.mark.parametrize(
+    "what", [ONE, *(pytest.param(what, marks=pytest.mark.full) for what in (LATER, OTHER))]
+)
 def test_an_error_that_not_all_ranks_have(runner, what, monkeypatch):
     """The others wait in an exchange, or are elsewhere: nobody waits for ever."""
     monkeypatch.setattr(distributed, "FAULT_SECONDS", 1.0)
@@ -103,6 +105,7 @@ def test_an_error_that_not_all_ranks_have(runner, what, monkeypatch):
         runner.run(plan(PLAIN, what))
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_answer(runner, monkeypatch):
     """The others are done with the step: it is stuck, and nobody waits for ever."""
     monkeypatch.setattr(distributed, "STEP_SECONDS", 1.0)
@@ -110,6 +113,7 @@ def test_a_rank_that_does_not_answer(runner, monkeypatch):
         runner.run(plan(SILENT))
 
 
+@pytest.mark.full
 def test_ranks_on_cards_that_are_stuck_together(runner, monkeypatch):
     """What hangs in a recorded step is seen by nobody but the one who waits."""
     runner._first_answer_seconds = 0.5
@@ -150,6 +154,7 @@ def interrupting(function, times=1):
     return call
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["sent", "answered"])
 def test_an_interrupted_step_does_not_shift_the_next(lasting, monkeypatch, where):
     """Ctrl-C when only one rank has the plan, or only one has answered: the step ends first, and
@@ -167,8 +172,9 @@ def test_an_interrupted_step_does_not_shift_the_next(lasting, monkeypatch, where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.full
 def test_the_same_error_on_all_ranks_and_then_different_results(lasting):
-    assert lasting.facts == "cpu"
+    assert lasting.info == "cpu"
     result = lasting.run(plan(PLAIN, ALL, "plain too"))
     assert result.sampled == {PLAIN: 2, "plain too": 2}
     assert result.errors[ALL].message == "broken on all"
@@ -179,6 +185,7 @@ def test_the_same_error_on_all_ranks_and_then_different_results(lasting):
         lasting.run(plan(PLAIN))
 
 
+@pytest.mark.full
 def test_two_interrupts_end_the_ranks(runner, monkeypatch):
     """A step that does not end does not keep the user either."""
     send = runner._workers[0].send_message

@@ -115,6 +115,7 @@ def importable(monkeypatch):
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
 
 
+@pytest.mark.full
 def test_workers(capfd):
     """One that echoes, and all ways to end, at the same time: each takes seconds to start."""
     echoing = Worker("echo", own(echo))
@@ -145,6 +146,7 @@ def test_workers(capfd):
         worker.close()
 
 
+@pytest.mark.full
 def test_workers_that_hang_are_closed_at_the_same_time(monkeypatch):
     """And nothing of them is left: no process, no open file, no thread."""
     monkeypatch.setattr(process, "CLOSE_SECONDS", 1.0)
@@ -174,6 +176,7 @@ def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+@pytest.mark.full
 def test_a_worker_ends_with_its_parent(tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"

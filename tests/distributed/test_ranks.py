@@ -48,7 +48,9 @@ def picture(seed, size=(64, 48)):
     return Image.fromarray(pixels.numpy())
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=[pytest.param("qwen2_5_vl", marks=pytest.mark.full), "ernie4_5_vl_moe"]
+)
 def family(request):
     return request.param
 
@@ -113,6 +115,7 @@ def test_text_and_images_greedy_and_drawn(one, two, with_image):
     assert [output.outputs.text for output in found] == [o.outputs.text for o in expected]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["mistral", "qwen3_5_text"])
 def test_what_layers_keep_besides_the_plain_cache(name, tmp_path):
     """Block tables of layers with a window, and rows of states, reach the ranks with each step."""
@@ -220,6 +223,7 @@ def test_the_model_is_in_other_processes(two):
     assert two.runtime.num_threads == 1
 
 
+@pytest.mark.full
 class TestDeath:
     """Interrupted calls leave the ranks in step; requests and processes end when a rank dies."""
 
@@ -331,6 +335,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_reaches_the_caller_alone(tmp_path):
     """As in a terminal the signal goes to all processes; the ranks leave it to their parent, which
     can go on with them or end, and then they end."""
@@ -354,6 +359,7 @@ def test_ctrl_c_reaches_the_caller_alone(tmp_path):
     assert not any(is_alive(pid) for pid in pids)
 
 
+@pytest.mark.full
 def test_decode_steps_on_packed_weights(tmp_path):
     """bf16 and the CPU kernels, whose recorded decode steps must not leave out the sums. The same
     token is forced in every step, so that the distributions are of the same text."""

@@ -20,6 +20,8 @@ from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.sinks.scan import read_records
 from mmdeploy_llm.testing.tiny import write_tiny
 
+pytestmark = pytest.mark.full
+
 OPTIONS = {
     "dtype": "float32",
     "device": "cpu",

@@ -134,6 +134,7 @@ print(sum(param.nbytes for param in model.parameters()), memory("VmHWM") - befor
 """
 
 
+@pytest.mark.full
 def test_the_memory_of_a_rank_is_its_share(tmp_path):
     """At its peak, buffers for columns included."""
     sizes = {"hidden_size": 768, "intermediate_size": 4096, "num_hidden_layers": 4}

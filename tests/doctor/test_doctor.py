@@ -22,12 +22,12 @@ from mmdeploy_llm.doctor.examination import (
     processor,
 )
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.startup.cards import CardFacts, CudaFacts
+from mmdeploy_llm.startup.cards import Card, CudaSetup
 from mmdeploy_llm.testing.reference import Reference
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-CARD = CardFacts(name="A Card", capability=(9, 0), total_bytes=80 * 2**30)
-WITH_CARD = CudaFacts(torch="2", cuda=(13, 0), driver=(13, 0), cards=(CARD,))
+CARD = Card(name="A Card", capability=(9, 0), total_bytes=80 * 2**30)
+WITH_CARD = CudaSetup(torch="2", cuda=(13, 0), driver=(13, 0), cards=(CARD,))
 
 
 def test_a_machine_where_all_is_well():
@@ -78,9 +78,9 @@ def test_the_libraries_are_those_of_the_extras():
 
 def test_gpus():
     assert "A Card (80 GiB)" in cards(WITH_CARD).text
-    absent = cards(CudaFacts(torch="2", cuda=(13, 0)))
+    absent = cards(CudaSetup(torch="2", cuda=(13, 0)))
     assert (absent.state, "install it" in absent.advice) == (State.ABSENT, True)
-    old = cards(CudaFacts(torch="2", cuda=(13, 0), driver=(12, 0)))
+    old = cards(CudaSetup(torch="2", cuda=(13, 0), driver=(12, 0)))
     assert (old.state, "update the driver" in old.advice) == (State.BAD, True)
 
 

@@ -195,7 +195,16 @@ def test_what_lies_beside_a_file_is_not_opened(tiny):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5_moe_text", "lfm2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("gemma3_text", "qwen3_5_moe_text", "lfm2")
+        ),
+    ],
+)
 def test_damaged_files(tmp_path, family, seed):
     """Bytes of the header are changed, removed or doubled: whatever comes, it is an error that the
     package raises, or a file that is good."""

@@ -114,6 +114,7 @@ SPARSE = {
     "qwen3_next": {"mlp_only_layers": []},
 }
 GRANITE = re.compile(r"(shared_mlp|block_sparse_moe)\.(?:in|out)put_linear")
+FIRST = ("llama", "qwen3.5", "gemma3")  # the others are full tests
 KNOWN_TO_TRANSFORMERS = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 
 
@@ -148,9 +149,12 @@ def generated(model, **options):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize(("family", "options"), CASES.values(), ids=CASES)
-def test_tokens_of_a_file_alone(tmp_path, family, options):
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST)) for name in CASES]
+)
+def test_tokens_of_a_file_alone(tmp_path, case):
     """The config, too, is made of the file's metadata."""
+    family, options = CASES[case]
     source = tmp_path / "source"
     write_model(family, source, **options)
     (tmp_path / "alone").mkdir()
@@ -196,6 +200,7 @@ def as_stored(family, folder):
     return apart
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_weights_are_those_that_were_converted(tmp_path, family):
     write_model(family, tmp_path / "source", **SPARSE.get(family, {}))
@@ -211,6 +216,7 @@ def test_weights_are_those_that_were_converted(tmp_path, family):
             assert torch.equal(tensor, wanted[key]), key
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("family", KNOWN_TO_TRANSFORMERS)
 def test_weights_are_those_that_transformers_reads(tmp_path, family, kind):
@@ -229,7 +235,13 @@ def test_weights_are_those_that_transformers_reads(tmp_path, family, kind):
         assert torch.equal(tensor.float(), theirs[key]), key
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "BF16", "F16"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Q8_0",
+        *(pytest.param(kind, marks=pytest.mark.full) for kind in ("Q4_0", "Q5_1", "BF16", "F16")),
+    ],
+)
 def test_tokens_of_quantised_weights(tmp_path, kind, caplog):
     """The reference has the dequantised weights. Those of few bits stay so, embeddings included."""
     source, place = tmp_path / "source", tmp_path / "place"
@@ -252,6 +264,7 @@ def test_tokens_of_quantised_weights(tmp_path, kind, caplog):
     assert read_checkpoint(path).config.dtype is dtype
 
 
+@pytest.mark.full
 def test_stacked_experts_that_are_quantised(tmp_path):
     source = tmp_path / "source"
     write_model("qwen3_moe", source, moe_intermediate_size=32, head_dim=16, decoder_sparse_step=1)
@@ -267,6 +280,7 @@ def test_stacked_experts_that_are_quantised(tmp_path):
     assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
 
 
+@pytest.mark.full
 def test_files_of_the_folder_win_over_metadata(tmp_path):
     """The config.json here has a window, which llama's metadata do not know."""
     write_model("mistral", tmp_path)
@@ -292,6 +306,7 @@ def test_split_files_are_read_together(tmp_path):
     assert generated(paths[1]) == wanted
 
 
+@pytest.mark.full
 def test_tensor_parallel_ranks_read_their_shards(tmp_path):
     source = tmp_path / "source"
     write_model("llama", source, head_dim=16)
@@ -299,6 +314,7 @@ def test_tensor_parallel_ranks_read_their_shards(tmp_path):
     assert generated(path, tensor_parallel_size=2, device="cpu") == generated(path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
 def test_the_tokenizer_and_the_template_of_a_file(tmp_path, family):
     source = tmp_path / "source"
@@ -316,6 +332,7 @@ def test_the_tokenizer_and_the_template_of_a_file(tmp_path, family):
     assert found[0] == found[1]
 
 
+@pytest.mark.full
 def test_ids_that_end_an_answer(tmp_path):
     """The end of a turn ends an answer as the end of a text does."""
     write_model("qwen3", tmp_path)
@@ -326,6 +343,7 @@ def test_ids_that_end_an_answer(tmp_path):
     assert read_checkpoint(path).config.eos_token_id == [make_tokenizer("qwen3").eos_token_id, 3]
 
 
+@pytest.mark.full
 def test_texts_that_are_no_token_of_the_file(tmp_path):
     """transformers adds <|endoftext|> to every byte-level vocabulary, after the last row of the
     embedding."""
@@ -373,6 +391,7 @@ def test_a_sentencepiece_vocabulary(tmp_path):
         assert llm.generate(["the cat"], PARAMS)[0].prompt_token_ids == ids[:3]
 
 
+@pytest.mark.full
 def test_weights_in_8_bits(tmp_path):
     """Weights that were dequantised are quantised again, as those of any other file."""
     source = tmp_path / "source"
@@ -402,6 +421,7 @@ def test_the_command_line(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
     source = tmp_path / "source"
     write_model("qwen3_5_text", source)
@@ -417,6 +437,7 @@ def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
     assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
 
 
+@pytest.mark.full
 def test_safetensors_files_when_they_are_asked_for(tmp_path):
     write_model("qwen3", tmp_path)
     path = write_gguf(tmp_path, tmp_path / "tiny.gguf", "qwen3")
@@ -426,6 +447,7 @@ def test_safetensors_files_when_they_are_asked_for(tmp_path):
         generated(path, load_format="safetensors")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("family", "options"), CASES.values(), ids=CASES)
 def test_the_config_of_a_file_is_the_models(tmp_path, family, options):
     """To the last digit."""
@@ -440,6 +462,7 @@ def test_the_config_of_a_file_is_the_models(tmp_path, family, options):
     assert differing <= {"_name_or_path"} | NOT_STATED_BY.get(family, set())
 
 
+@pytest.mark.full
 def test_long_rope_of_phi3(tmp_path):
     factors = {"long_factor": [1.5] * 4 + [8.0] * 4, "short_factor": [1.0] * 8}
     write_model("phi3", tmp_path)
@@ -460,6 +483,7 @@ def test_long_rope_of_phi3(tmp_path):
     assert found == wanted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "names", [("tokenizer.json", "tokenizer_config.json"), ("tokenizer.json",)]
 )

@@ -89,7 +89,6 @@ def make_llm(folder_of):
             "max_num_seqs": 8,
             "max_model_len": 512,
             "limit_mm_per_prompt": {"image": 4},
-            "blocked_plugins": ("video",),
             "guided_decoding_backend": "off",
             "enable_prefix_caching": False,
             "num_threads": 1,

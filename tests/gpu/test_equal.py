@@ -5,7 +5,7 @@ import pytest
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.attention.select import CUDA_ORDER
-from mmdeploy_llm.testing.tiny import FAMILIES
+from mmdeploy_llm.testing.tiny import families
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SCORED = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
@@ -36,7 +36,7 @@ def known():
     return {}
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(families()))
 def test_tokens_of_every_family(family, device, make_llm, prompts_of):
     prompts = prompts_of(family)
     expected = tokens(make_llm(family, "cpu"), prompts)

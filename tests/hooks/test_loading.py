@@ -334,4 +334,4 @@ def test_listing_the_installed_plugins_imports_no_torch():
     )
     heavy, names = done.stdout.splitlines()
     assert heavy == "[]"
-    assert set(eval(names)) >= {"ernie", "qwen", "reasoning", "image", "sources"}
+    assert set(eval(names)) >= {"ernie", "qwen", "reasoning", "sources"}

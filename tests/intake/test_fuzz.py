@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from mmdeploy_llm_processors.image.decode import FORMATS
-from mmdeploy_llm_processors.image.processor import ErnieImageProcessor
-from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
@@ -135,7 +135,7 @@ def test_mutated_files(loader, originals):
     assert min(done.count("good"), done.count("bad")) > 50
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_mutated_files(loader, originals):
     assert len(fuzz(loader, originals, 10_000)) >= 10_000
 

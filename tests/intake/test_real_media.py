@@ -19,7 +19,7 @@ PLACE = "<|image_pad|>"
 
 @pytest.fixture(scope="module")
 def manager():
-    return PluginManager.load(plugins=("image", "sources"))
+    return PluginManager.load(plugins=("qwen", "sources"))
 
 
 @pytest.fixture

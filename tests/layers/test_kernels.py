@@ -21,6 +21,7 @@ from mmdeploy_llm.layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.vision import axial_rotary
 from mmdeploy_llm.testing.dense import DenseContext, DenseSequence
 from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.weight_formats import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels leave the last one to torch
 
@@ -76,9 +77,7 @@ def test_gated_mlp(kernels, dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "quantization", [None, "int8", "int4", "int8wo", "int4a8", "int8a8", "fp8"]
-)
+@pytest.mark.parametrize("quantization", [None, *FORMATS])
 def test_experts(kernels, dtype, quantization):
     x, weights = torch.randn(40, 16).to(dtype), torch.rand(40, 2).to(dtype)
     chosen = torch.stack([torch.randperm(5)[:2] for _ in range(40)])
@@ -89,7 +88,7 @@ def test_experts(kernels, dtype, quantization):
     if quantization is None or dtype is torch.float16:
         assert_near(found, expected)
     else:
-        limit = 0.3 if quantization.startswith("int4") else 0.1 if quantization == "fp8" else 0.03
+        limit = 0.3 if FORMATS[quantization].bits == 4 else 0.03
         assert (found - expected).float().std() < limit * expected.float().std()
         assert experts.down_proj.shape == (5, 0, 24)
 

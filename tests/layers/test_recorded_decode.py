@@ -13,7 +13,7 @@ from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig, decoder
 from mmdeploy_llm.layers.decoder import Decoder
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
-from mmdeploy_llm.native import BuildError, CpuKernels, cpu_levels
+from mmdeploy_llm.native import BuildError, CpuKernels, Level, cpu_levels
 from mmdeploy_llm.testing.tiny import randomize_empty
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 400
@@ -144,7 +144,20 @@ def test_chunks_of_prompts_are_not_recorded(kernels):
     assert decode(model, kernels, [(1, 9), (12,)])[1] == set()
 
 
-@pytest.fixture(params=cpu_levels(), ids=lambda level: level.value)
+BEST, *OTHERS = cpu_levels()
+COMPILED = (Level.AVX2, Level.PORTABLE)  # for the full tests of tests/native
+
+
+@pytest.fixture(
+    params=[
+        BEST,
+        *(
+            pytest.param(level, marks=pytest.mark.full if level in COMPILED else pytest.mark.long)
+            for level in OTHERS
+        ),
+    ],
+    ids=lambda level: level.value,
+)
 def kernels_of_level(request, build_kernels):
     try:
         return CpuKernels(build_kernels(request.param))

@@ -19,15 +19,15 @@ void run_inputs(int32_t threads) {
     auto frequencies = random_values<float>(pairs);
     std::vector<float> cosines(tokens * pairs), sines(tokens * pairs);
     const bool is_long = true;
-    mm_angles(positions.data(), tokens, axes.data(), frequencies.data(), nullptr, 1.3f,
-              cosines.data(), sines.data(), tokens, pairs, threads);
-    mm_angles(positions.data(), tokens, nullptr, frequencies.data(), &is_long, 1.3f,
-              cosines.data(), sines.data(), tokens, pairs, threads);
+    run(mm::Angles{positions.data(), tokens, axes.data(), frequencies.data(), nullptr, 1.3f,
+                   cosines.data(), sines.data(), tokens, pairs, threads});
+    run(mm::Angles{positions.data(), tokens, nullptr, frequencies.data(), &is_long, 1.3f,
+                   cosines.data(), sines.data(), tokens, pairs, threads});
     auto rows = random_values<bf16>(n * pairs);
     auto packed = random_values<bf16>((n + 63) / 64 * 64 * pairs);
     std::vector<bf16> out(tokens * pairs);
-    mm_look_up(ids.data(), rows.data(), n, pairs * 2, 1, out.data(), tokens, threads);
-    mm_look_up(ids.data(), packed.data(), n, pairs / 2 * 4, 64, out.data(), tokens, threads);
+    run(mm::LookUp{ids.data(), rows.data(), n, pairs * 2, 1, out.data(), tokens, threads});
+    run(mm::LookUp{ids.data(), packed.data(), n, pairs / 2 * 4, 64, out.data(), tokens, threads});
 }
 
 template <typename T>
@@ -36,23 +36,25 @@ void run_rows(int32_t dtype, int32_t threads) {
     auto x = random_values<T>(rows * stride), residual = random_values<T>(rows * size);
     auto weight = random_values<T>(size);
     std::vector<T> out(rows * size);
-    mm_rms_norm(dtype, x.data(), stride, residual.data(), weight.data(), out.data(), rows, size,
-                1e-6f, 0, threads);
-    mm_rms_norm(dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f, 1,
-                threads);
-    mm_norm_heads(dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, 1, threads);
-    mm_gate_heads(dtype, x.data(), residual.data(), size, size, rows, 1, size, threads);
-    mm_activate(dtype, int32_t(between(0, 3)), out.data(), rows, size, threads);
+    run(mm::RmsNorm{dtype, x.data(), stride, residual.data(), weight.data(), out.data(), rows, size,
+                    1e-6f, 0, threads});
+    run(mm::RmsNorm{dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f,
+                    1, threads});
+    run(mm::NormHeads{dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, 1,
+                      threads});
+    run(mm::GateHeads{dtype, x.data(), residual.data(), size, size, rows, 1, size, threads});
+    run(mm::Activate{dtype, int32_t(between(0, 3)), out.data(), rows, size, threads});
     std::vector<int64_t> columns(size);
     for (int64_t i = 0; i < size; ++i) columns[i] = size - 1 - i;
-    mm_take_columns(dtype, columns.data(), x.data(), stride, out.data(), rows, size, threads);
-    mm_silu_mul(dtype, x.data(), stride, residual.data(), size, out.data(), rows, size, threads);
+    run(mm::TakeColumns{dtype, columns.data(), x.data(), stride, out.data(), rows, size, threads});
+    run(mm::SiluMul{dtype, x.data(), stride, residual.data(), size, out.data(), rows, size,
+                    threads});
     const int64_t heads = between(1, 5), pairs = between(1, 40);
     auto turned = random_values<T>(rows * heads * pairs * 2);
     auto angles = random_values<float>(rows * pairs);
     for (int32_t is_interleaved : {0, 1}) {
-        mm_rotate(dtype, turned.data(), heads * pairs * 2, heads, pairs * 2, angles.data(),
-                  angles.data(), rows, pairs, is_interleaved, threads);
+        run(mm::Rotate{dtype, turned.data(), heads * pairs * 2, heads, pairs * 2, angles.data(),
+                       angles.data(), rows, pairs, is_interleaved, threads});
     }
 }
 
@@ -97,12 +99,12 @@ struct Stored {
 // Compares a head of the last token with plain sums. index(token): of the token's head in `stored`,
 // which holds keys and values.
 template <typename T, typename Index>
-void compare_attention(const mm::AttentionArgs& args, const Stored<T>& stored, const T* q,
+void compare_attention(const mm::Attend& args, const Stored<T>& stored, const T* q,
                        const T* out, const Index& index, float sink) {
     const int64_t dim = args.head_dim, at = args.query_starts[args.num_sequences] - 1;
     std::vector<double> sums(dim), sizes(dim);
     double total = args.sinks == nullptr ? 0.0 : std::exp(sink);
-    for (int64_t token = args.first_seen[at]; token < args.behind_seen[at]; ++token) {
+    for (int64_t token = args.first_visible[at]; token < args.end_visible[at]; ++token) {
         const auto head = stored.head(index(token));
         double score = 0.0;
         for (int64_t i = 0; i < dim; ++i) score += mm::load(q[i]) * head[i];
@@ -131,19 +133,19 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     const int64_t blocks = sequences * blocks_each, slots_each = blocks_each * block_size;
     const int64_t head_size = cache_dtype == 3 ? head_dim / 2 : head_dim;
     std::vector<C> keys(blocks * block_size * kv_heads * head_size), values(keys.size());
-    // The facts of a group of int4 are as large as one float.
-    const int64_t num_scales = cache_dtype == 3 ? mm::num_facts(head_dim) / 2 : 1;
+    // The range of a group of int4 is as large as one float.
+    const int64_t num_scales = cache_dtype == 3 ? mm::num_ranges(head_dim) / 2 : 1;
     std::vector<float> scales(blocks * block_size * kv_heads * num_scales);
     std::vector<float> other_scales(scales.size());
     std::vector<int32_t> tables(blocks);
     for (int64_t i = 0; i < blocks; ++i) tables[i] = int32_t(blocks - 1 - i);
-    std::vector<int64_t> starts{0}, first, behind, slots;
+    std::vector<int64_t> starts{0}, first, end, slots;
     for (int64_t s = 0; s < sequences; ++s) {
         const int64_t context = between(1, slots_each);
         const int64_t count = between(1, std::min<int64_t>(context, between(0, 2) ? 4 : 150));
         for (int64_t i = context - count; i < context; ++i) {
             first.push_back(between(0, i));
-            behind.push_back(between(i + 1, context));
+            end.push_back(between(i + 1, context));
         }
         starts.push_back(starts.back() + count);
     }
@@ -151,13 +153,15 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     for (int64_t slot = 0; slot < blocks * block_size; ++slot) slots.push_back(slot);
     auto rows = random_values<T>(int64_t(slots.size()) * kv_heads * head_dim);
     for (auto* cache : {&keys, &values}) {
-        mm_write_cache(dtype, cache_dtype, rows.data(), kv_heads * head_dim, cache->data(),
-                       (cache == &keys ? scales : other_scales).data(), slots.data(),
-                       int64_t(slots.size()), kv_heads, head_dim, threads);
+        run(mm::WriteCache{dtype, cache_dtype, rows.data(), kv_heads * head_dim, cache->data(),
+                           (cache == &keys ? scales : other_scales).data(), slots.data(),
+                           int64_t(slots.size()), kv_heads, head_dim, threads});
     }
     auto q = random_values<T>(tokens * heads * head_dim);
     std::vector<T> out(q.size());
-    mm::AttentionArgs args{};
+    mm::Attend args{};
+    args.dtype = dtype;
+    args.cache_dtype = cache_dtype;
     args.q = q.data();
     args.q_stride = heads * head_dim;
     args.q_head_stride = head_dim;
@@ -173,8 +177,8 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     args.table_stride = blocks_each;
     args.block_size = block_size;
     args.query_starts = starts.data();
-    args.first_seen = first.data();
-    args.behind_seen = behind.data();
+    args.first_visible = first.data();
+    args.end_visible = end.data();
     args.num_sequences = sequences;
     args.num_heads = heads;
     args.num_kv_heads = kv_heads;
@@ -182,7 +186,7 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     args.scale = 0.1f;
     args.softcap = between(0, 1) ? 3.0f : 0.0f;
     args.num_threads = threads;
-    mm_attend(dtype, cache_dtype, &args);
+    run(args);
     const Stored<T> stored{rows.data(), head_dim, cache_dtype};
     for (int64_t head = 0; head < heads; ++head) {
         const auto slot = [&](int64_t token) {
@@ -202,22 +206,22 @@ void run_linear(int32_t dtype, int32_t threads) {
     std::vector<int8_t> weights(n * k);
     for (int8_t& weight : weights) weight = int8_t(between(-128, 127));
     std::vector<uint8_t> packed((n + 63) / 64 * (k / 4) * 256);
-    mm_pack_s8(weights.data(), n, k, packed.data(), threads);
+    run(mm::PackS8{weights.data(), n, k, packed.data(), threads});
     auto x = random_values<T>(rows * k), bias = random_values<T>(n);
-    auto facts = random_values<float>(2 * n);
+    auto scales = random_values<float>(2 * n);
     std::vector<T> out(rows * n);
-    mm_linear_s8(dtype, x.data(), k, packed.data(), facts.data(), bias.data(), out.data(), rows,
-                 n, k, threads, packed.data(), k);
+    run(mm::LinearS8{dtype, x.data(), k, packed.data(), 0, scales.data(), bias.data(), out.data(),
+                     rows, n, k, packed.data(), k, threads});
     std::vector<float> wide_weights(packed.size()), rounded(rows * k);
-    mm_widen_panels(4, packed.data(), (n + 63) / 64, k / 4, wide_weights.data(), threads);
-    mm_round_groups(dtype, x.data(), k, rows, k, rounded.data(), threads);
+    run(mm::WidenPanels{4, packed.data(), (n + 63) / 64, k / 4, wide_weights.data(), threads});
+    run(mm::RoundGroups{dtype, x.data(), k, rows, k, rounded.data(), threads});
     std::vector<float> whole(rows * k), sums(rows * n), ones(2 * n);
     std::fill_n(ones.begin(), n, 1.0f);  // scales; every shift is 0
     for (int64_t i = 0; i < rows * k; ++i) {
         whole[i] = i % k % 128 == 0 ? 127.0f : float(between(-127, 127));  // every scale is 1
     }
-    mm_linear_s8(0, whole.data(), k, packed.data(), ones.data(), nullptr, sums.data(), rows, n, k,
-                 threads, nullptr, 0);
+    run(mm::LinearS8{0, whole.data(), k, packed.data(), 0, ones.data(), nullptr, sums.data(), rows,
+                     n, k, nullptr, 0, threads});
     const std::vector<float> wide(weights.begin(), weights.end());
     compare<float, float>("int8", whole.data(), wide.data(), nullptr, sums.data(), rows, n, k, 0.0);
 }
@@ -227,9 +231,9 @@ void run_linear_float(int32_t threads) {
     auto weights = random_values<float>(n * k), x = random_values<float>(rows * k);
     auto bias = random_values<float>(n);
     std::vector<float> packed((n + 63) / 64 * 64 * k), out(rows * n);
-    mm_pack_units(weights.data(), n, k, 0, packed.data(), threads);
-    mm_linear_f32(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
-                  packed.data(), k * 4);
+    run(mm::PackUnits{weights.data(), n, k, 0, packed.data(), threads});
+    run(mm::Linear{0, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
+                   packed.data(), k * 4, threads});
     compare("float", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1e-5);
 }
 
@@ -238,14 +242,14 @@ void run_linear_bf16(int32_t threads) {
     auto weights = random_values<bf16>(n * k), x = random_values<bf16>(rows * k);
     auto bias = random_values<bf16>(n);
     std::vector<bf16> packed((n + 63) / 64 * 64 * k), out(rows * n);
-    mm_pack_units(weights.data(), n, k / 2, 0, packed.data(), threads);
-    mm_linear_bf16(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
-                   packed.data(), k * 2);
+    run(mm::PackUnits{weights.data(), n, k / 2, 0, packed.data(), threads});
+    run(mm::Linear{1, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
+                   packed.data(), k * 2, threads});
     compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1.0 / 256);
-    mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads, nullptr,
-                   0);
+    run(mm::Linear{1, x.data(), k, packed.data(), 0, nullptr, out.data(), rows, n, k, nullptr, 0,
+                   threads});
     std::vector<float> wide(packed.size());
-    mm_widen_panels(2, packed.data(), (n + 63) / 64, k / 2, wide.data(), threads);
+    run(mm::WidenPanels{2, packed.data(), (n + 63) / 64, k / 2, wide.data(), threads});
 }
 
 void run_pixels() {
@@ -254,10 +258,10 @@ void run_pixels() {
     std::vector<uint8_t> pixels(height * width * 3, 200);
     auto table = random_values<float>(3 * 256);
     std::vector<float> out(height * width * 3 * frames);
-    mm_patchify(pixels.data(), height, width, patch, merge, table.data(), frames, 0, frames,
-                out.data());
-    mm_patchify(pixels.data(), height, width, patch, merge, table.data(), frames, frames - 1, 1,
-                out.data());
+    run(mm::Patchify{pixels.data(), height, width, patch, merge, table.data(), frames, 0, frames,
+                     out.data()});
+    run(mm::Patchify{pixels.data(), height, width, patch, merge, table.data(), frames, frames - 1,
+                     1, out.data()});
 }
 
 template <typename T>
@@ -267,18 +271,20 @@ void run_sampling(int32_t dtype, int32_t threads) {
     std::vector<float> values(rows * num), z(rows * size), temperatures(rows, 0.7f);
     std::vector<double> uniforms(rows, 0.9);
     std::vector<int64_t> ids(rows * num), tokens(rows);
-    mm_largest(dtype, logits.data(), size, rows, size, num, values.data(), ids.data(), threads);
+    run(mm::Largest{dtype, logits.data(), size, rows, size, num, values.data(), ids.data(),
+                    threads});
     std::vector<T> peaks(rows);
     std::vector<int64_t> firsts(rows);
-    mm_first_largest(dtype, logits.data(), size, rows, size, firsts.data(), peaks.data(), threads);
-    mm_temper(dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads);
+    run(mm::FirstLargest{dtype, logits.data(), size, rows, size, firsts.data(), peaks.data(),
+                         threads});
+    run(mm::Temper{dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads});
     std::vector<float> least(rows, -between(0, 3)), cuts(rows);
     std::vector<int64_t> top_k(rows, between(0, size));
     std::vector<double> top_p(rows, between(0, 10) / 10.0);
     const std::vector<float> probs(rows * size, 1.0f / float(size));
-    mm_cut(z.data(), probs.data(), rows, size, least.data(), top_k.data(), top_p.data(),
-           cuts.data(), threads);
-    mm_invert(probs.data(), rows, size, uniforms.data(), tokens.data(), threads);
+    run(mm::Cut{z.data(), probs.data(), rows, size, least.data(), top_k.data(), top_p.data(),
+                cuts.data(), threads});
+    run(mm::Invert{probs.data(), rows, size, uniforms.data(), tokens.data(), threads});
 }
 
 }  // namespace
@@ -313,7 +319,9 @@ int main() {
     }
 #ifdef __linux__
     const int32_t cpu = sched_getcpu();
-    if (mm_place_threads(&cpu, 1, &cpu, 1, -1, 2) != 0) std::puts("not placed");
+    int32_t error = 0;
+    run(mm::PlaceThreads{&cpu, 1, &cpu, 1, -1, 2, &error});
+    if (error != 0) std::puts("not placed");
 #endif
     std::puts("clean");
 }

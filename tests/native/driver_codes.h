@@ -52,15 +52,15 @@ std::vector<uint32_t> packed_codes(const Codes& from, int32_t in_words, int32_t 
         }
     }
     std::vector<uint32_t> packed((from.n + 63) / 64 * 64 * from.units());
-    mm_pack_units(units.data(), from.n, from.units(), in_words, packed.data(), threads);
+    run(mm::PackUnits{units.data(), from.n, from.units(), in_words, packed.data(), threads});
     return packed;
 }
 
-std::vector<uint32_t> packed_facts(const Codes& from) {
+std::vector<uint32_t> packed_scales(const Codes& from) {
     const int64_t words = from.groups() * (from.has_offsets ? 2 : 1);
-    std::vector<uint32_t> facts((from.n + 63) / 64 * 64 * words);
+    std::vector<uint32_t> scales((from.n + 63) / 64 * 64 * words);
     for (int64_t row = 0; row < from.n; ++row) {
-        uint32_t* to = facts.data() + row / 64 * 64 * words + row % 64;
+        uint32_t* to = scales.data() + row / 64 * 64 * words + row % 64;
         for (int64_t g = 0; g < from.groups(); ++g) {
             const float scale = from.scales[row * from.groups() + g];
             const float offset = from.offsets[row * from.groups() + g];
@@ -72,7 +72,7 @@ std::vector<uint32_t> packed_facts(const Codes& from) {
             }
         }
     }
-    return facts;
+    return scales;
 }
 
 // Makes x of which it is known what rounding to 8 bits gives: in each group of 128, whole numbers
@@ -101,15 +101,16 @@ void run_codes(int32_t dtype, int32_t bits, bool rounds, int32_t threads) {
     const int64_t n = between(1, 200), k = between(1, 700), group = sizes[between(0, 4)];
     const Codes w = random_codes(bits == 0 ? 8 : bits, bits == 0, n, k, std::min(group, k));
     const auto packed = packed_codes(w, bits == 4 ? int32_t(between(0, 1)) : 0, threads);
-    const auto facts = packed_facts(w);
+    const auto scales = packed_scales(w);
     std::vector<double> multiplied;
     auto x = roundable<T>(rows, k, multiplied);
     if (!rounds) x = random_values<T>(rows * k);
     const auto bias = random_values<T>(n);
     std::vector<T> out(rows * n);
-    const int32_t flags = 16 * w.has_offsets + 32 * rounds + 64 * dtype + 128 * w.is_float;
-    mm_linear_codes(w.bits + flags, x.data(), k, packed.data(), facts.data(), w.group, bias.data(),
-                    out.data(), rows, n, k, threads, packed.data(), w.units() * 4);
+    run(mm::LinearCodes{dtype, w.bits, w.has_offsets, w.is_float, rounds, x.data(), k,
+                        packed.data(),
+                        0, scales.data(), w.group, bias.data(), out.data(), rows, n, k,
+                        packed.data(), w.units() * 4, threads});
     for (const int64_t row : {rows - 1, between(0, rows - 1)}) {
         for (int64_t column = 0; column < n; ++column) {
             double sum = mm::load(bias[column]), size = std::fabs(sum);

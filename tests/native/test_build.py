@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_levels, load
-from mmdeploy_llm.native.build import COMPILERS, FLAGS, SOURCES, source_digest
+from mmdeploy_llm.native.build import COMPILERS, FLAGS, MAIN, source_digest
 from mmdeploy_llm.native.prebuilt import find_prebuilt, prebuild
 from mmdeploy_llm.option_types import CpuLevel
 
@@ -23,6 +23,7 @@ def compiler():
     return found
 
 
+@pytest.mark.full
 def test_built_once(tmp_path):
     compiler()
     quickly = ("-O0",)
@@ -80,6 +81,7 @@ def test_a_level_that_the_processor_lacks(tmp_path, monkeypatch):
         load(tmp_path, Level.AVX2)
 
 
+@pytest.mark.full
 def test_a_level_of_choice(tmp_path, build_kernels):
     compiler()
     folder = build_kernels(Level.PORTABLE).parent
@@ -135,13 +137,13 @@ def test_one_openmp_runtime(build_kernels):
 
 
 def test_the_driver_calls_the_kernels_as_they_are():
-    """Only slow tests run it."""
-    command = [compiler(), "-std=c++17", "-fsyntax-only", f"-I{SOURCES}", str(DRIVER)]
+    """Only long tests run it."""
+    command = [compiler(), "-std=c++17", "-fsyntax-only", f"-I{MAIN.parent}", str(DRIVER)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("level", [Level.PORTABLE, Level.AVX2, Level.AVX512_BF16], ids=str)
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
@@ -151,7 +153,7 @@ def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
     program = tmp_path / "driver"
     flags = [flag for flag in (*FLAGS, *level.flags) if flag != "-fopenmp"]
     own = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1", "-pthread"]
-    command = [compiler(), *flags, "-DMM_STD_THREADS", *own, f"-I{SOURCES}", str(DRIVER)]
+    command = [compiler(), *flags, "-DMM_STD_THREADS", *own, f"-I{MAIN.parent}", str(DRIVER)]
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]
@@ -198,7 +200,7 @@ ARM_COMPILERS = {
 ARM_PROCESSORS = {Level.PORTABLE: "cortex-a53", Level.NEON_DOT: "neoverse-n1"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("level", ARM_PROCESSORS, ids=str)
 @pytest.mark.parametrize("name", ARM_COMPILERS)
 def test_clean_on_arm(tmp_path, name, level):
@@ -210,7 +212,15 @@ def test_clean_on_arm(tmp_path, name, level):
     program = tmp_path / "driver"
     flags = [flag for flag in FLAGS if flag != "-fopenmp"]
     own = ["-fopenmp-simd", "-static", "-pthread", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
-    command = [*cross, *flags, *level.flags, "-DMM_STD_THREADS", *own, f"-I{SOURCES}", str(DRIVER)]
+    command = [
+        *cross,
+        *flags,
+        *level.flags,
+        "-DMM_STD_THREADS",
+        *own,
+        f"-I{MAIN.parent}",
+        str(DRIVER),
+    ]
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
     run = [emulator, "-cpu", ARM_PROCESSORS[level], str(program)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=1800)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmdeploy_llm.kernels.coded import CODES
+from .test_codes import rounded_weight
 
 DTYPES = [torch.float32, torch.bfloat16]
+KINDS = [4, 8, "float8"]  # of codes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -34,16 +35,11 @@ def test_rows_that_the_weight_does_not_have(kernels, dtype, is_packed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [70, 256, 7])
-def test_rows_of_codes(kernels, dtype, name, k):
+def test_rows_of_codes(kernels, dtype, kind, k):
     """They are the dequantised codes, in panels of 64 rows or in the last, incomplete one."""
-    plain, layout = torch.randn(130, k).to(dtype), CODES[name]
-    group_size = min(layout.group_size, k)
-    if layout.is_float8:
-        coded = kernels.round_float8(plain, group_size)
-    else:
-        coded = kernels.round_codes(plain, layout.bits, group_size)
+    coded = rounded_weight(kernels, torch.randn(130, k).to(dtype), kind, min(128, k))
     indices = torch.tensor([129, 0, 64, 63, 0])
     columns = torch.randperm(k)
     for form in (coded, coded.with_offsets(), replace(coded, columns=columns)):
@@ -69,7 +65,7 @@ def test_rows_of_int8(kernels, dtype, k):
     torch.testing.assert_close(found, expected, rtol=2**-7 if dtype.itemsize == 2 else 0, atol=2e-6)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "int8wo", "fp8"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int8wo"])
 def test_rows_of_codes_that_the_weight_does_not_have(kernels, quantization):
     packed = kernels.pack(torch.randn(70, 64), quantization)
     found = packed.rows(torch.tensor([-1, 69, 70, 10**12]), torch.float32)
@@ -125,8 +121,8 @@ def test_a_token_has_the_same_angles_in_every_step(kernels):
 def test_every_level(kernels_of_level):
     test_look_up(kernels_of_level, torch.bfloat16, (130, 36))
     test_rows_that_the_weight_does_not_have(kernels_of_level, torch.bfloat16, True)
-    for name in CODES:
-        test_rows_of_codes(kernels_of_level, torch.bfloat16, name, 70)
+    for kind in KINDS:
+        test_rows_of_codes(kernels_of_level, torch.bfloat16, kind, 70)
     test_rows_of_int8(kernels_of_level, torch.bfloat16, 70)
     test_angles(kernels_of_level, 7, 1.3)
     test_angles_of_axes(kernels_of_level)

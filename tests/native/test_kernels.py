@@ -264,15 +264,15 @@ def test_int4_cache(kernels, dtype, head_dim):
     for seed in (4, 5):
         rows = values(25 * 48, heads, head_dim, dtype=dtype, seed=seed)
         rows[3], rows[4], rows[5, 0] = 0, 2.5, 1e30
-        codes, facts = int4.encode(rows)
+        codes, bounds = int4.encode(rows)
         caches.append(torch.zeros(*shape, *codes.shape[1:], dtype=torch.uint8))
-        scales.append(torch.zeros(*shape, *facts.shape[1:], dtype=torch.bfloat16))
+        scales.append(torch.zeros(*shape, *bounds.shape[1:], dtype=torch.bfloat16))
         kernels.write_cache(rows, caches[-1], slots, scales[-1])
         assert torch.equal(caches[-1].flatten(0, 1)[slots], codes)
-        assert torch.equal(scales[-1].flatten(0, 1)[slots], facts)
+        assert torch.equal(scales[-1].flatten(0, 1)[slots], bounds)
         decoded.append(int4.decode(caches[-1], scales[-1], dtype))
         errors = (decoded[-1].flatten(0, 1)[slots] - rows).float().abs()[6:]
-        steps = facts[6:, ..., :1].float().repeat_interleave(head_dim // facts.shape[-2], -1)
+        steps = bounds[6:, ..., :1].float().repeat_interleave(head_dim // bounds.shape[-2], -1)
         assert (errors <= steps.flatten(2) * 0.53 + 2**-5).all()
     counts, seen = [2, 70], [(0, 1100), (3, 1000), *((i // 2, 1130 + i) for i in range(70))]
     starts, first, ends = ranges(counts, seen)
@@ -295,8 +295,8 @@ def test_int4_shows_what_is_not_finite(kernels, value):
     cache = torch.zeros(2, 1, 1, 64, dtype=torch.uint8)
     scales = torch.zeros(2, 1, 1, 2, 2, dtype=torch.bfloat16)
     kernels.write_cache(rows, cache, torch.arange(2), scales)
-    for codes, facts in ((cache, scales), int4.encode(rows)):
-        is_finite = int4.decode(codes, facts, torch.float32).isfinite().view(2, 128)
+    for codes, bounds in ((cache, scales), int4.encode(rows)):
+        is_finite = int4.decode(codes, bounds, torch.float32).isfinite().view(2, 128)
         assert is_finite.sum(-1).tolist() == [128, 64]
 
 
@@ -311,10 +311,10 @@ def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
     x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
     generator = torch.Generator().manual_seed(n)
     weight = torch.randint(-128, 128, (n, k), generator=generator, dtype=torch.int8)
-    facts = torch.rand(2, n, generator=generator)
+    row_scales = torch.rand(2, n, generator=generator)
     bias = values(n, dtype=dtype) if has_bias else None
-    found = kernels.linear_s8(x, kernels.pack_s8(weight), facts, bias)
-    scales, shifts = facts.double()
+    found = kernels.linear_s8(x, kernels.pack_s8(weight), row_scales, bias)
+    scales, shifts = row_scales.double()
     expected = torch.zeros(rows, n, dtype=torch.float64)
     slack = 0.0  # a value that lies between two integers may be rounded to the other one
     for part, own in zip(x.split(128, 1), weight.split(128, 1), strict=True):
@@ -335,12 +335,12 @@ def test_integers_of_int8_are_exact(kernels, rows):
     x = torch.randint(-127, 128, (rows, 520), generator=generator)
     x[:, ::128] = 127  # every scale is 1
     weight = torch.randint(-128, 128, (70, 520), generator=generator)
-    facts = torch.stack([torch.ones(70), torch.zeros(70)])
+    row_scales = torch.stack([torch.ones(70), torch.zeros(70)])
     for signs in ((1, 1), (1, -1), (-1, -1), (None, None)):
         if signs[0] is not None:
             x, weight = torch.full_like(x, 127 * signs[0]), torch.full_like(weight, 127 * signs[1])
         packed = kernels.pack_s8(weight.to(torch.int8))
-        found = kernels.linear_s8(x.float(), packed, facts, None)
+        found = kernels.linear_s8(x.float(), packed, row_scales, None)
         assert torch.equal(found.long(), x @ weight.T)
 
 
@@ -388,10 +388,10 @@ def test_linear_wide_of_int8(kernels, dtype, n, k, has_bias):
     the order of float32 sums."""
     x, weight = values(130, k + 3, dtype=dtype)[:, 1 : k + 1], values(n, k, dtype=dtype)
     bias = values(n, dtype=dtype) if has_bias else None
-    rounded, facts = kernels.quantize_rows(weight)
+    rounded, row_scales = kernels.quantize_rows(weight)
     packed = kernels.pack_s8(rounded)
-    expected = kernels.linear_s8(x, packed, facts, bias)
-    found = kernels.linear_wide(x, packed, n, bias, facts)
+    expected = kernels.linear_s8(x, packed, row_scales, bias)
+    found = kernels.linear_wide(x, packed, n, bias, row_scales)
     torch.testing.assert_close(found, expected, **tolerance(dtype) | {"atol": 1e-4 * k**0.5})
     is_wide = torch.equal(kernels.pack(weight, "int8").product(x, bias), found)
     assert is_wide or not kernels.leaves_many_rows_to_torch
@@ -401,8 +401,8 @@ def a_product(kernels, kind, n, k):
     """Returns a function of x [T, k] that multiplies by a weight [n, k]."""
     if kind == "int8":
         weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        packed, facts = kernels.pack_s8(weight), torch.rand(2, n)
-        return lambda x: kernels.linear_s8(x, packed, facts, None)
+        packed, row_scales = kernels.pack_s8(weight), torch.rand(2, n)
+        return lambda x: kernels.linear_s8(x, packed, row_scales, None)
     packed = kernels.pack_float(values(n, k, dtype=getattr(torch, kind)))
     return lambda x: kernels.linear_float(x, packed, n, None)
 
@@ -460,8 +460,8 @@ def test_int8_is_rounded_by_parts(kernels, n, k, monkeypatch):
     monkeypatch.setattr(products, "ROUNDED_VALUES", 64 * k)
     weight = values(n, k, dtype=torch.bfloat16)
     rounded, expected = kernels.quantize_rows(weight)
-    panels, facts = kernels.rounded_panels(weight)
-    assert torch.equal(facts, expected)
+    panels, row_scales = kernels.rounded_panels(weight)
+    assert torch.equal(row_scales, expected)
     assert torch.equal(panels, kernels.pack_s8(rounded))
 
 

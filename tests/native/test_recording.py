@@ -13,7 +13,7 @@ def layer(kernels):
     """Maps x and residual [T, 24] to [T, 8] by kernels alone; slices of results are used."""
     torch.manual_seed(0)
     packed = kernels.pack_float(torch.randn(2 * K, K).bfloat16())
-    rounded, facts = kernels.quantize_rows(torch.randn(N, K).bfloat16())
+    rounded, scales = kernels.quantize_rows(torch.randn(N, K).bfloat16())
     packed_s8 = kernels.pack_s8(rounded)
     in_codes = kernels.pack(torch.randn(K, K).bfloat16(), "int4")
     columns = torch.randperm(K)
@@ -26,7 +26,7 @@ def layer(kernels):
         hidden = kernels.silu_mul(*kernels.linear_float(mixed, packed, 2 * K, None).chunk(2, -1))
         heads = hidden.view(len(x), -1, 8)
         kernels.rotate(heads, cosines[: len(x)], sines[: len(x)], is_interleaved=False)
-        return kernels.linear_s8(heads.flatten(1), packed_s8, facts, bias[:N])
+        return kernels.linear_s8(heads.flatten(1), packed_s8, scales, bias[:N])
 
     return run
 

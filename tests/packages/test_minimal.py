@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "plugin_minimal"
 CHART = [["apples", 3.0], ["pears", 5.0]]
@@ -81,7 +83,7 @@ def test_it_keeps_its_contract(environment, folder):
     assert outcomes.count("pass") > 20
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_its_own_tests_pass(environment):
     assert " passed" in environment.run("pytest -q", cwd=environment.copy).stdout
 

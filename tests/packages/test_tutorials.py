@@ -91,7 +91,7 @@ def test_what_is_shown_is_what_is_written(title, kind, name):
             assert code in written["pyproject.toml"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_parser(new_reader):
     reader = new_reader()
     reader.read(section(PLUGINS, "Write a parser"))
@@ -103,7 +103,7 @@ def test_the_parser(new_reader):
     assert reader.printed[2].splitlines() == [line for line in answer if line.endswith(".")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_logits_processor(new_reader):
     reader = new_reader()
     reader.read(section(PLUGINS, "Write a logits processor"))
@@ -112,7 +112,7 @@ def test_the_logits_processor(new_reader):
     assert reader.printed[1].splitlines() == ["False"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_processor(new_reader, load_file, tmp_path):
     file = ROOT / "examples" / "plugin_minimal" / "tests" / "tiny.py"
     copy = tmp_path / "REPOSITORY"
@@ -131,7 +131,7 @@ def test_the_processor(new_reader, load_file, tmp_path):
     assert len(reader.printed) == 4  # the last one is an answer, of random weights
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_model(new_reader):
     reader = new_reader()
     reader.read(section(PLUGINS, "Write a model"))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, qwen
+from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen
 from mmdeploy_llm_plugins.qwen.tower import window_order
 from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
@@ -24,9 +24,9 @@ from mmdeploy_llm.testing.model_conformance import (
     max_difference,
 )
 from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import FAMILIES, make_tokenizer, write_tiny
+from mmdeploy_llm.testing.tiny import families, family_of, make_tokenizer, write_tiny
 
-PLUGINS = (ernie, gemma, glm, internvl, lfm, qwen)
+PLUGINS = (ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen)
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 QWEN_MEDIA = {
     "text": (),
@@ -354,7 +354,7 @@ class TestInternVLOfOtherSizes(VisionVariant):
         experts = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
         options = {**experts, "model_type": "qwen3_moe", "mlp_only_layers": [1]}
         tokenizer = make_tokenizer("internvl")
-        config = FAMILIES["internvl"].make_config(tokenizer, options)
+        config = family_of(families()["internvl"]).make_config(tokenizer, options)
         other = {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}
         for name, value in {**other, "use_mean_pooling": False}.items():
             setattr(config.vision_config, name, value)

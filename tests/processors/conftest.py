@@ -1,25 +1,15 @@
-"""Shared by the processor tests: processors of a bare checkpoint, and images of random noise."""
+"""Shared by the processor tests: processors of a bare checkpoint."""
 
-import ast
-import io
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
-import transformers
-from mmdeploy_llm_processors.image.processor import (
-    ErnieImageProcessor,
-    GlmImageProcessor,
-    PaddleOCRImageProcessor,
-    Qwen3ImageProcessor,
-    QwenImageProcessor,
-)
-from PIL import Image
+from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
+from mmdeploy_llm_plugins.glm.image import GlmImageProcessor
+from mmdeploy_llm_plugins.paddleocr.image import PaddleOCRImageProcessor
+from mmdeploy_llm_plugins.qwen.image import Qwen3ImageProcessor, QwenImageProcessor
 
-from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.hooks import Checkpoint
 
 FAMILIES = {
     "ernie": ErnieImageProcessor,
@@ -28,11 +18,6 @@ FAMILIES = {
     "qwen": QwenImageProcessor,
     "qwen3": Qwen3ImageProcessor,
 }
-
-
-@pytest.fixture
-def limits():
-    return MediaLimits()
 
 
 @pytest.fixture
@@ -46,43 +31,3 @@ def make_processor():
         return FAMILIES[family](checkpoint, options or {})
 
     return make
-
-
-@pytest.fixture
-def noise():
-    def make(width, height, seed=0):
-        values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-        return Image.fromarray(values)
-
-    return make
-
-
-@pytest.fixture
-def encode():
-    def encoded(image, format="PNG", **options):
-        buffer = io.BytesIO()
-        image.save(buffer, format, **options)
-        return buffer.getvalue()
-
-    return encoded
-
-
-@pytest.fixture(scope="session")
-def rules_of():
-    """rules_of(model, name, ...): functions of the model's processor of videos, or of another kind,
-    in transformers, read from its source, because the module cannot be imported without
-    torchvision."""
-
-    def rules(model, *names, kind="video"):
-        path = f"models/{model}/{kind}_processing_{model}.py"
-        source = (Path(transformers.__file__).parent / path).read_text("utf-8")
-        found = {"math": math, "np": np, "torch": torch}
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef) and node.name in names:
-                for part in (node, *node.args.args):
-                    part.annotation = part.returns = None
-                node.decorator_list = []
-                exec(compile(ast.Module([node], []), node.name, "exec"), found)
-        return SimpleNamespace(**{name: found[name] for name in names})
-
-    return rules

@@ -117,6 +117,7 @@ def test_a_dying_codec(workers):
     assert call(workers, "halves", b"x", count=1)
 
 
+@pytest.mark.full
 def test_a_worker_killed_from_outside_while_idle(workers):
     os.kill(pid_of(workers), signal.SIGKILL)
     time.sleep(0.2)
@@ -130,12 +131,14 @@ def test_a_codec_that_wants_all_memory(workers):
         call(workers, "devour")
 
 
+@pytest.mark.full
 def test_nonsense_on_the_wire(workers):
     with pytest.raises(MediaError, match="an invalid answer"):
         call(workers, "nonsense")
     assert call(workers, "halves", b"x", count=1)
 
 
+@pytest.mark.full
 def test_a_stream_that_is_left(workers):
     stream = workers.stream("isolated_functions:halves", b"x", {"count": 1000}, **LIMITS)
     facts, _ = next(stream)
@@ -160,6 +163,7 @@ def test_threads_have_workers_of_their_own(workers):
     assert len(found) == 3
 
 
+@pytest.mark.full
 def test_close_and_forgetting_end_all(workers):
     pid = pid_of(workers)
     workers.close()
@@ -171,6 +175,7 @@ def test_close_and_forgetting_end_all(workers):
     assert not is_alive(pid)
 
 
+@pytest.mark.full
 def test_no_worker_outlives_its_parent(tmp_path):
     (tmp_path / "isolated_functions.py").write_text(FUNCTIONS)
     code = (

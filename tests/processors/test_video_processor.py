@@ -5,22 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import mmdeploy_llm_processors.video
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
+from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
 from mmdeploy_llm_processors.isolation import pool
-from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor, QwenVideoProcessor
-from mmdeploy_llm_processors.video.stamp import Stamp, time_text
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
-from mmdeploy_llm.errors import CheckpointError, MediaError, MediaLimitError, MediaTimeoutError
+from mmdeploy_llm.errors import MediaError, MediaLimitError, MediaTimeoutError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 
 LIMITS = MediaLimits()
 FAMILIES = {"ernie": ErnieVideoProcessor, "qwen": QwenVideoProcessor}
 SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}
-FONT = Path(mmdeploy_llm_processors.video.__file__).with_name("Roboto-Regular.ttf")
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def make():
     return processor
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", ["qwen", pytest.param("ernie", marks=pytest.mark.full)])
 @pytest.mark.parametrize("num", [1, 2, 3, 8])
 def test_counts_and_grids(make, files, family, num):
     processor = make(family, video_fps=10)
@@ -121,6 +119,7 @@ def test_wrong_item_option(make, files):
         processor.process(item, {"max_pixels": 100})
 
 
+@pytest.mark.full
 def test_a_strip_for_people(make, files):
     """Previews are at most eight of the chosen frames, including the first and the last."""
     processor = make(video_fps=10, video_draw_on_frames=False)
@@ -129,53 +128,6 @@ def test_a_strip_for_people(make, files):
     assert [files.index_of(frame, 40) for frame in strip] == [0, 6, 11, 17, 22, 28, 33, 39]
     few = processor.previews(item, {"target_frames": 3, "fps": -1})
     assert len(few) == 3
-
-
-class TestStamps:
-    @pytest.mark.parametrize(
-        ("seconds", "text"),
-        [
-            (0, "time: 00:00:00.00"),
-            (2.5, "time: 00:00:02.50"),
-            (61.129, "time: 00:01:01.13"),
-            (3661.5, "time: 01:01:01.50"),
-        ],
-    )
-    def test_text(self, seconds, text):
-        assert time_text(seconds) == text
-
-    def test_pixels(self):
-        """The stamp is as high as a tenth of the shorter side, black on white, at the top left."""
-        frame = Image.new("RGB", (400, 300), (90, 120, 30))
-        want = frame.copy()
-        ImageDraw.Draw(want).text(
-            (0, 0),
-            "time: 00:00:02.50",
-            font=ImageFont.truetype(FONT, 30),
-            fill=(0, 0, 0),
-            stroke_width=3,
-            stroke_fill=(255, 255, 255),
-        )
-        got = Stamp(Path("."), "Roboto-Regular.ttf").draw(frame, 2.5)
-        assert got.tobytes() == want.tobytes() != frame.tobytes()
-
-    def test_frames_carry_their_own_time(self, make, files):
-        """Equal frames differ only by their stamps, and are equal without them."""
-        still = [np.full((112, 112, 3), 90, np.uint8)] * 2
-        for is_drawn in (True, False):
-            processor = make(video_draw_on_frames=is_drawn)
-            made = processor.process(processor.decode(still, LIMITS), {"source_fps": 2})
-            first, second = made.tensors["pixels"].view(2, -1)
-            assert torch.equal(first, second) == (not is_drawn)
-
-    def test_the_checkpoints_font_is_used(self, tmp_path, make):
-        (tmp_path / "Roboto-Regular.ttf").write_bytes(b"no font")
-        with pytest.raises(CheckpointError, match=r"font '.*Roboto-Regular\.ttf' cannot be read"):
-            make(folder=tmp_path)
-
-    def test_tiny_frames_have_no_room(self):
-        frame = Image.new("RGB", (400, 9))
-        assert Stamp(Path("."), "Roboto-Regular.ttf").draw(frame, 1).tobytes() == frame.tobytes()
 
 
 class TestIsolation:
@@ -193,6 +145,7 @@ class TestIsolation:
         )
         processor.close()
 
+    @pytest.mark.full
     def test_the_process_is_used_again(self, make, files, monkeypatch):
         started, start = [], pool.subprocess.Popen
 
@@ -209,6 +162,7 @@ class TestIsolation:
         assert len(started) == 1
         processor.close()
 
+    @pytest.mark.full
     def test_same_errors(self, make, files):
         processor = make()
         for blob in (b"\0" * 400, files.video(8)[:400], files.sound()):

@@ -7,11 +7,13 @@ import pytest
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.desk.deaths import MAX_DEATHS
 from mmdeploy_llm.desk.outcome import Answer
+from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
-from mmdeploy_llm.ray.blocks import BlockEngine, Room, num_at_once
-from mmdeploy_llm.ray.deaths import MAX_DEATHS, DeathLedger, groups_of
+from mmdeploy_llm.ray.blocks import BlockEngine, SharedLock, num_at_once
+from mmdeploy_llm.ray.deaths import DeathLedger, groups_of
 from mmdeploy_llm.ray.rows import Columns
 from mmdeploy_llm.ray.sizes import PROCESS_BYTES, ActorSize, actor_size, num_beside_reading
 from mmdeploy_llm.startup.needs import count_needs
@@ -32,30 +34,34 @@ class KilledByNames:
     def __init__(self, *deadly):
         self.deadly, self.met, self.groups = deadly, Counter(), []
 
-    def answer_each(self, pairs):
-        prompts = [prompt for prompt, _ in pairs]
+    def answer_each(self, asks):
+        prompts = [ask.prompt for ask in asks]
         self.met.update(prompts)
         self.groups.append(prompts)
         if set(self.deadly) & set(prompts):
             raise Killed
-        for index, prompt in reversed(list(enumerate(prompts))):
-            completion = CompletionOutput(text=prompt.upper(), finish_reason="stop")
+        for ask in reversed(asks):
+            completion = CompletionOutput(text=ask.prompt.upper(), finish_reason="stop")
             output = RequestOutput(
                 request_id="r",
-                prompt=prompt,
-                item=prompt,
+                prompt=ask.prompt,
+                item=ask.prompt,
                 outputs=Completions([completion]),
                 finished=True,
                 metrics=RequestMetrics(arrival_time=1.0),
             )
-            yield Answer(index=index, output=output)
+            yield Answer(ask=ask, output=output)
+
+
+def asks_of(*names):
+    return [Ask(prompt=name, params=PARAMS) for name in names]
 
 
 def answered(llm, names, ledger, num_processes=20):
     """The answers of a block that each new process begins again."""
     for _ in range(num_processes):
         try:
-            return BlockEngine(llm, ledger).answer("a block", [(name, PARAMS) for name in names])
+            return BlockEngine(llm, ledger).answer("a block", asks_of(*names))
         except Killed:
             continue
     raise AssertionError("the block was never answered")
@@ -69,9 +75,8 @@ def test_rows_that_kill_get_an_error_and_the_others_their_answers(deadly):
         DeathLedger(),
     )
     found = answered(llm, names, ledger)
-    assert [own.index for own in found] == list(range(16))
+    assert [own.ask.prompt for own in found] == names
     for name, own in zip(names, found, strict=True):
-        assert own.output.item is None
         if name in deadly:
             assert (own.output.error_code, own.output.is_ok) == (500, False)
             assert "died 3 times" in own.output.error_msg
@@ -115,7 +120,7 @@ def test_the_ledger_counts_deaths_at_loading_in_a_row():
 
 def test_a_dead_engine_ends_its_process():
     class Dead:
-        def answer_each(self, pairs):
+        def answer_each(self, asks):
             yield from ()
             raise EngineError("gone")
 
@@ -123,11 +128,11 @@ def test_a_dead_engine_ends_its_process():
         raise Killed(str(error))
 
     with pytest.raises(Killed, match="gone"):
-        BlockEngine(Dead(), DeathLedger(), on_death).answer("a", [("x", PARAMS)])
+        BlockEngine(Dead(), DeathLedger(), on_death).answer("a", asks_of("x"))
 
 
 def test_who_is_alone_is_alone():
-    room, inside, most = Room(), [], []
+    lock, inside, most = SharedLock(), [], []
     begin = threading.Barrier(6)
 
     def enter(context, name):
@@ -138,8 +143,8 @@ def test_who_is_alone_is_alone():
                 most.append(tuple(inside))
                 inside.remove(name)
 
-    threads = [threading.Thread(target=enter, args=(room.shared, "shared")) for _ in range(4)]
-    threads += [threading.Thread(target=enter, args=(room.alone, "alone")) for _ in range(2)]
+    threads = [threading.Thread(target=enter, args=(lock.shared, "shared")) for _ in range(4)]
+    threads += [threading.Thread(target=enter, args=(lock.alone, "alone")) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -56,6 +56,7 @@ def by_key(found, name="text"):
     return {row["key"]: row[name] for row in found}
 
 
+@pytest.mark.full
 def test_a_dataset_gets_the_answers_of_one_engine(captioned, rows, texts_of, helpers):
     given = rows(10)
     for number, row in enumerate(given):
@@ -75,6 +76,7 @@ def test_a_dataset_gets_the_answers_of_one_engine(captioned, rows, texts_of, hel
     assert by_key(found, "title") == {row["key"]: row["title"] for row in given}
 
 
+@pytest.mark.full
 def test_killed_processes_lose_and_double_nothing(captioned, connected, rows, texts_of):
     """An engine is killed, and another with its raylet."""
     connected.add()
@@ -86,6 +88,7 @@ def test_killed_processes_lose_and_double_nothing(captioned, connected, rows, te
     assert by_key(found) == texts_of(given)
 
 
+@pytest.mark.full
 def test_a_row_that_always_kills_is_isolated(captioned, connected, rows, texts_of):
     given = rows(16, "kill-always.png")
     found = captioned(given)
@@ -114,6 +117,7 @@ dataset.write_parquet(answers)
 """
 
 
+@pytest.mark.full
 def test_a_killed_driver_of_a_dataset_is_continued(
     machines, model, rows, texts_of, helpers, environment, tmp_path
 ):
@@ -178,6 +182,7 @@ def records_of(path):
     return [{**record, "key": record["id"]} for record in found]
 
 
+@pytest.mark.full
 def test_a_batch_on_a_cluster_is_a_batch(
     machines, model, rows, texts_of, helpers, environment, tmp_path
 ):
@@ -213,6 +218,7 @@ def test_a_batch_on_a_cluster_is_a_batch(
     assert page.exists()
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, helpers, tmp_path):
     from mmdeploy_llm.ray import ClusterLLM
 
@@ -226,6 +232,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, help
         run_batch(job, lambda: ClusterLLM(str(broken), **helpers.OPTIONS))
 
 
+@pytest.mark.full
 def test_the_example_captions_its_images(helpers, tmp_path):
     program = Path(__file__).parents[2] / "examples" / "ray_captioning.py"
     done = subprocess.run(

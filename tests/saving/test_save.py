@@ -103,5 +103,5 @@ def test_refusals(tmp_path):
 def test_int8_is_refused(tmp_path):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     llm = LLM(str(plain), block_size=16, quantization="int8")
-    with llm, pytest.raises(ConfigError, match="'int8wo' to save 8 bits"):
+    with llm, pytest.raises(ConfigError, match="load the model with int4, int8wo"):
         llm.save(tmp_path / "new")

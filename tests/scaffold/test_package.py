@@ -57,7 +57,7 @@ def test_the_code_keeps_the_rules_of_this_repository(package):
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_code_is_typed(package):
     done = subprocess.run(
         [

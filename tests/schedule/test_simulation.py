@@ -125,6 +125,15 @@ SCENES |= {
         ("windows, drafts", 33),
     )
 }
+# One of each kind; the others are full tests.
+FIRST = (
+    "roomy",
+    "tiny pool",
+    "atomic media",
+    "states, atomic media",
+    "windows, atomic media",
+    "roomy, growing long",
+)
 NUM_REQUESTS = 250
 EOS = (7,)
 WRONG = 999  # no token of the fake model
@@ -232,7 +241,10 @@ def guess_with_mistakes(kit, config, monkeypatch):
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize(
+    "scene",
+    [pytest.param(scene, marks=[pytest.mark.full] * (scene not in FIRST)) for scene in SCENES],
+)
 def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
     config = kit.make_config(**SCENES[scene])
     guess_with_mistakes(kit, config, monkeypatch)
@@ -268,6 +280,7 @@ def check_prompt_logprobs(loop, request):
     assert loop.prompt_logprobs[request.request_id] == positions
 
 
+@pytest.mark.full
 def test_every_scene_reaches_its_purpose(kit):
     """Without preemptions, prefix hits and evictions the exactness above would prove little."""
     tiny, requests = simulate(kit, kit.make_config(**SCENES["tiny pool"]), seed=1)

@@ -29,7 +29,7 @@ processor, make_intake = _intake.processor, _intake.make_intake
 
 @pytest.fixture(scope="session")
 def manager():
-    return PluginManager.load(plugins=("image", "remote", "sources"))
+    return PluginManager.load(plugins=("qwen", "remote", "sources"))
 
 
 @pytest.fixture

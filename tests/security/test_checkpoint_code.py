@@ -270,6 +270,7 @@ def test_no_code_of_a_hostile_folder_runs(model, tmp_path):
     assert "trust_remote_code=True" not in done.stdout
 
 
+@pytest.mark.full
 def test_the_hostile_folders_are_hostile(model, tmp_path):
     """With a yes, transformers runs this code: the folders above would show it."""
     folder = armed(image_processor_code, model, tmp_path)

@@ -19,7 +19,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
 from mmdeploy_llm.startup.blueprint import draw_blueprint
-from mmdeploy_llm.startup.cards import CudaFacts
+from mmdeploy_llm.startup.cards import CudaSetup
 from mmdeploy_llm.startup.machine import Machine
 from mmdeploy_llm.startup.media import build_processors
 from mmdeploy_llm.startup.model_files import read_model_files
@@ -29,12 +29,11 @@ from mmdeploy_llm.weights.find import find_weights
 
 NUM_CASES = 10_000
 NUM_TOGETHER = 1_000  # in one test
-NUM_ALWAYS = 2_000  # the others are slow tests
 MAX_SECONDS = 30  # for one case, on a busy machine; a case takes about 50 ms
 MACHINE = Machine(
     cpus=(0, 1),
     placement=None,
-    cuda=CudaFacts(torch="2", cuda=None),
+    cuda=CudaSetup(torch="2", cuda=None),
     kernels=None,
 )
 FILES = (
@@ -233,8 +232,12 @@ def check_mutations(models, folder, start, end):
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param(start, marks=[pytest.mark.slow] * (start >= NUM_ALWAYS))
-        for start in range(0, NUM_CASES, NUM_TOGETHER)
+        0,
+        pytest.param(NUM_TOGETHER, marks=pytest.mark.full),
+        *(
+            pytest.param(start, marks=pytest.mark.long)
+            for start in range(2 * NUM_TOGETHER, NUM_CASES, NUM_TOGETHER)
+        ),
     ],
 )
 def test_mutated_files(models, plugins_once, tmp_path, start):

@@ -31,6 +31,11 @@ MAX_STEP = 2.0  # seconds for the masks of a token, on a busy machine
 NUM_STEPS = 120
 
 
+def with_tiers(names, *quick):
+    """Leaves all but the quick ones to the full tier."""
+    return [pytest.param(name, marks=[pytest.mark.full] * (name not in quick)) for name in names]
+
+
 def properties(count):
     return {f"p{i}": {"type": "string"} for i in range(count)}
 
@@ -203,7 +208,16 @@ def error_of(backend, params):
     return None
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name",
+    with_tiers(
+        ATTACKS,
+        "parentheses in a pattern",
+        "stars of stars",
+        "ambiguous grammar",
+        "a surrogate as choice",
+    ),
+)
 def test_an_attack_ends_in_time(backend, name):
     params = GuidedDecodingParams(**ATTACKS[name])
     begin = time.monotonic()
@@ -219,14 +233,16 @@ def test_an_attack_ends_in_time(backend, name):
     backend.validate(GuidedDecodingParams(regex="a"))
 
 
-@pytest.mark.parametrize("name", NOTHING_FITS)
+@pytest.mark.parametrize(
+    "name", with_tiers(NOTHING_FITS, "a reference to itself", "no choice", "contradicting choices")
+)
 def test_what_nothing_fulfils_is_refused(backend, name):
     with pytest.raises(RequestError) as caught:
         backend.validate(GuidedDecodingParams(**NOTHING_FITS[name]))
     assert caught.value.code == 400
 
 
-@pytest.mark.parametrize("name", FAIR)
+@pytest.mark.parametrize("name", with_tiers(FAIR, "choices", "many choices"))
 def test_what_is_fair_is_accepted(backend, name):
     params = GuidedDecodingParams(**FAIR[name])
     backend.validate(params)
@@ -246,6 +262,7 @@ class Calls:
         return self.real(job, seconds)
 
 
+@pytest.mark.full
 def test_an_attack_that_is_repeated_costs_one_timeout(backend, monkeypatch):
     calls, params = Calls(backend, monkeypatch), GuidedDecodingParams(regex="(.*)*" * 9_999)
     messages = set()
@@ -266,6 +283,7 @@ def test_an_attack_that_is_repeated_costs_one_timeout(backend, monkeypatch):
     assert len(messages) == calls.count == 1
 
 
+@pytest.mark.full
 def test_running_grammars_do_not_wait_for_one_that_compiles(backend):
     params = GuidedDecodingParams(json=FAIR["a tree"]["json"])
     backend.validate(params)
@@ -295,6 +313,7 @@ def test_a_process_that_dies_costs_one_request_at_most(backend, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_the_process_loads_no_torch_and_has_limits(backend):
     backend.validate(GuidedDecodingParams(regex="e{3}"))
     process = Path(f"/proc/{backend._probe._helper._worker.pid}")
@@ -328,6 +347,7 @@ def test_closing_ends_a_check_that_is_under_way():
         backend.validate(GuidedDecodingParams(regex="b"))
 
 
+@pytest.mark.full
 def test_the_engine_goes_on_during_attacks(tmp_path, caplog):
     from mmdeploy_llm import LLM, SamplingParams
 
@@ -402,7 +422,7 @@ def mutated(random_):
     return {name: value}
 
 
-@pytest.mark.parametrize("count", [150, 10_000], ids=["some", "many"])
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.long)])
 def test_mutations_compile_or_end_in_request_errors(backend, count):
     random_, num_good = random.Random(count), 0
     for _ in range(count):

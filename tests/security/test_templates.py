@@ -13,23 +13,32 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mmdeploy_llm_plugins.ernie import tiny as ernie
+from mmdeploy_llm_plugins.glm import tiny as glm
+from mmdeploy_llm_plugins.llama import tiny as llama
+from mmdeploy_llm_plugins.paddleocr import tiny as paddleocr
 
 from mmdeploy_llm.errors import EngineError, RequestError
 from mmdeploy_llm.intake.template import render
 from mmdeploy_llm.rendering import Renderer
-from mmdeploy_llm.rendering.metered import BudgetError, simple_template
 from mmdeploy_llm.rendering.renderer import MAX_MEMORY
-from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_tiny
+from mmdeploy_llm.rendering.sandbox import run
+from mmdeploy_llm.testing.tiny import CHATML, write_tiny
 
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000
 NUM_TOGETHER = 1_000  # in one test
-NUM_ALWAYS = 2  # tests; the others are slow
 SLACK = 8.0  # seconds on a busy machine: start of a process, its end, pauses of this one
 MAX_PAUSE = 5.0  # seconds in which another thread makes no progress, on a busy machine
 MAX_GROWTH = 512 * 2**10  # KiB of this process
 CHAT = [{"role": "user", "content": "hello"}]
 TOKENIZER = SimpleNamespace(special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def with_tiers(names, *quick):
+    """Leaves all but the quick ones to the full tier."""
+    return [pytest.param(name, marks=[pytest.mark.full] * (name not in quick)) for name in names]
+
 
 SINGLE_CALLS = {
     "sum of lists": "{{ ([[0, 0, 0, 0]] * 200000)|sum(start=[])|length }}",
@@ -58,7 +67,7 @@ SINGLE_CALLS = {
     "find": "{{ ('a' * 10**7).count('a' * 5000000 ~ 'b' ~ 'a' * 5000) }}{% for a in range(9999) %}"
     "{{ ('ab' * 10**7).split('a')|length }}{% endfor %}",
 }
-GROWTH = {  # of constructs that simple templates may use
+GROWTH = {  # of constructs that published templates use
     "concatenations": "{% set a = 'aa' %}" + "{% set a = a ~ a %}" * 60 + "{{ a }}",
     "one long concatenation": "{% set a = bos_token * 999999 %}{{ a" + " ~ a" * 2000 + " }}",
     "sums": "{% set a = bos_token %}" + "{% set a = a + a %}" * 60 + "{{ a }}",
@@ -149,53 +158,38 @@ def attack(renderer, template, messages=CHAT, **variables):
 
 
 def assert_sound(renderer):
-    """Asserts that templates of both kinds are rendered as usual."""
+    """Asserts that templates are rendered as usual."""
     for template, text in (("{{ 1 + 1 }}", "2"), ("{{ 'a'|center(3) }}", " a ")):
         assert render(TOKENIZER, template, CHAT, {}, renderer=renderer) == text
 
 
-@pytest.mark.parametrize("name", SINGLE_CALLS)
+@pytest.mark.parametrize("name", with_tiers(SINGLE_CALLS, "sum of lists"))
 def test_a_single_call_ends_in_time(name, renderer):
-    ready = simple_template(SINGLE_CALLS[name])
-    if ready is not None:
-        with others_go_on(), pytest.raises(BudgetError):
-            ready.environment.render(ready, {"messages": CHAT}, 30.0)
     assert attack(renderer, SINGLE_CALLS[name]) is None
     assert_sound(renderer)
 
 
-@pytest.mark.parametrize("name", GROWTH)
+@pytest.mark.parametrize("name", with_tiers(GROWTH, "lists"))
 def test_what_grows_ends_in_time(name, renderer):
     assert attack(renderer, GROWTH[name]) is None
     assert_sound(renderer)
 
 
-@pytest.mark.parametrize("name", GROWTH)
-def test_what_grows_uses_up_the_budget_of_a_simple_template(name):
-    ready = simple_template(GROWTH[name])
-    if ready is None:
-        pytest.fail("the template is not simple, so that this proves nothing")
-    begin = time.monotonic()
-    variables = {**TOKENIZER.special_tokens_map, "messages": CHAT}
-    with others_go_on(), pytest.raises((BudgetError, RecursionError)):
-        ready.environment.render(ready, variables, 30.0)
-    assert time.monotonic() - begin < 5
-
-
+@pytest.mark.full
 @pytest.mark.parametrize("name", COMPILING)
 def test_compiling_ends_in_time(name, renderer):
     attack(renderer, COMPILING[name])  # some are fast enough to be rendered
     assert_sound(renderer)
 
 
-def test_large_messages_in_simple_templates(renderer):
+@pytest.mark.full
+def test_large_messages(renderer):
     """What the messages decide is bounded too."""
     template = (
         "{% for m in messages %}{% for n in messages %}{% if m == n or m in messages %}"
         "{{ n.content|upper|replace('A', 'bbbbbbbbbbbbbbbbbbbbbbbbbbbbbb')|tojson }}"
         "{% endif %}{% endfor %}{% endfor %}"
     )
-    assert simple_template(template) is not None
     messages = [{"role": "user", "content": "a" * 10**6} for _ in range(50)]
     assert attack(renderer, template, messages) is None
     nested = [0]
@@ -205,33 +199,10 @@ def test_large_messages_in_simple_templates(renderer):
     assert_sound(renderer)
 
 
-def test_a_bound_method_cannot_be_called_under_another_name():
-    for template in (
-        "{% set f = 'a'.center %}{{ f(99999) }}",
-        "{% set range = 'a'.center %}{{ range(99999) }}",
-        "{% macro g(namespace) %}{{ namespace(x=1) }}{% endmacro %}{{ g('a'.center) }}",
-        "{{ ('a'.center)(99999) }}",
-        "{{ 'a'['center'](99999) }}",
-        "{{ messages|map('center', 99999)|list }}",
-        "{{ messages|map(attribute=x)|list }}",
-        "{{ messages|select(x)|list }}",
-        "{{ 'a'.replace(*x) }}",
-        "{{ 'a'.replace(x, y) }}",
-        "{{ x|join(y) }}",
-        "{{ y.join(x) }}",
-        "{{ x.strip(y) }}",
-        "{{ x|tojson(indent=99) }}",
-        "{{ x|tojson(indent=y) }}",
-        "{% for a in x recursive %}{{ loop(x) }}{% endfor %}",
-        "{% include 'a' %}",
-        "{% extends x %}",
-    ):
-        assert simple_template(template) is None, template
-
-
 ROOT = Path(__file__).parents[2]
 TREE = (
-    *(family.TEMPLATE for family in (qwen, ernie, glm, llama, paddleocr)),
+    CHATML,
+    *(family.TEMPLATE for family in (ernie, glm, llama, paddleocr)),
     *(path.read_text() for path in sorted(ROOT.glob("mmdeploy_llm/**/*.jinja"))),
 )
 COMMON = (  # what published templates use
@@ -261,8 +232,9 @@ CONVERSATION = [
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"b": [1.5, None], "a": {}}}}]
 
 
-def both(renderer, template, variables):
-    """Returns what both places make of a template: text, or error."""
+@pytest.mark.parametrize("index", range(len(TREE) + len(COMMON)))
+def test_what_published_templates_use_is_rendered(index, renderer):
+    """The process gives the text, or the error, that the sandbox gives in this process."""
 
     def caught(call, *args):
         try:
@@ -270,13 +242,6 @@ def both(renderer, template, variables):
         except Exception as error:
             return str(error).rpartition(": ")[2]
 
-    ready = simple_template(template)
-    here = caught(ready.environment.render, ready, variables, 30.0) if ready else None
-    return here, caught(renderer._render_there, template, variables, 30.0)
-
-
-@pytest.mark.parametrize("index", range(len(TREE) + len(COMMON)))
-def test_both_places_render_the_same_text(index, renderer):
     template = (*TREE, *COMMON)[index]
     for tools in (None, TOOLS):
         variables = {
@@ -286,39 +251,22 @@ def test_both_places_render_the_same_text(index, renderer):
             "add_generation_prompt": True,
             "x": {1: 2.5, "a": [None, True]},
         }
-        here, there = both(renderer, template, variables)
-        assert there is not None
-        assert here == there
+        there = caught(renderer.render, template, variables, 30.0)
+        assert there == caught(run, template, variables, 30.0) is not None
 
 
-def test_simple_templates_start_no_process():
-    renderer = Renderer()
-    for template in TREE:
-        variables = {**TOKENIZER.special_tokens_map, "messages": CONVERSATION[2:], "tools": None}
-        renderer.render(template, variables, 30.0)
-    assert renderer._helper._worker is None
-    renderer.close()
-
-
-def test_a_simple_template_costs_less_than_a_millisecond():
-    ready = simple_template(qwen.TEMPLATE)
+@pytest.mark.full
+def test_a_template_costs_less_than_two_milliseconds(renderer):
     variables = {**TOKENIZER.special_tokens_map, "messages": [*CONVERSATION[2:], *CHAT] * 3}
     times = []
     for _ in range(200):
         begin = time.perf_counter()
-        ready.environment.render(ready, variables, 30.0)
+        renderer.render(CHATML, variables, 30.0)
         times.append(time.perf_counter() - begin)
-    assert min(times) < 0.001
+    assert min(times) < 0.002
 
 
-def test_what_is_too_large_for_the_budget_is_rendered_in_the_process(renderer):
-    messages = [{"role": "user", "content": "a" * 10**7}]
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert simple_template(template) is not None
-    assert attack(renderer, template, messages) == "a" * 10**7
-    assert renderer._helper._worker is not None
-
-
+@pytest.mark.full
 def test_threads_share_the_process(renderer):
     """An attack costs its own request; the others wait for it and are rendered."""
 
@@ -333,6 +281,7 @@ def test_threads_share_the_process(renderer):
         assert list(pool.map(work, templates)) == [" a ", None, None] * 3
 
 
+@pytest.mark.full
 def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
     renderer._helper._worker.interrupt()
@@ -341,6 +290,7 @@ def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_the_process_loads_no_torch_and_has_limits(renderer):
     assert_sound(renderer)
@@ -351,6 +301,7 @@ def test_the_process_loads_no_torch_and_has_limits(renderer):
     assert re.search(r"Max cpu time +\d+ ", limits)
 
 
+@pytest.mark.full
 def test_answers_of_the_process_are_not_unpickled(renderer, monkeypatch):
     import pickle
 
@@ -382,25 +333,7 @@ def test_closing_ends_a_call_that_hangs():
         render(TOKENIZER, "{{ 'a'|center(3) }}", CHAT, {}, renderer=renderer)
 
 
-def test_finding_out_whether_a_template_is_simple_is_quick():
-    for template in (
-        "{{ 1" + " + 1" * 8000 + " }}",
-        "{{ (" + "1," * 2900 + ") }}",
-        "{{ x }}" * 1400,
-        "{% macro a(x) %}{{ x }}{% endmacro %}" * 700,
-        "".join(f"{{% if x %}}{{% set a{i} = 1 %}}{{% endif %}}" for i in range(590)),
-        "{% if x %}" * 50 + "{% set a = b %}" * 900 + "{% endif %}" * 50,
-        "{{ x" + ".a" * 16_000 + " }}",
-        "{{ x" + "()" * 16_000 + " }}",
-        "{{ " + "(" * 16_000,
-        "{{ " + "'" * 32_000,
-        ("{% raw" + " " * 100) * 300,
-    ):
-        begin = time.monotonic()
-        simple_template(template)
-        assert time.monotonic() - begin < 3
-
-
+@pytest.mark.full
 def test_the_engine_goes_on_during_an_attack(tmp_path):
     from mmdeploy_llm import LLM, SamplingParams
 
@@ -441,7 +374,7 @@ def mutated(random_):
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=[pytest.mark.slow] * (seed >= NUM_ALWAYS))
+        pytest.param(seed, marks=pytest.mark.full if seed < 2 else pytest.mark.long)
         for seed in range(NUM_MUTATIONS // NUM_TOGETHER)
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdeploy_llm.startup.cards import CardFacts, CudaFacts
+from mmdeploy_llm.startup.cards import Card, CudaSetup
 from mmdeploy_llm.startup.machine import Machine
 
 
@@ -11,11 +11,11 @@ def machine():
     """Returns a machine with the given CPUs and cards, with CPUs pinned as cpu_affinity would."""
 
     def make(num_cpus=4, num_cards=0, placement=None):
-        card = CardFacts(name="card", capability=(9, 0), total_bytes=1)
-        cuda = CudaFacts(torch="2", cuda=None)
+        card = Card(name="card", capability=(9, 0), total_bytes=1)
+        cuda = CudaSetup(torch="2", cuda=None)
         if num_cards:
             cards = (card,) * num_cards
-            cuda = CudaFacts(torch="2", cuda=(12, 8), architectures=("sm_90",), cards=cards)
+            cuda = CudaSetup(torch="2", cuda=(12, 8), architectures=("sm_90",), cards=cards)
         return Machine(
             cpus=tuple(range(num_cpus)),
             placement=placement,

@@ -8,8 +8,8 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.startup.cards import (
-    CardFacts,
-    CudaFacts,
+    Card,
+    CudaSetup,
     check_device,
     check_memory,
     driver_version,
@@ -18,24 +18,24 @@ from mmdeploy_llm.startup.cards import (
 )
 
 GIB = 2**30
-T4 = CardFacts(name="Tesla T4", capability=(7, 5), total_bytes=15 * GIB)
-P100 = CardFacts(name="Tesla P100", capability=(6, 0), total_bytes=16 * GIB)
-A100 = CardFacts(name="A100", capability=(8, 0), total_bytes=80 * GIB)
-L40 = CardFacts(name="L40", capability=(8, 9), total_bytes=48 * GIB)
-H200 = CardFacts(name="H200", capability=(9, 0), total_bytes=141 * GIB)
+T4 = Card(name="Tesla T4", capability=(7, 5), total_bytes=15 * GIB)
+P100 = Card(name="Tesla P100", capability=(6, 0), total_bytes=16 * GIB)
+A100 = Card(name="A100", capability=(8, 0), total_bytes=80 * GIB)
+L40 = Card(name="L40", capability=(8, 9), total_bytes=48 * GIB)
+H200 = Card(name="H200", capability=(9, 0), total_bytes=141 * GIB)
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 
 
-def facts(*cards, **values):
+def setup(*cards, **values):
     found = {"torch": "2.11.0", "cuda": (12, 8), "driver": (12, 8), "architectures": WHEEL}
-    return CudaFacts(**{**found, "cards": cards, **values})
+    return CudaSetup(**{**found, "cards": cards, **values})
 
 
 NO_DEVICE = [
-    (facts(cuda=None, driver=None), "torch 2.11.0 was built without CUDA; install a CUDA build"),
-    (facts(driver=None), "CUDA 12.8 and needs an NVIDIA driver, which is missing"),
-    (facts(driver=(11, 4)), r"driver runs CUDA up to 11\.4 and .* CUDA 12\.8; update the driver"),
-    (facts(error="No CUDA GPUs are available"), r"no card .*\(No CUDA GPUs are available\)"),
+    (setup(cuda=None, driver=None), "torch 2.11.0 was built without CUDA; install a CUDA build"),
+    (setup(driver=None), "CUDA 12.8 and needs an NVIDIA driver, which is missing"),
+    (setup(driver=(11, 4)), r"driver runs CUDA up to 11\.4 and .* CUDA 12\.8; update the driver"),
+    (setup(error="No CUDA GPUs are available"), r"no card .*\(No CUDA GPUs are available\)"),
 ]
 
 
@@ -47,30 +47,30 @@ def test_what_is_missing_is_named(found, text):
 
 @pytest.mark.parametrize("card", [A100, L40, H200])
 def test_a_card_that_suits(card):
-    assert missing_cuda(facts(card)) is None
-    check_device("cuda", "bfloat16", facts(card))
-    check_device("cuda:1", "float32", facts(T4, card))
+    assert missing_cuda(setup(card)) is None
+    check_device("cuda", "bfloat16", setup(card))
+    check_device("cuda:1", "float32", setup(T4, card))
 
 
 def test_an_older_driver_of_the_same_generation_suits():
-    check_device("cuda", "bfloat16", facts(A100, driver=(12, 2)))
+    check_device("cuda", "bfloat16", setup(A100, driver=(12, 2)))
 
 
 def test_the_cpu_needs_no_card():
-    check_device("cpu", "bfloat16", facts(cuda=None))
+    check_device("cpu", "bfloat16", setup(cuda=None))
 
 
 def test_too_few_cards_are_named():
     with pytest.raises(ConfigError, match=r"'cuda:3', but there is only cuda:0 \(A100\), cuda:1"):
-        check_device("cuda:3", "bfloat16", facts(A100, A100))
+        check_device("cuda:3", "bfloat16", setup(A100, A100))
     with pytest.raises(ConfigError, match=r"and 3 more, .* or lower tensor_parallel_size"):
-        check_device("cuda", "bfloat16", facts(A100, A100), num_cards=4)
-    check_device("cuda", "bfloat16", facts(A100, A100), num_cards=2)
+        check_device("cuda", "bfloat16", setup(A100, A100), num_cards=4)
+    check_device("cuda", "bfloat16", setup(A100, A100), num_cards=2)
 
 
 def test_no_number():
     with pytest.raises(ConfigError, match="'cuda:one' is not known"):
-        check_device("cuda:one", "bfloat16", facts(A100))
+        check_device("cuda:one", "bfloat16", setup(A100))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_no_number():
 )  # fmt: skip
 def test_a_dtype_that_the_card_does_not_support(card, dtype, text):
     with pytest.raises(ConfigError, match=text):
-        check_device("cuda", dtype, facts(card, architectures=("sm_60", *WHEEL)))
-    check_device("cuda", "float32", facts(card, architectures=("sm_60", *WHEEL)))
+        check_device("cuda", dtype, setup(card, architectures=("sm_60", *WHEEL)))
+    check_device("cuda", "float32", setup(card, architectures=("sm_60", *WHEEL)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_dtype_that_the_card_does_not_support(card, dtype, text):
     ],
 )
 def test_what_torch_was_built_for(architectures, runs):
-    found = facts(H200, architectures=architectures)
+    found = setup(H200, architectures=architectures)
     if runs:
         check_device("cuda", "bfloat16", found)
         return
@@ -123,7 +123,7 @@ def test_weights_that_do_not_fit_raise_with_both_sizes():
 
 def test_a_torch_without_cuda():
     library = SimpleNamespace(__version__="2.11.0+cpu", version=SimpleNamespace(cuda=None))
-    assert read_cuda(library) == CudaFacts(torch="2.11.0+cpu")
+    assert read_cuda(library) == CudaSetup(torch="2.11.0+cpu")
 
 
 def library(*, cards, error=None):
@@ -154,13 +154,13 @@ def library(*, cards, error=None):
 
 def test_facts_of_a_machine_with_cards():
     found = read_cuda(library(cards=[H200, T4]), lambda: 13000)
-    assert found == facts(H200, T4, driver=(13, 0))
+    assert found == setup(H200, T4, driver=(13, 0))
 
 
 def test_facts_of_a_machine_that_torch_cannot_use():
     made_up = library(cards=[], error="Found no NVIDIA driver\non your system")
     found = read_cuda(made_up, lambda: None)
-    assert found == facts(driver=None, architectures=(), error="Found no NVIDIA driver")
+    assert found == setup(driver=None, architectures=(), error="Found no NVIDIA driver")
 
 
 def test_what_the_driver_says(monkeypatch):

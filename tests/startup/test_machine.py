@@ -9,12 +9,12 @@ from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.startup import machine as module
-from mmdeploy_llm.startup.cards import CardFacts, CudaFacts
+from mmdeploy_llm.startup.cards import Card, CudaSetup
 from mmdeploy_llm.startup.machine import read_machine
 
 PACKAGE = Path(module.__file__).parents[1]
-CARD = CardFacts(name="card", capability=(9, 0), total_bytes=1)
-CUDA = CudaFacts(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90",), cards=(CARD,))
+CARD = Card(name="card", capability=(9, 0), total_bytes=1)
+CUDA = CudaSetup(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90",), cards=(CARD,))
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def loads(monkeypatch):
     monkeypatch.setattr(
         native,
         "load",
-        lambda level=None, fixed_order=False, layouts=None: (
+        lambda level=None, fixed_order=False, formats=None: (
             "fixed" if fixed_order else "cpu kernels"
         ),
     )
@@ -52,17 +52,17 @@ def test_kernels_by_device(loads, options, found):
 
 
 def test_without_a_card_auto_is_the_cpu(loads, monkeypatch, caplog):
-    monkeypatch.setattr(module, "read_cuda", lambda: CudaFacts(torch="2", cuda=(12, 8)))
+    monkeypatch.setattr(module, "read_cuda", lambda: CudaSetup(torch="2", cuda=(12, 8)))
     assert read_machine(EngineConfig(model="m")).kernels == "cpu kernels"
     assert not caplog.text
-    old = CudaFacts(torch="2", cuda=(12, 8), driver=(11, 4))
+    old = CudaSetup(torch="2", cuda=(12, 8), driver=(11, 4))
     monkeypatch.setattr(module, "read_cuda", lambda: old)
     read_machine(EngineConfig(model="m"))
     assert "'auto' is the CPU: the NVIDIA driver runs CUDA up to 11.4" in caplog.text
 
 
 def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch, caplog):
-    def fail(level, fixed_order, layouts):
+    def fail(level, fixed_order, formats):
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)
@@ -99,7 +99,7 @@ def test_rounding_on_a_card_needs_both_kinds_of_kernels(loads, monkeypatch):
     with pytest.raises(ConfigError, match="quantization = 'int8' needs Triton on CUDA"):
         read_machine(config)
 
-    def fail(layouts):
+    def fail(formats):
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)

@@ -15,7 +15,7 @@ from mmdeploy_llm.runner.kv_cache import allocate
 from mmdeploy_llm.runner.peers import NoPeers
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
-from mmdeploy_llm.runtime_config import AttentionChoice, HostFacts, ModelLimits, resolve
+from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
 from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.startup import memory, sizes
 
@@ -105,7 +105,7 @@ def runtime(**options):
         **{"max_model_len": 60, "max_num_batched_tokens": 128, "max_num_seqs": 8, **options},
     )
     limits = ModelLimits(dtype="float32", max_position_embeddings=4096, hidden_size=HIDDEN)
-    host = HostFacts(has_cuda=True, num_cpus=1, num_threads=1)
+    host = MachineLimits(has_cuda=True, num_cpus=1, num_threads=1)
     choice = AttentionChoice(name="reference", block_size=BLOCK)
     return resolve(config, limits, host, lambda needs: choice)
 

@@ -7,7 +7,7 @@ import pytest
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import Placement
-from mmdeploy_llm.runtime_config import AttentionChoice, HostFacts, ModelLimits, resolve
+from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
 from mmdeploy_llm.startup import shares
 from mmdeploy_llm.startup.blueprint import Blueprint
 from mmdeploy_llm.startup.shares import engine_configs, rank_blueprints
@@ -22,7 +22,7 @@ def config(**options):
 
 def blueprint(machine, **options):
     given = config(**options)
-    host = HostFacts(has_cuda=bool(machine.cuda.cards), num_cpus=4, num_threads=4)
+    host = MachineLimits(has_cuda=bool(machine.cuda.cards), num_cpus=4, num_threads=4)
     return Blueprint(config=given, runtime=resolve(given, LIMITS, host, lambda needs: CHOICE))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import mmdeploy_llm_processors.video
+import mmdeploy_llm_plugins.ernie
 import numpy as np
 import pytest
 import torch
@@ -45,7 +45,7 @@ PROCESSORS = {
     **dict.fromkeys(QWEN, Qwen2VLImageProcessorPil),
     "paddleocr_vl": PaddleOCRVLImageProcessorPil,
 }
-FONT = Path(mmdeploy_llm_processors.video.__file__).with_name("Roboto-Regular.ttf")
+FONT = Path(mmdeploy_llm_plugins.ernie.__file__).with_name("Roboto-Regular.ttf")
 RATE = 8  # frames per second of the clips
 # Of the tiny checkpoints' video_preprocessor_config.json.
 VIDEO_SIZE = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}

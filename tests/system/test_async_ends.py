@@ -62,16 +62,19 @@ def in_time(code, *where):
     return any(run(code, *where) < 2 + own for _ in range(2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_ends_with_requests_in_flight(tiny_folder, end):
     assert in_time(ENDS[end], tiny_folder("mistral"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
 def test_a_program_of_several_processes_ends(tiny_folder, option):
     assert in_time("", tiny_folder("mistral"), {option: 2})
 
 
+@pytest.mark.full
 def test_ranks_compute_for_handles(tiny_folder, reference_of):
     expected = reference_of("mistral").generate("a")
     with AsyncLLM(str(tiny_folder("mistral")), tensor_parallel_size=2, **OPTIONS) as llm:
@@ -146,6 +149,7 @@ def go_on_asking(llm):
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_a_killed_worker_takes_only_its_own_requests(tiny_folder, reference_of):
     expected = reference_of("mistral").generate("a")
     before = set(children())

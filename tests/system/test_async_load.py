@@ -12,7 +12,7 @@ from mmdeploy_llm import AsyncLLM, SamplingParams
 
 TEXTS = ["The quick brown fox", "a", "There are two of them; a red circle", "x" * 40]
 OPTIONS = {"block_size": 16, "max_model_len": 256, "use_warmup": False, "quiet": True}
-SIZES = pytest.mark.parametrize("share", [0.1, 1], ids=["tenth", "all"])
+SIZES = pytest.mark.parametrize("share", [0.1, pytest.param(1, marks=pytest.mark.full)])
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ PARSER_FAULTS = {
 PROCESSOR = """
 from dataclasses import replace
 import torch
-from mmdeploy_llm_processors.image.processor import QwenImageProcessor
+from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
 
 class Processor(QwenImageProcessor):
     def process(self, item, options):

@@ -23,6 +23,7 @@ FORMATS = {
 }
 FAMILIES = ("qwen3", "qwen2_5_vl", "qwen3_vl_moe", "ernie4_5_vl_moe", "glm4")
 LEVELS = [level.value for level in cpu_levels()]
+COMPILED = ("avx2", "portable")  # for the full tests of tests/native
 LONG = 1100  # tokens: attention to them is computed in two chunks
 
 
@@ -42,9 +43,13 @@ def folder_of(tmp_path_factory):
 
 
 CASES = [(family, LEVELS[0]) for family in FAMILIES]
-CASES += [("qwen2_5_vl", level) for level in LEVELS[1:]]
+CASES += [
+    pytest.param("qwen2_5_vl", level, marks=[pytest.mark.long] * (level not in COMPILED))
+    for level in LEVELS[1:]
+]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("family", "level"), CASES)
 def test_no_bit_depends_on_the_company(folder_of, family, level, name):
@@ -61,6 +66,7 @@ def test_no_bit_depends_on_the_company(folder_of, family, level, name):
         assert each.is_same, each
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_no_bit_of_a_quantised_cache_depends_on_the_company(folder_of, dtype):
     options = {"dtype": "bfloat16", "kv_cache_dtype": dtype, "deterministic": True}
@@ -94,6 +100,7 @@ def answers(llm, given):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FORMATS)
 def test_engines_of_other_shapes_answer_alike(folder_of, make_picture, name):
     """The whole engine: one prompt at a time and all at once, with few tokens in a step, few
@@ -112,6 +119,7 @@ def test_engines_of_other_shapes_answer_alike(folder_of, make_picture, name):
         assert answers(llm, given) == alone
 
 
+@pytest.mark.full
 def test_two_ranks_answer_alike_in_every_batch(folder_of):
     """The sums of two ranks have one order; their answers may differ from those of one process."""
     given = prompts(None)[:4]
@@ -122,6 +130,7 @@ def test_two_ranks_answer_alike_in_every_batch(folder_of):
         assert answers(llm, given[:2]) == together[:2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]])
 def test_tokens_are_those_of_transformers(folder_of, level):
     folder = folder_of("qwen3")
@@ -153,6 +162,7 @@ def run_program(*arguments):
     return CliRunner().invoke(app, ["check-determinism", *arguments])
 
 
+@pytest.mark.full
 def test_the_program_finds_what_plain_torch_does_not_promise(folder_of):
     """The bits depend on the number of rows when torch multiplies, and the program says where."""
     arguments = ["--dtype", "float32", "--longest", "70", "--json"]

@@ -65,7 +65,13 @@ def write_parquet(folder):
 
 
 @pytest.mark.parametrize(
-    "document", [each for each in DOCUMENTS if blocks(each)], ids=lambda path: path.stem
+    "document",
+    [
+        pytest.param(each, marks=[pytest.mark.full] * (each.stem != "README"))
+        for each in DOCUMENTS
+        if blocks(each)
+    ],
+    ids=lambda path: path.stem,
 )
 def test_code_blocks_run(document, folder):
     if "prompts.parquet" in document.read_text():
@@ -77,6 +83,7 @@ def test_code_blocks_run(document, folder):
             exec(compile(code, str(document), "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.full
 def test_the_notebook_prints_what_it_shows(folder):
     names = {"__name__": "__main__"}
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
@@ -96,6 +103,7 @@ def num_words(text):
     return [len(line.split()) for line in text.splitlines()]
 
 
+@pytest.mark.full
 def test_the_guide_is_built_without_network(tmp_path):
     for name in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(name) is None:

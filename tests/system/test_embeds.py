@@ -10,6 +10,8 @@ from mmdeploy_llm import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 SIZES = [(70, 90), (150, 60), (112, 112)]
+OTHERS = ("ernie4_5_vl_moe", "qwen3_5", "qwen3_vl")
+ONE_QUICK = ["qwen2_5_vl", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
 
 
 def rows_of(found, index):
@@ -89,6 +91,7 @@ def wanted(vl_reference, found):
     return [vl_reference.generate(*case) for case in found]
 
 
+@pytest.mark.parametrize("vl_reference", ONE_QUICK, indirect=True)
 def test_in_chunks_and_with_a_prefix_hit(vl_reference, make_llm, found, prompts, wanted):
     atomic = vl_reference.is_ernie
     llm, _ = make_llm(
@@ -108,6 +111,7 @@ def test_in_chunks_and_with_a_prefix_hit(vl_reference, make_llm, found, prompts,
         assert count.num_input_image_tokens == output.num_input_image_tokens > 0
 
 
+@pytest.mark.full
 def test_with_preemption_among_images(vl_reference, make_llm, found, prompts, wanted):
     """Every prompt occurs with images and with embeddings, and some request always waits for
     blocks."""
@@ -124,6 +128,7 @@ def test_with_preemption_among_images(vl_reference, make_llm, found, prompts, wa
     assert stats.steps[-1].num_preemptions > 0
 
 
+@pytest.mark.full
 def test_with_room_for_one_item(vl_reference, make_llm, prompts, wanted):
     most = max(w * h for w, h in SIZES) // (28 * 28) + 8
     llm, _ = make_llm(
@@ -132,12 +137,14 @@ def test_with_room_for_one_item(vl_reference, make_llm, prompts, wanted):
     assert tokens(run(llm, prompts)) == wanted
 
 
+@pytest.mark.full
 def test_the_encoder_is_not_called(vl_reference, make_llm, prompts, wanted, monkeypatch):
     llm, _ = make_llm(vl_reference.folder)
     monkeypatch.setattr(llm.model, "encode_media", None)
     assert tokens(run(llm, prompts)) == wanted
 
 
+@pytest.mark.full
 def test_other_embeddings_of_the_same_shape_are_no_prefix_hit(vl_reference, make_llm, make_picture):
     llm, _ = make_llm(vl_reference.folder, block_size=4)
     text = f"User: {vl_reference.image_text()} what is it? Assistant:"
@@ -147,6 +154,7 @@ def test_other_embeddings_of_the_same_shape_are_no_prefix_hit(vl_reference, make
         assert tokens([output]) == [vl_reference.generate(*case)]
 
 
+@pytest.mark.full
 def test_a_tensor_that_changes_after_the_call_is_another_item(vl_reference, make_llm, make_picture):
     llm, _ = make_llm(vl_reference.folder, block_size=4)
     text = f"User: {vl_reference.image_text()} what is it? Assistant:"
@@ -159,6 +167,7 @@ def test_a_tensor_that_changes_after_the_call_is_another_item(vl_reference, make
     assert tokens(run(llm, [prompt])) == [vl_reference.generate(*other)]
 
 
+@pytest.mark.full
 def test_forms(vl_reference, make_llm, found, wanted):
     """An array, a dict without a list, the dict itself as multimodal_data, a part of a message."""
     llm, _ = make_llm(vl_reference.folder)
@@ -176,6 +185,7 @@ def test_forms(vl_reference, make_llm, found, wanted):
     assert tokens([one]) == tokens([other])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "ernie4_5_vl_moe", "qwen3_vl"])
 def test_videos(reference_of, make_llm, make_clip, family):
     reference = reference_of(family)
@@ -273,6 +283,7 @@ class TestErrors:
         assert code == 400
         assert "unknown option 'fps'; known: 'image_embeds', 'grid'" in message
 
+    @pytest.mark.full
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_values_that_are_not_finite(self, llm, reference, good, value):
         rows = good["image_embeds"].clone()
@@ -285,6 +296,7 @@ class TestErrors:
         assert output.error_code == 400
         assert "image_embeds has values that are not finite in float32" in output.error_msg
 
+    @pytest.mark.full
     def test_videos(self, llm, reference, good, reference_of, make_llm, make_clip):
         item = video_embeds(reference, make_clip(1, 4, 56, 56, range(4)))
         wrong = {"no such": {**item, "grid": None}, "seconds": {**item, "second_per_grid": "1"}}
@@ -301,6 +313,7 @@ class TestErrors:
             assert code == 400
             assert "timestamps" in message
 
+    @pytest.mark.full
     def test_limits(self, make_llm, reference, good):
         llm, _ = make_llm(reference.folder, max_media_bytes=100)
         prompt = {"prompt": reference.image_text(), "multimodal_data": good}

@@ -406,6 +406,7 @@ if ends == "after":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ends", ["during", "after"])
 def test_a_program_ends_though_a_plugin_hangs(tiny_folder, reference_of, ends):
     """The program closes nothing and reaches its end."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from mmdeploy_llm_processors.video.gemma import Gemma4VideoProcessor
+from mmdeploy_llm_plugins.gemma.video4 import Gemma4VideoProcessor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from mmdeploy_llm import LLM

@@ -56,7 +56,10 @@ def interrupted(code, arguments, folder, *pauses):
     return child.returncode, stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=[pytest.mark.full] * (name != "batch")) for name in COMMANDS],
+)
 def test_two_interrupts_end_a_command(command, tmp_path):
     (tmp_path / "in.jsonl").write_text(LINE * 2000)
     choose = random.Random(command)
@@ -80,6 +83,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"data_parallel_size": 2}])
 def test_in_python_the_interrupt_is_the_callers(options, tmp_path):
     choose = random.Random(str(options))

@@ -4,7 +4,7 @@ options."""
 import sys
 import types
 
-import mmdeploy_llm_processors.image
+import mmdeploy_llm_plugins.ernie
 import mmdeploy_llm_processors.sources
 import pytest
 
@@ -62,7 +62,7 @@ class Charts:
 @pytest.fixture
 def open_media(monkeypatch):
     manager = PluginManager()
-    manager.register(mmdeploy_llm_processors.image, "image")
+    manager.register(mmdeploy_llm_plugins.ernie, "ernie")
     manager.register(mmdeploy_llm_processors.sources, "sources")
     manager.register(Charts(), "charts")
     monkeypatch.setattr(PluginManager, "load", lambda *names: manager)

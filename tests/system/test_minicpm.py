@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins.minicpm.tiny import TOKENS
 from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
     MiniCPMV4_6ImageProcessorPil,
 )
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 
 from mmdeploy_llm.testing.tiny import write_tiny
-from mmdeploy_llm.testing.tiny.minicpm import TOKENS
 
 from .image_chats import check_chats, check_ids, check_refused, new_tokens, noise
 

@@ -164,6 +164,6 @@ def test_a_wheel_with_kernels_needs_no_compiler(tree, tmp_path):
     command = [sys.executable, "-c", COMPUTE]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (tmp_path / "installed/mmdeploy_llm/native/src/runtime.h").write_text("// other sources")
+    (tmp_path / "installed/mmdeploy_llm/cpp_layers/runtime.h").write_text("// other sources")
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert "no C++ compiler" in done.stderr

@@ -190,7 +190,7 @@ class TestCores:
 def test_nothing_of_a_model_reaches_another(pool, folder, reference_of):
     """Plugins, caches and seeds are each model's own."""
     pool.install("a", folder, seed=1, **OPTIONS)
-    pool.install("b", folder, seed=2, blocked_plugins=["video"], **OPTIONS)
+    pool.install("b", folder, seed=2, blocked_plugins=["remote"], **OPTIONS)
     a, b = pool.start("a"), pool.start("b")
     assert a.plugins is not b.plugins
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0)
@@ -220,7 +220,7 @@ def cases(reference_of, make_picture):
     return {name: prompts_of(family) for name, family in FAMILIES.items()}
 
 
-@pytest.mark.parametrize("seconds", [3, 60], ids=["short", "minute"])
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_under_load_models_start_and_stop(pool, tiny_folder, cases, seconds):
     for name, family in FAMILIES.items():
         pool.install(name, str(tiny_folder(family)), **OPTIONS)

@@ -8,11 +8,8 @@ import textwrap
 
 import pytest
 
-ENGINES = {
-    "one": {},
-    "ranks": {"tensor_parallel_size": 2, "num_threads": 2},
-    "engines": {"data_parallel_size": 2, "num_threads": 2},
-}
+SEVERAL = {"tensor_parallel_size": 2, "num_threads": 2}, {"data_parallel_size": 2, "num_threads": 2}
+ENGINES = [{}, *(pytest.param(options, marks=pytest.mark.full) for options in SEVERAL)]
 HEAD = """
 import gc, os, sys, threading, time
 from mmdeploy_llm import LLM, SamplingParams
@@ -95,12 +92,13 @@ os.kill(pid, 9)
 """
 
 
-@pytest.mark.parametrize("engines", ENGINES)
-def test_a_forked_child_is_refused_and_harms_nothing(engines, tmp_path):
-    found = program(CHILD, tmp_path, **ENGINES[engines])
+@pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
+def test_a_forked_child_is_refused_and_harms_nothing(options, tmp_path):
+    found = program(CHILD, tmp_path, **options)
     assert found == ["wrong: []", "7 True", "True", "True", "True", "True"]
 
 
+@pytest.mark.full
 def test_a_child_may_make_its_own(tmp_path):
     """OpenMP's threads of the parent do not exist in the child, which would wait for them."""
     body = """
@@ -116,6 +114,7 @@ def test_a_child_may_make_its_own(tmp_path):
     assert program(body, tmp_path, num_threads=2) == ["0 True"]
 
 
+@pytest.mark.full
 def test_pools_and_data_loaders_work_beside_it(tmp_path):
     body = """
     import multiprocessing
@@ -168,12 +167,13 @@ except EngineError as error:
 """
 
 
-@pytest.mark.parametrize("engines", ENGINES)
-def test_close_ends_the_runs_of_other_threads(engines, tmp_path):
-    found = program(CLOSED, tmp_path, **ENGINES[engines])
+@pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
+def test_close_ends_the_runs_of_other_threads(options, tmp_path):
+    found = program(CLOSED, tmp_path, **options)
     assert found == ["True True", "True", "this LLM is closed; make a new one"]
 
 
+@pytest.mark.full
 def test_close_in_a_signal_handler_during_a_step(tmp_path):
     body = """
     import signal
@@ -196,11 +196,12 @@ time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize("engines", ENGINES)
-def test_the_program_ends_while_runs_are_on(engines, tmp_path):
-    assert program(END, tmp_path, **ENGINES[engines]) == []
+@pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
+def test_the_program_ends_while_runs_are_on(options, tmp_path):
+    assert program(END, tmp_path, **options) == []
 
 
+@pytest.mark.full
 def test_a_stream_holds_the_engine_that_nobody_else_has(tmp_path):
     body = """
     running = llm.stream("A red", LONG)
@@ -253,7 +254,7 @@ def state():
 """
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("order", [(0, 1), pytest.param((1, 0), marks=pytest.mark.full)])
 def test_the_program_gets_its_settings_back(order, tmp_path):
     """Two engines have different settings and are closed in any order."""
     body = (
@@ -295,8 +296,14 @@ print(torch.get_num_threads())
     ("variables", "before", "options", "found"),
     [
         ({"OMP_NUM_THREADS": "1"}, "", {}, "1 1 1"),
-        ({}, "torch.set_num_threads(11)", {}, "11 11 11"),
-        ({"OMP_NUM_THREADS": "1"}, "torch.set_num_threads(11)", {"num_threads": 2}, "2 11 11"),
+        pytest.param({}, "torch.set_num_threads(11)", {}, "11 11 11", marks=pytest.mark.full),
+        pytest.param(
+            {"OMP_NUM_THREADS": "1"},
+            "torch.set_num_threads(11)",
+            {"num_threads": 2},
+            "2 11 11",
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_the_programs_number_of_threads(variables, before, options, found):

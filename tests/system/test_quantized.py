@@ -44,7 +44,6 @@ def run(folder, **options):
     "options",
     [
         {"quantization": "int8"},
-        {"quantization": "fp8"},
         {"kv_cache_dtype": "int8"},
         {"kv_cache_dtype": "int4"},
         {"kv_cache_dtype": "int4", "native_kernels": False},
@@ -54,13 +53,12 @@ def run(folder, **options):
 def test_it_has_an_effect_and_stays_close(folder, options):
     expected, found = run(folder), run(folder, **options)
     assert not torch.equal(found, expected)
-    is_coarse = options.get("kv_cache_dtype") == "int4" or options.get("quantization") == "fp8"
-    limit = 0.5 if is_coarse else 0.1  # random experts flip
+    limit = 0.5 if options.get("kv_cache_dtype") == "int4" else 0.1  # random experts flip
     assert (found - expected).abs().mean() < limit
 
 
 @pytest.mark.parametrize(
-    ("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight), ("fp8", CodedPanels)]
+    ("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight), ("int8wo", CodedPanels)]
 )
 def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
     assembly = start(EngineConfig(model=str(folder), dtype="bfloat16", quantization=quantization))
@@ -72,7 +70,12 @@ def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
 
 
 @pytest.mark.parametrize(
-    "options", [{"quantization": "int8"}, {"native_kernels": True}, {"cpu_level": "portable"}]
+    "options",
+    [
+        {"quantization": "int8"},
+        {"native_kernels": True},
+        pytest.param({"cpu_level": "portable"}, marks=pytest.mark.full),  # compiles once more
+    ],
 )
 def test_options_that_need_kernels_raise_without_them(folder, options, monkeypatch):
     def fail(**options):

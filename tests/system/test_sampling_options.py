@@ -85,7 +85,9 @@ class TestLogitsProcessors:
         )
         assert ids_of(results(llm, own)) == ids_of(results(llm, other))
 
-    @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 5}])
+    @pytest.mark.parametrize(
+        "sampling", [{}, pytest.param({"temperature": 0.9, "seed": 5}, marks=pytest.mark.full)]
+    )
     def test_alone_in_a_batch_streamed_and_preempted(self, llm, make_llm, tiny_folder, sampling):
         plain = {**GREEDY, "max_tokens": 40, **sampling}
         own = SamplingParams(**plain, logits_processors="repetition-window")
@@ -170,7 +172,9 @@ class TestStopSequences:
 
 
 class TestEarlyStop:
-    @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+    @pytest.mark.parametrize(
+        "sampling", [{}, pytest.param({"temperature": 1.0, "seed": 3}, marks=pytest.mark.full)]
+    )
     def test_after_a_window_of_certain_tokens(self, llm, make_llm, tiny_folder, sampling):
         """The reference counts log-probabilities that an ordinary request reports."""
         own = {**GREEDY, "max_tokens": 40, **sampling}
@@ -236,6 +240,7 @@ VALUES = st.one_of(
 NAMES = sorted({*SamplingParams.model_fields} - {"n", "guided_decoding"})
 
 
+@pytest.mark.full
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -281,6 +286,7 @@ def test_a_param_of_guided_decoding_is_not_bounded_as_the_sampler_is():
     assert GuidedDecodingParams(json={"type": "integer", "maximum": 10**40})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_a_seed_gives_the_same_text_whatever_else_runs(options, make_llm, tiny_folder):
     """The promise of `seed` holds in bfloat16 and int8 with the C++ kernels, near-ties included,

@@ -52,6 +52,7 @@ def test_reduced_evaluation(evaluate, cases):
     assert all(shares[sort] >= LEAST[sort] for sort in LEAST), shares
 
 
+@pytest.mark.full
 def test_clips_from_mp4_files(evaluate, tmp_path):
     cases = list(evaluate.draw_clip_cases(tmp_path, NUM_CLIPS, seed=1))
     replies = evaluate.with_llm("shapes-vl")(cases)
@@ -61,6 +62,7 @@ def test_clips_from_mp4_files(evaluate, tmp_path):
     assert right >= 0.9 * NUM_CLIPS, right
 
 
+@pytest.mark.full
 def test_transformers_gives_the_same_answers(evaluate, cases):
     """Runs the same folder in transformers' own class; in bf16 a rare near-tie may be decided
     differently."""
@@ -71,6 +73,7 @@ def test_transformers_gives_the_same_answers(evaluate, cases):
     assert same >= len(some) - 1
 
 
+@pytest.mark.full
 def test_it_fits_its_size():
     assert (folder() / "model.safetensors").stat().st_size <= 8_000_000
 

@@ -22,6 +22,8 @@ import pytest
 from mmdeploy_llm import ModelPool, SamplingParams
 from mmdeploy_llm.testing.samples import image_bytes, pixels, png_header
 
+pytestmark = pytest.mark.long
+
 FAMILIES = {"text": "mistral", "vl": "qwen2_5_vl", "moe": "ernie4_5_vl_moe"}
 NUM_TOKENS = 12
 NUM_CLIENTS = 6
@@ -202,11 +204,10 @@ def run(stream, seconds, seed):
     assert failures == []
 
 
-@pytest.mark.parametrize("length", ["short", "long"])
-def test_of_three_models(length, pytestconfig, tiny_folder, reference_of, make_picture, make_clip):
+def test_of_three_models(pytestconfig, tiny_folder, reference_of, make_picture, make_clip):
     if not Path("/proc/self/statm").exists():
         pytest.skip("the size of a process is read from /proc, which is Linux's")
-    seconds = 6 if length == "short" else pytestconfig.getoption("soak_seconds")
+    seconds = pytestconfig.getoption("soak_seconds")
     references = {name: reference_of(family) for name, family in FAMILIES.items()}
     cases = {
         name: [*good_cases(reference, make_picture, make_clip), *bad_cases(reference)]
@@ -235,5 +236,4 @@ def test_of_three_models(length, pytestconfig, tiny_folder, reference_of, make_p
     assert last.memory <= middle.memory + GROWTH, found
     assert last.threads <= max(each.threads for each in found[:3]), found
     assert last.files <= middle.files + 4, found
-    if length == "long":
-        assert last.objects <= middle.objects * 1.02, found
+    assert last.objects <= middle.objects * 1.02, found

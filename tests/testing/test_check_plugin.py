@@ -1,5 +1,6 @@
 """check_plugin on installed packages: all verdicts, without input from an author."""
 
+import itertools
 import sys
 
 import pytest
@@ -155,7 +156,9 @@ def test_what_keeps_a_plugin_from_loading_is_reported_once(install, source, fail
 
 def test_an_in_tree_processor_with_a_folder(tmp_path):
     folder = write_tiny("qwen2_5_vl", tmp_path)
-    found = outcomes(check_plugin("image", model_folder=folder))
+    verdicts = check_plugin("qwen", model_folder=folder)
+    # Models come last: they have tests of their own.
+    found = outcomes(itertools.takewhile(lambda v: not v.subject.startswith("model "), verdicts))
     assert found["image processor qwen-image", "samples_are_processed"] == ("pass", "")
-    assert found["image processor ernie-image", "builds"][0] == "skip"
+    assert found["image processor qwen3-image", "builds"][0] == "skip"
     assert [key for key, (outcome, _) in found.items() if outcome == "fail"] == []

@@ -87,6 +87,7 @@ def author(tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_a_test_file_of_fifteen_lines(author):
     assert len(AUTHORS_FILE.strip().splitlines()) <= 15
     code, text = author("so")
@@ -94,6 +95,7 @@ def test_a_test_file_of_fifteen_lines(author):
     assert re.search(r"\b1[0-9] passed", text), text
 
 
+@pytest.mark.full
 def test_the_report_of_a_failure_is_its_message(author):
     code, text = author("no")
     assert code == 1
@@ -120,6 +122,7 @@ def test_every_name_can_be_imported(name):
     assert getattr(testing, name) is not None
 
 
+@pytest.mark.full
 def test_without_pytest():
     """The test classes say what to install; checks and writers work without pytest."""
     code = """

@@ -119,7 +119,10 @@ def module(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(("source", "checks", "message"), BROKEN)
+@pytest.mark.parametrize(
+    ("source", "checks", "message"),
+    [*BROKEN[:2], *(pytest.param(*broken, marks=pytest.mark.full) for broken in BROKEN[2:])],
+)
 def test_a_broken_plugin_fails(module, failures, demand_failures, source, checks, message):
     bound = 0.3 if "sleep" in source else 30.0
     found = failures(CHECKS, PluginSubject.of(module(source), max_import_seconds=bound))

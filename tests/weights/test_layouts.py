@@ -3,31 +3,17 @@ names of transformers' modules."""
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import (
-    ernie,
-    gemma,
-    glm,
-    gptoss,
-    granite,
-    internvl,
-    lfm,
-    llama,
-    olmo,
-    phi,
-    qwen,
-)
 from safetensors.torch import save_file
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import FAMILIES, write_tiny
+from mmdeploy_llm.testing.tiny import families, family_of, write_tiny
 
-PLUGINS = (ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, olmo, phi, qwen)
-SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
+SPECS = families()
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+@pytest.fixture(scope="module", params=sorted(families()))
 def family(request):
     return request.param
 
@@ -59,8 +45,8 @@ def test_names_of_transformers_modules(family, published, tmp_path):
 
 def test_a_checkpoint_of_another_family_is_refused(family, published):
     folder, _, _ = published
-    others = [name for name in FAMILIES if name != family and "vl" in name]
-    config = FAMILIES[others[0]].make_config(_Tokenizer(), {})
+    others = [name for name in families() if name != family and "vl" in name]
+    config = family_of(families()[others[0]]).make_config(_Tokenizer(), {})
     with pytest.raises(CheckpointError):
         build(SPECS[others[0]], folder, config, torch.float32)
 

@@ -246,6 +246,7 @@ def wide_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.5)])
 def test_no_second_copy_of_the_model_in_memory(wide_folder, request, dtype, share):

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams, native
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.coded import CODES, float8_codes
 from mmdeploy_llm.testing import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
+from mmdeploy_llm.weight_formats import FORMATS
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of
 
@@ -245,14 +245,14 @@ def test_activations_are_rounded_on_request(tmp_path):
     assert 1e-5 < difference < 0.3
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int8wo", "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8wo", "int8"])
 def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(tmp_path, quantization, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, "fp8", plain)
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
         found = tokens_of(quantised, quantization=quantization)
-    assert ("12 weights stay in few bits" in caplog.text) == (quantization == "fp8")
-    if quantization != "fp8":
+    assert ("12 weights stay in few bits" in caplog.text) == (quantization is None)
+    if quantization is not None:
         assert found == tokens_of(dequantised, quantization=quantization)
 
 
@@ -266,21 +266,6 @@ def test_floats_of_8_bits_that_are_no_numbers(tmp_path):
         LLM(str(folder))
 
 
-def test_rounding_to_floats_of_8_bits_while_loading(tmp_path):
-    """Gives the tokens of transformers with the weights that these floats stand for."""
-    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES, tie_word_embeddings=False)
-    rounded = tmp_path / "rounded"
-    shutil.copytree(plain, rounded)
-    tensors = load_file(plain / "model.safetensors")
-    for key, tensor in tensors.items():
-        if "_proj.weight" in key or key == "lm_head.weight":
-            codes, scales = float8_codes(tensor.float(), 128)
-            values = codes.view(torch.float8_e4m3fn).float()
-            tensors[key] = values * scales.repeat_interleave(128, 1)[:, : tensor.shape[1]]
-    save_file(tensors, rounded / "model.safetensors", metadata={"format": "pt"})
-    assert tokens_of(plain, quantization="fp8") == reference_tokens(rounded)
-
-
 @pytest.mark.parametrize("quantization", ["int4", "int8wo"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_head_and_embeddings_in_8_bits(tmp_path, is_tied, quantization):
@@ -291,7 +276,7 @@ def test_head_and_embeddings_in_8_bits(tmp_path, is_tied, quantization):
     shutil.copytree(plain, rounded)
     tensors, kernels = load_file(plain / "model.safetensors"), native.load()
     for key, tensor in tensors.items():
-        layout = CODES[quantization if "_proj.weight" in key else "int8wo"]
+        layout = FORMATS[quantization if "_proj.weight" in key else "int8wo"]
         if tensor.dim() == 2:
             size = min(layout.group_size, tensor.shape[1])
             tensors[key] = kernels.round_codes(tensor.float(), layout.bits, size).dequantize()

@@ -4,7 +4,7 @@
                  checks texts    starts an engine that died
                  by a schema
 
-rounds.py    pairs that are asked again among those that are asked for the first time
+rounds.py    what is asked again, among what is asked for the first time
 restarts.py  Restarting: nothing is lost with an engine, and one item cannot end the run
 validated.py Validated: an answer that breaks a JSON schema is asked again with another seed
 checker.py   checks texts in a process that can be killed

@@ -1,27 +1,25 @@
-"""Restarting: answers with an engine that is started again when it dies.
-
-Items that were in flight when an engine died are asked again. One that was in flight twice is
-asked alone: if the engine dies once more, that item is the reason and gets its error.
-"""
+"""Restarting: answers with an engine that is started again when it dies. What it was computing is
+asked again as desk/deaths.py says: together with others, then alone, then not any more."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mmdeploy_llm.desk.deaths import again, given_up
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, WorkerDiedError
 
-from .rounds import Pair, Restartable, Rounds, Task
+from .rounds import Restartable, Rounds
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
+    from mmdeploy_llm.desk.ticket import Ask
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 2  # in which an item is in flight together with others
 SERVER_FAULT = 500
 
 
@@ -33,39 +31,44 @@ class Restarting:
         self._llm, self._most = llm, most
         self._num_restarts = self._num_revived = 0
         self._last: EngineError | None = None
+        self._in_flight: dict[Ask, None] = {}  # in the order in which they were asked
 
-    def answer_each(self, pairs: Iterable[Pair]) -> Generator[Answer, None, None]:
+    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
         """Yields answers as they finish. Raises the engine's error when it has died too often,
         after the answers of the items in flight, which say so."""
-        rounds = Rounds(pairs)
+        rounds = Rounds(asks)
         while not rounds.is_over:
-            lost: list[tuple[Task, Answer]] = []
+            lost: list[Answer] = []
             try:
-                with closing(self._llm.answer_each(rounds.pairs())) as answers:
+                with closing(self._llm.answer_each(self._noted(rounds))) as answers:
                     for answer in answers:
-                        task = rounds.answered(answer.index)
-                        own = replace(answer, index=task.index)
+                        del self._in_flight[answer.ask]
                         if self._is_lost(answer):
-                            lost.append((task, own))
+                            lost.append(answer)
                         else:
-                            yield own
+                            yield answer
                         self._revive()
             except EngineError:
                 if self._llm.death is None:
                     raise
-            missing = rounds.taken_back()
-            if not lost and not missing and self._llm.death is None:
+            unanswered, self._in_flight = list(self._in_flight), {}
+            if not lost and not unanswered and self._llm.death is None:
                 continue
-            if not self._restart(len(lost) + len(missing)):
-                yield from (answer for _, answer in lost)
+            if not self._restart(len(lost) + len(unanswered)):
+                yield from lost
                 assert self._last is not None
                 raise self._last
-            for task in (*(task for task, _ in lost), *missing):
-                later = replace(task, num_again=task.num_again + 1)
-                if later.num_again < MAX_DEATHS:
+            for ask in (*(answer.ask for answer in lost), *unanswered):
+                later = replace(ask, num_deaths=ask.num_deaths + 1)
+                if again(later.num_deaths) == "together":
                     rounds.again(later)
                 else:
                     yield from self._alone(later)
+
+    def _noted(self, rounds: Rounds) -> Iterator[Ask]:
+        for ask in rounds.asks():
+            self._in_flight[ask] = None
+            yield ask
 
     def _revive(self) -> None:
         """Starts engines in place of those that died while others go on, `most` times; when that
@@ -87,13 +90,13 @@ class Restarting:
             is_fault and self._llm.death is not None
         )
 
-    def _alone(self, task: Task) -> Generator[Answer, None, None]:
+    def _alone(self, ask: Ask) -> Generator[Answer, None, None]:
         """Answers one item while nothing else is in the engine."""
         found: Answer | None = None
         try:
-            with closing(self._llm.answer_each([(task.prompt, task.params)])) as answers:
+            with closing(self._llm.answer_each([ask])) as answers:
                 for answer in answers:
-                    found = replace(answer, index=task.index)
+                    found = answer
         except EngineError:
             if self._llm.death is None or found is None:
                 raise
@@ -101,15 +104,10 @@ class Restarting:
         if not self._is_lost(found):
             yield found
             return
-        words = (
-            f"the engine died {MAX_DEATHS + 1} times while it computed this item, the last time "
-            f"alone: {found.output.error_msg}"
-        )
+        error = given_up(found.output.error_msg)
         self._num_restarts = self._num_revived = 0  # the reason is known
         self._restart(0, is_counted=False)
-        yield replace(
-            found, output=replace(found.output, error_msg=words), error=WorkerDiedError(words)
-        )
+        yield replace(found, output=replace(found.output, error_msg=str(error)), error=error)
 
     def _restart(self, num_lost: int, *, is_counted: bool = True) -> bool:
         """Starts the engine again; returns False when that was done too often."""

@@ -11,10 +11,11 @@ from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.outputs import Completions
 
 from .checker import TooExpensiveError
-from .rounds import Answerer, Pair, Rounds, Task
+from .rounds import Answerer, Rounds
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
+    from mmdeploy_llm.desk.ticket import Ask
 
 # Of a retry where the answer was the most probable one: a seed alone would change nothing there.
 RETRY_TEMPERATURE = 0.7
@@ -43,22 +44,20 @@ class Validated:
     def __init__(self, llm: Answerer, checker: Checks, most: int) -> None:
         self._llm, self._checker, self._most = llm, checker, most
 
-    def answer_each(self, pairs: Iterable[Pair]) -> Generator[Answer, None, None]:
+    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
         """Yields answers as they finish; one that breaks the schema to the end is an error with its
         text."""
-        rounds = Rounds(pairs)
+        rounds = Rounds(asks)
         while not rounds.is_over:
-            with closing(self._llm.answer_each(rounds.pairs())) as answers:
+            with closing(self._llm.answer_each(rounds.asks())) as answers:
                 for answer in answers:
-                    task = rounds.answered(answer.index)
-                    own = replace(answer, index=task.index)
-                    found = self._violation(own)
+                    found = self._violation(answer)
                     if found is None:
-                        yield own
-                    elif found.can_retry and task.num_again < self._most:
-                        rounds.again(_retry(task))
+                        yield answer
+                    elif found.can_retry and answer.ask.num_retries < self._most:
+                        rounds.again(_retry(answer.ask))
                     else:
-                        yield _failed(own, found, task.num_again)
+                        yield _failed(answer, found)
 
     def _violation(self, answer: Answer) -> _Violation | None:
         """Returns what is wrong with the first wrong sample."""
@@ -84,8 +83,8 @@ class _Violation:
     can_retry: bool = True
 
 
-def _retry(task: Task) -> Task:
-    params, number = task.params, task.num_again + 1
+def _retry(ask: Ask) -> Ask:
+    params, number = ask.params, ask.num_retries + 1
     changes: dict[str, float] = {}
     if params.seed is not None:  # without one every prompt draws another text by itself
         changes["seed"] = (params.seed + number * SEED_STEP) % MAX_SEED
@@ -93,11 +92,12 @@ def _retry(task: Task) -> Task:
         changes["temperature"] = RETRY_TEMPERATURE
         changes.update({"top_k": 0} if params.top_k == 1 else {})
         changes.update({"top_p": 1.0} if params.top_p == 0 else {})
-    return replace(task, params=params.model_copy(update=changes), num_again=number)
+    return replace(ask, params=params.model_copy(update=changes), num_retries=number)
 
 
-def _failed(answer: Answer, found: _Violation, num_again: int) -> Answer:
-    tried = f", also after {num_again} retries" if num_again else ""
+def _failed(answer: Answer, found: _Violation) -> Answer:
+    count = answer.ask.num_retries
+    tried = f", also after {count} retries" if count else ""
     words = f"the answer breaks the schema{tried}: {found.words}"
     fault: dict[str, Any] = {"error_code": InvalidAnswerError.code, "error_msg": words}
     samples = list(answer.output.outputs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from mmdeploy_llm.hooks import ReasoningParserSpec, ToolParserSpec
+from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import Spec
 
@@ -58,12 +58,8 @@ def new_parser(spec: ReasoningParserSpec | ToolParserSpec, base: type[Any]) -> A
 
 def factory_of(spec: Spec) -> Callable[..., Any]:
     """Imports the factory that the spec names. Raises CheckFailed when that fails."""
-    module, _, attributes = spec.factory.partition(":")
     with attributed(
         f"importing the factory {spec.factory!r} of {spec.name!r}",
         'correct the spec\'s `factory` ("module:Class"), or the module',
     ):
-        found: Any = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
-        return found  # type: ignore[no-any-return]
+        return imported(spec.factory)  # type: ignore[no-any-return]

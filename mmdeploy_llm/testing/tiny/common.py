@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,20 +12,10 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
-ERNIE_TOKENS = {
-    "image_start_token_id": "<|IMAGE_START|>",
-    "image_token_id": "<|IMAGE_PLACEHOLDER|>",
-    "image_end_token_id": "<|IMAGE_END|>",
-    "video_start_token_id": "<|VIDEO_START|>",
-    "video_token_id": "<|VIDEO_PLACEHOLDER|>",
-    "video_end_token_id": "<|VIDEO_END|>",
-}
-QWEN_TOKENS = {
-    "vision_start_token_id": "<|vision_start|>",
-    "vision_end_token_id": "<|vision_end|>",
-    "image_token_id": "<|image_pad|>",
-    "video_token_id": "<|video_pad|>",
-}
+from .media import MediaForm
+
+# Of two ways in which families mark images and videos, so that a tokenizer without a family reads
+# prompts with media.
 SPECIAL_TOKENS = (
     "<pad>",
     "<unk>",
@@ -35,10 +25,18 @@ SPECIAL_TOKENS = (
     "<|end_of_sentence|>",
     "<|im_start|>",
     "<|im_end|>",
-    *ERNIE_TOKENS.values(),
+    "<|IMAGE_START|>",
+    "<|IMAGE_PLACEHOLDER|>",
+    "<|IMAGE_END|>",
+    "<|VIDEO_START|>",
+    "<|VIDEO_PLACEHOLDER|>",
+    "<|VIDEO_END|>",
     "<|image@placeholder|>",
     "<|video@placeholder|>",
-    *QWEN_TOKENS.values(),
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
 )
 TEXT_TOKENS = ("<think>", "</think>", "<response>", "</response>")  # single tokens, not special
 VOCAB_SIZE = 384
@@ -47,9 +45,21 @@ CORPUS = (
     "The quick brown fox jumps over the lazy dog. User: Describe the picture. Assistant: A red "
     "circle and a blue square on a white background; how many are there? There are two of them.\n"
 )
+# The form of chats that many families share.
+CHATML = (
+    "{%- for m in messages -%}{{- '<|im_start|>' ~ m.role ~ '\\n' -}}"
+    "{%- if m.content is string -%}{{- m.content -}}{%- else -%}{%- for p in m.content -%}"
+    "{%- if p.type in ['image', 'image_url'] -%}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- elif p.type in ['video', 'video_url'] -%}"
+    "{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}"
+    "{%- else -%}{{- p.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}"
+    "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
 IMAGE_MEAN = [0.48145466, 0.4578275, 0.40821073]
 IMAGE_STD = [0.26862954, 0.26130258, 0.27577711]
-# Buffers that training sets (of Gemma 4, GLM-4V and LFM2-MoE) -> what they are near to.
+# Buffers that training sets in some families -> what they are near to.
 LEARNED_BUFFERS = {
     "layer_scalar": 1.0,
     "std_bias": 0.0,
@@ -73,6 +83,7 @@ class Family:
     make_config: (tokenizer, replaced fields of the text model's config) -> transformers' config.
     special_tokens: special tokens in addition to SPECIAL_TOKENS.
     files: further JSON files of the folder, name -> contents.
+    media: how transformers takes the family's images and videos.
     """
 
     architecture: str
@@ -81,6 +92,7 @@ class Family:
     eos_token: str
     special_tokens: tuple[str, ...] = ()
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    media: MediaForm = field(default_factory=MediaForm)
 
 
 def randomize(model: nn.Module) -> None:
@@ -112,15 +124,17 @@ def randomize_empty(module: nn.Module) -> None:
     randomize(module)
 
 
-def build_tokenizer(family: Family) -> transformers.PreTrainedTokenizerFast:
-    """Trains a byte-level BPE with the special tokens of ERNIE, Qwen and the family. It encodes any
-    text, and decoding restores the text."""
+def build_tokenizer(
+    *, chat_template: str, eos_token: str, special_tokens: Sequence[str] = ()
+) -> transformers.PreTrainedTokenizerFast:
+    """Trains a byte-level BPE with SPECIAL_TOKENS and more special tokens. It encodes any text, and
+    decoding restores the text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[*SPECIAL_TOKENS, *TEXT_TOKENS, *family.special_tokens],
+        special_tokens=[*SPECIAL_TOKENS, *TEXT_TOKENS, *special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -131,10 +145,10 @@ def build_tokenizer(family: Family) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
         bos_token="<s>",
-        eos_token=family.eos_token,
+        eos_token=eos_token,
         pad_token="<pad>",
         unk_token="<unk>",
-        chat_template=family.chat_template,
+        chat_template=chat_template,
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )

@@ -131,21 +131,21 @@ class GroupedMatrix:
             is_float8=layout.is_float8,
         )
 
-    def _of_rows(self, numbers: Tensor) -> Tensor:
+    def _of_rows(self, values: Tensor) -> Tensor:
         """Repeats one value of each block of rows for these: [n, G]."""
-        return numbers.repeat_interleave(self.block_rows, 0)[: self.codes.shape[0]]
+        return values.repeat_interleave(self.block_rows, 0)[: self.codes.shape[0]]
 
-    def _spread(self, numbers: Tensor, start: int, end: int) -> Tensor:
+    def _spread(self, values: Tensor, start: int, end: int) -> Tensor:
         """Repeats one value of each group for its rows start .. end and its columns: [end - start,
         k]."""
         if self.block_rows > 1:
             first = start // self.block_rows
-            numbers = numbers[first : -(-end // self.block_rows)]
-            numbers = numbers.repeat_interleave(self.block_rows, 0)
+            values = values[first : -(-end // self.block_rows)]
+            values = values.repeat_interleave(self.block_rows, 0)
             skipped = start - first * self.block_rows
-            numbers = numbers[skipped : skipped + end - start]
+            values = values[skipped : skipped + end - start]
         else:
-            numbers = numbers[start:end]
+            values = values[start:end]
         if self.group_of is not None:
-            return numbers[:, self.group_of]
-        return numbers.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]
+            return values[:, self.group_of]
+        return values.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]

@@ -1,5 +1,5 @@
-"""States that models keep in other places than the layers of transformers' cache, by the class of
-the decoder."""
+"""Passes states that a model keeps elsewhere than in the layers of transformers' cache, by the
+class of the decoder."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ class Carrier(Protocol):
     """Passes states to a decoder and takes them back."""
 
     def arguments(self, cache: Any, before: States) -> Mapping[str, Any]:
-        """Returns arguments of the decoder's forward with which it continues from states, which it
-        may modify; {}: the sequence begins. cache: transformers' cache of the step."""
+        """Returns the arguments with which the decoder's forward continues from the states
+        `before`, which it may modify; where they are {} the sequence begins. cache: transformers'
+        cache of the step."""
         ...
 
     def states(self, cache: Any, out: Any) -> States:
-        """Returns the states after a step. out: of the decoder's forward."""
+        """Returns the states after a step. out: what the decoder's forward returned."""
         ...
 
 
 class InCache:
-    """States in the layers of transformers' cache."""
+    """Carries states in the layers of transformers' cache."""
 
     def arguments(self, cache: Any, before: States) -> Mapping[str, Any]:
         """See Carrier."""
@@ -44,7 +45,7 @@ class InCache:
 
 
 class InMiniMaxCache:
-    """States in a list of MiniMax's cache."""
+    """Carries states in a list of MiniMax's cache."""
 
     def __init__(self, decoder: nn.Module) -> None:
         self._new_cache = _module_of(decoder).MiniMaxCache
@@ -63,7 +64,7 @@ class InMiniMaxCache:
 
 
 class InModules:
-    """States in attributes of modules: RecurrentGemma's."""
+    """Carries states in attributes of modules: RecurrentGemma's."""
 
     names = ("conv1d_state", "recurrent_states")
 
@@ -87,7 +88,7 @@ class InModules:
 
 
 class InList:
-    """States in a list of tensors for all layers: RWKV's."""
+    """Carries states in a list of tensors for all layers: RWKV's."""
 
     def arguments(self, cache: Any, before: States) -> Mapping[str, Any]:
         """See Carrier."""
@@ -99,7 +100,7 @@ class InList:
 
 
 class InTuples:
-    """States in a tuple of tensors for each layer: xLSTM's."""
+    """Carries states in a tuple of tensors for each layer: xLSTM's."""
 
     def __init__(self, decoder: Any) -> None:
         self._config = decoder.config

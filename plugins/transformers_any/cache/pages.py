@@ -40,9 +40,10 @@ WITH_STATES = (
 class Kept:
     """Says what transformers keeps in a layer.
 
-    has_keys: keys and values; without, the layer reads those of another or has none. window: those
-    of the last window - 1 tokens; None: all. has_indexer: also the keys of an indexer. num_states:
-    convolutions and recurrences.
+    has_keys: whether the layer has keys and values of its own; else it reads those of another, or
+    none. window: it keeps those of the last window - 1 tokens; None: of all tokens. has_indexer:
+    whether it keeps the keys of an indexer too. num_states: how many convolutions and recurrences
+    keep a state.
     """
 
     has_keys: bool = True
@@ -53,8 +54,8 @@ class Kept:
 
 @dataclass(slots=True)
 class Places:
-    """The layers of the engine's cache. `of` is the only writer: it adds a place when a trial first
-    asks for it.
+    """Says in which layer of the engine's cache a thing is kept. `of` is the only writer: it adds a
+    place when a trial first asks for it.
 
     index: (layer of the model, what is kept) -> layer of the engine's cache. width: channels of a
     row there, the most that any layer needs.
@@ -104,7 +105,7 @@ def sequence_cache(
 
 
 class PagedLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer of one sequence in one step."""
+    """Holds one layer of transformers' cache, for one sequence in one step."""
 
     def __init__(
         self, kept: Kept, places: Places, attn: SequenceAttention, sequence: int, layer: int
@@ -135,8 +136,8 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
         return int(self._length)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns how many keys `update` will return for so many tokens, and the first's
-        position."""
+        """Returns how many keys `update` will return when it is given that many tokens, and the
+        position of the first key."""
         window = self._kept.window
         first = 0 if window is None else max(0, self._length - window + 1)
         return self._length - first + query_length, first
@@ -169,9 +170,9 @@ class PagedStateLayer(StateLayer, PagedLayer):
 
 
 class OneByOne:
-    """The tokens of one sequence in a step, one at a time; see forward.SequenceAttention.
+    """Shows the tokens of one sequence in a step one at a time; see forward.SequenceAttention.
 
-    `has_next` moves on to the next token. The rows of later tokens are zero until their turn.
+    `has_next` moves on to the next token. The rows of later tokens are zero until they come.
     """
 
     def __init__(self, attn: SequenceAttention, sequence: int) -> None:

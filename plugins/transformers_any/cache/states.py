@@ -1,4 +1,4 @@
-"""The states that transformers' cache keeps besides keys and values, in the rows of the engine's
+"""Keeps the states that transformers' cache has besides keys and values in the rows of the engine's
 state tensors.
 
     row read --> layers of the cache --> pass of the decoder --> layers of the cache --> row written
@@ -24,7 +24,7 @@ States = dict[Key, Tensor]
 
 
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
-    """The states of one layer of one sequence in one step."""
+    """Holds the states of one layer, for one sequence in one step."""
 
     def lazy_initialization(
         self,
@@ -55,7 +55,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
 
 class Store(Protocol):
-    """The states of one sequence between steps."""
+    """Holds the states of one sequence between steps."""
 
     def load(self) -> States:
         """Returns copies of the states after the sequence's last step."""
@@ -68,7 +68,7 @@ class Store(Protocol):
 
 @dataclass(slots=True)
 class Slots:
-    """The states of a sequence, as a trial finds them. `see` is the only writer.
+    """Records which states a sequence has, as a trial finds them. `see` is the only writer.
 
     index: key -> (shape, dtype).
     """
@@ -93,7 +93,7 @@ class Slots:
 
 
 class Remembered:
-    """The states of the sequence of a trial; see Store."""
+    """Holds the states of a trial's sequence in memory; see Store."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -110,7 +110,7 @@ class Remembered:
 
 
 class Rows:
-    """The states of one sequence of a step, in two rows of the engine's tensors; see Store."""
+    """Holds the states of one sequence of a step in two rows of the engine's tensors; see Store."""
 
     def __init__(self, slots: Slots, context: StateContext, layer: int, sequence: int) -> None:
         """layer: that of `Slots.cache` in the engine's cache."""
@@ -125,7 +125,7 @@ class Rows:
         }
 
     def save(self, states: States) -> None:
-        """See Store. A step must leave all states, or a later one would continue from older
+        """See Store. A step must write every state, or a later one would continue from older
         ones."""
         assert states.keys() == self._columns.keys(), "the same states as in the trial"
         for key, column in self._columns.items():

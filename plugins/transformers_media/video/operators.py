@@ -103,7 +103,7 @@ def _has_bytes(mode: Mode) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Source:
-    """Frames that are read when they are resized, so that only small ones are kept.
+    """Reads frames only when they are resized, so that only small ones are kept.
 
     shape: (frames, 3, height, width). read: yields the frames, uint8 [3, height, width]; None: they
     are black.
@@ -114,9 +114,9 @@ class Source:
 
 
 def reading(backend: Any) -> Any:
-    """Returns a subclass of transformers' TorchvisionBackend for videos without values, on the meta
-    device: where one is resized, the frames of `source` are, one by one. It is set by the one
-    thread that uses the processor."""
+    """Returns a subclass of transformers' TorchvisionBackend for videos whose pixels are not read
+    yet (tensors on the meta device). Where it would resize such a video, it reads the frames of
+    `source` one by one and resizes these. The one thread that uses the processor sets `source`."""
 
     def resize(self: Any, image: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Resizes [..., channels, height, width]."""

@@ -4,7 +4,6 @@ decoder, and torch computes in place of torchvision (operators.py says why)."""
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import queue
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from mmdeploy_llm_plugins.transformers_media.processing import (
 )
 from mmdeploy_llm_plugins.transformers_media.processor import OF_TEXT
 from mmdeploy_llm_processors.isolation import Workers
+from mmdeploy_llm_processors.video.opening import open_video
 from mmdeploy_llm_processors.video.timeline import OpenVideo, Timeline, constant_timeline
 from torch import Tensor
 
@@ -86,7 +86,6 @@ class AnyVideoProcessor(MediaProcessor):
     kind = "video"
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        self._open_video = _opener()
         self._base, self._fields = find_class(checkpoint)
         component = self._component()
         given = engine_options(self._base, options)
@@ -123,7 +122,7 @@ class AnyVideoProcessor(MediaProcessor):
         """Opens bytes, a list of frames, an array or a tensor. Of a file it reads the header and
         the times of the frames, in a worker process unless `limits.isolation` is "thread"."""
         workers = None if limits.isolation == "thread" else self._workers
-        return VideoItem(video=self._open_video(source, limits, workers), limits=limits)
+        return VideoItem(video=open_video(source, limits, workers), limits=limits)
 
     def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
         """Returns the arguments of get_video_features, by name, and the video's prompt text."""
@@ -287,16 +286,6 @@ class _Noise:
         rng = np.random.default_rng(0)
         for _ in indices:
             yield rng.integers(0, 256, (TRIAL.height, TRIAL.width, 3), dtype=np.uint8)
-
-
-def _opener() -> Any:
-    """Returns the function that opens videos. Raises UnsupportedMediaError without PyAV."""
-    try:
-        return importlib.import_module("mmdeploy_llm_processors.video.opening").open_video
-    except ImportError as error:
-        raise UnsupportedMediaError(
-            f"videos are decoded by PyAV: pip install av ({error})"
-        ) from error
 
 
 def _frames(video: OpenVideo, indices: Sequence[int]) -> Iterator[Tensor]:

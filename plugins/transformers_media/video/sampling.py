@@ -1,4 +1,4 @@
-"""Options of videos, and the frames that transformers' own rule chooses by them."""
+"""Reads options of videos, and chooses frames by transformers' own rule."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ class Sampling:
         return False
 
     def _by_rule(self, timeline: Timeline, given: Mapping[str, Any]) -> list[int]:
-        """Calls the rule with the options as the fields of a processor. One for more frames than
-        there are is asked for all of them."""
+        """Calls the rule with the options as the fields of a processor. A rule for more frames than
+        the video has is asked for all of them."""
         rules = copy.copy(self._component)
         for name, value in given.items():
             setattr(rules, name, value)
@@ -162,8 +162,8 @@ def metadata_of(timeline: Timeline, indices: Sequence[int] | None) -> VideoMetad
 
 
 def engine_options(component: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of all videos: those of mm_processor_kwargs that begin with "video_",
-    without it. Raises ConfigError for unknown names and wrong values."""
+    """Returns the options of all videos: those of mm_processor_kwargs whose names begin with
+    "video_", which is cut off. Raises ConfigError for unknown names and wrong values."""
     given = {
         name.removeprefix(VIDEO_PREFIX): value
         for name, value in options.items()

@@ -1,2 +1,2 @@
-"""Processes images into several tiles, crops or slices, for Gemma 3, InternVL, LFM2-VL and
-MiniCPM-V. Importing this package imports neither Pillow nor torch."""
+"""The base of image processors that make an image several tiles, crops or slices. Importing this
+package imports neither Pillow nor torch."""

@@ -1,5 +1,5 @@
-"""Dynamic tiling, as InternVL's image processor in transformers does it: an image is resized to a
-grid of square tiles with nearly its aspect, and a thumbnail of the whole follows the tiles.
+"""Dynamic tiling: an image is resized to a grid of square tiles with nearly its aspect, and a
+thumbnail of the whole follows the tiles.
 
 +-----+-----+-----+
 |  0  |  1  |  2  |      +-----+

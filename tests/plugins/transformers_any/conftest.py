@@ -397,7 +397,12 @@ def reference_of(tmp_path_factory):
     return reference
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.full] * (name != "gemma3"))
+        for name in sorted(FAMILIES)
+    ]
+)
 def reference(request, reference_of):
     return reference_of(request.param)
 

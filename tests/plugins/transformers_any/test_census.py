@@ -83,6 +83,7 @@ def test_every_class_is_counted_in_the_page(page, data):
     assert after == before + 1
 
 
+@pytest.mark.long
 def test_a_sample_of_the_table(census, table):
     """In a process of its own, which may fork: this one has threads."""
     command = [sys.executable, "-W", "ignore", census.__file__, *SAMPLE]
@@ -109,6 +110,7 @@ print(census.run("LlamaForCausalLM", seconds=600)[0])
 """
 
 
+@pytest.mark.full
 def test_a_hang_and_a_crash_are_outcomes(census):
     command = [sys.executable, "-W", "ignore", "-c", FAULTS]
     folder = Path(census.__file__).parent

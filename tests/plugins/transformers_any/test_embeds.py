@@ -45,7 +45,10 @@ def tokens(outputs):
     return [list(output.outputs.token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.full] * (name != "gemma3")) for name in FAMILIES],
+)
 def test_in_chunks_and_with_a_prefix_hit(reference_of, make_llm, picture, family):
     reference = reference_of(family)
     llm, stats = make_llm(reference.folder, block_size=4, max_num_batched_tokens=7, max_num_seqs=3)
@@ -66,6 +69,7 @@ def test_in_chunks_and_with_a_prefix_hit(reference_of, make_llm, picture, family
         assert llm.count_tokens(prompt).num_prompt_tokens == len(output.prompt_token_ids)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", SAME_TEXT)
 def test_neither_grid_nor_size_is_needed(reference_of, make_llm, picture, family):
     reference = reference_of(family)

@@ -43,6 +43,7 @@ def test_near_plain_torch(reference, make_llm, picture, quantization, monkeypatc
     assert difference < LIMITS[quantization]
 
 
+@pytest.mark.full
 def test_transposed_inputs(kernels):
     """Some layers pass rows whose values do not follow one another in memory (Jamba)."""
     plain = torch.nn.Linear(16, 32)
@@ -54,6 +55,7 @@ def test_transposed_inputs(kernels):
     torch.testing.assert_close(fast(x), plain(x))
 
 
+@pytest.mark.full
 def test_a_head_is_replaced_unless_it_is_tied():
     """A class that lists tied weights by name does not read them."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}

@@ -36,7 +36,9 @@ from mmdeploy_llm_plugins import (
     internvl,
     lfm,
     llama,
+    minicpm,
     olmo,
+    paddleocr,
     phi,
     qwen,
 )
@@ -57,7 +59,10 @@ import shrink
 from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 
 # The plugins of single families.
-NATIVE = (ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, olmo, phi, qwen)
+NATIVE = (
+    *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
+    *(phi, qwen),
+)
 TOKENIZERS = {"Gemma4ForConditionalGeneration": "gemma4"}  # others have qwen2's
 SECONDS = 120
 BYTES = 6 * 2**30

@@ -1,0 +1,487 @@
+// The calls that Python makes: for each a struct of its arguments and a line in MM_EACH_CALL, from
+// which kernels.cpp defines `void mm_NAME(const void* args)`. calls.py reads this file too, so that
+// both sides have one list. It knows fields of the form `type name;` or `type* name;`, one a line.
+//
+// Pointers are to host memory; strides and sizes count values, where nothing else is said. Rows are
+// a stride apart and contiguous in themselves; what has no stride is contiguous. Nothing is
+// checked.
+//
+// dtype: of what pointers to void point to; 0 is float, 1 bf16; of a cache also 2 int8, 3 int4.
+// num_threads: how many threads compute. A null pointer leaves out what its comment calls optional.
+#pragma once
+
+#include <cstdint>
+
+namespace mm {
+
+// out = rows `ids` of a matrix; NaN for one that it does not have.
+struct LookUp {
+    const int64_t* ids;   // [tokens]
+    const void* weights;  // [n][row_bytes], or panels of it, see gemm.h
+    int64_t n;
+    int64_t row_bytes;
+    int64_t panel;  // rows of a panel: 64, or 1 where rows are contiguous
+    void* out;      // [tokens][row_bytes]
+    int64_t tokens;
+    int32_t num_threads;
+};
+
+// The same of a matrix in few bits, see codes.h, dequantised.
+struct LookUpCodes {
+    int32_t dtype;        // of out
+    int32_t bits;         // of a code: 4 or 8
+    int32_t has_offsets;  // whether each group has an offset, else a zero
+    int32_t is_float8;    // whether codes are floats of 8 bits
+    int32_t is_s8;        // whether codes are those of PackS8, and scales those of QuantizeRows
+    const int64_t* ids;   // [tokens]
+    const void* codes;    // [n / 64][units][64]
+    const void* scales;   // [n / 64][groups, or twice as many][64] words; of is_s8 [2][n] floats
+    int64_t group;        // columns of a group
+    int64_t n;
+    int64_t k;
+    void* out;  // [tokens][k]
+    int64_t tokens;
+    int32_t num_threads;
+};
+
+// out = the values of each row at `columns`.
+struct TakeColumns {
+    int32_t dtype;
+    const int64_t* columns;  // [size]
+    const void* x;           // [rows][size]
+    int64_t x_stride;
+    void* out;  // [rows][size]
+    int64_t rows;
+    int64_t size;
+    int32_t num_threads;
+};
+
+// Angles of rotary embeddings: cos and sin of position * frequency, times `scale`.
+struct Angles {
+    const int64_t* positions;  // [tokens], or [axes][stride] with `axes`
+    int64_t stride;            // from axis to axis
+    const int64_t* axes;       // [pairs], the axis of each pair; optional
+    const float* frequencies;  // [pairs], or [2][pairs] with `is_long`
+    const bool* is_long;       // [tokens], which row of frequencies holds; optional
+    float scale;
+    float* cosines;  // [tokens][pairs]
+    float* sines;    // [tokens][pairs]
+    int64_t tokens;
+    int64_t pairs;
+    int32_t num_threads;
+};
+
+// out = x / rms(x) * weight, after residual += x, of which the norm is taken then.
+struct RmsNorm {
+    int32_t dtype;
+    const void* x;  // [rows][size]
+    int64_t x_stride;
+    void* residual;      // [rows][size], optional
+    const void* weight;  // [size]
+    void* out;           // [rows][size]
+    int64_t rows;
+    int64_t size;
+    float eps;
+    int32_t is_centred;  // whether 1 + weight multiplies
+    int32_t num_threads;
+};
+
+// The same for each head, in place.
+struct NormHeads {
+    int32_t dtype;
+    void* x;  // [rows][heads][size]
+    int64_t row_stride;
+    int64_t heads;
+    int64_t head_stride;
+    const void* weight;  // [size]
+    int64_t rows;
+    int64_t size;
+    float eps;
+    int32_t is_centred;
+    int32_t num_threads;
+};
+
+// out = silu(gate) * up.
+struct SiluMul {
+    int32_t dtype;
+    const void* gate;  // [rows][size]
+    int64_t gate_stride;
+    const void* up;  // [rows][size]
+    int64_t up_stride;
+    void* out;  // [rows][size]
+    int64_t rows;
+    int64_t size;
+    int32_t num_threads;
+};
+
+// x = activation(x).
+struct Activate {
+    int32_t dtype;
+    int32_t kind;  // mm::Activation
+    void* x;       // [rows][size]
+    int64_t rows;
+    int64_t size;
+    int32_t num_threads;
+};
+
+// x *= sigmoid(gate).
+struct GateHeads {
+    int32_t dtype;
+    void* x;           // [rows][heads][size]
+    const void* gate;  // [rows][heads][size]
+    int64_t gate_stride;
+    int64_t gate_head_stride;
+    int64_t rows;
+    int64_t heads;
+    int64_t size;
+    int32_t num_threads;
+};
+
+// Rotates the first 2 * pairs channels of each head of x.
+struct Rotate {
+    int32_t dtype;
+    void* x;  // [rows][heads][2 * pairs or more]
+    int64_t row_stride;
+    int64_t heads;
+    int64_t head_stride;
+    const float* cosines;  // [rows][pairs]
+    const float* sines;    // [rows][pairs]
+    int64_t rows;
+    int64_t pairs;
+    int32_t is_interleaved;  // whether channels 2 i and 2 i + 1 are a pair, else i and pairs + i
+    int32_t num_threads;
+};
+
+// out = attention of q over the visible keys of each token, see attention.h.
+struct Attend {
+    int32_t dtype;        // of q and out
+    int32_t cache_dtype;  // of keys and values
+    const void* q;        // [tokens][num_heads][head_dim]
+    int64_t q_stride;     // from token to token
+    int64_t q_head_stride;
+    const void* keys;    // pages: [blocks][block_size][num_kv_heads][head_dim]; else [tokens]
+    const void* values;  // [num_kv_heads][head_dim]
+    int64_t kv_stride;   // from token to token; of int4 in bytes
+    const void* key_scales;       // of int8 [blocks][block_size][num_kv_heads] floats, else int4.h
+    const void* value_scales;     // the same
+    const float* sinks;           // [num_heads]; optional
+    void* out;                    // [tokens][num_heads][head_dim]
+    const int32_t* block_tables;  // [sequences][table_stride]; null: keys are contiguous
+    int64_t table_stride;
+    int64_t block_size;
+    const int64_t* query_starts;   // [sequences + 1], the first token of each sequence
+    const int64_t* first_visible;  // [tokens], index of the sequence's first visible key
+    const int64_t* end_visible;    // [tokens], one past the last visible key
+    int64_t num_sequences;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    float scale;
+    float softcap;  // 0 is none
+    int32_t num_threads;
+};
+
+// Writes keys or values of a step to their slots of a cache.
+struct WriteCache {
+    int32_t dtype;        // of rows
+    int32_t cache_dtype;  // of cache
+    const void* rows;     // [tokens][num_kv_heads][head_dim]
+    int64_t row_stride;
+    void* cache;           // [slots][num_kv_heads][head_dim]
+    void* scales;          // as Attend has them; null where the cache has the dtype of rows
+    const int64_t* slots;  // [tokens]
+    int64_t tokens;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int32_t num_threads;
+};
+
+// A causal convolution over the last `taps` tokens of each channel, see states.h.
+struct ShortConv {
+    int32_t dtype;
+    const void* x;  // [tokens][channels]
+    int64_t x_stride;
+    const void* weights;    // [channels][taps]
+    const void* bias;       // [channels]; optional
+    void* states;           // [rows][channels][taps - 1], the last inputs
+    void* out;              // [tokens][channels]
+    const int64_t* starts;  // [sequences + 1], the first token of each
+    const int64_t* read;    // [sequences], the row of `states` before the step
+    const int64_t* write;   // [sequences], the row after it
+    int64_t num_sequences;
+    int64_t channels;
+    int64_t taps;
+    int32_t has_silu;
+    int32_t num_threads;
+};
+
+// The gated delta rule with its norm, see states.h.
+struct DeltaRule {
+    int32_t dtype;
+    const void* qkv;  // [tokens][2 * key_heads * key_dim + value_heads * value_dim]
+    int64_t qkv_stride;
+    const void* z;  // [tokens][value_heads][value_dim]: gates of the output
+    int64_t z_stride;
+    const void* a;  // [tokens][value_heads]: decays, before softplus
+    const void* b;  // [tokens][value_heads]: weights of the changes, before the sigmoid
+    int64_t ab_stride;
+    const float* a_log;       // [value_heads]
+    const float* dt_bias;     // [value_heads]
+    const void* norm_weight;  // [value_dim]
+    float* matrices;          // [rows][value_heads][key_dim][value_dim]
+    void* out;                // [tokens][value_heads][value_dim]
+    const int64_t* starts;    // [sequences + 1], as ShortConv has them
+    const int64_t* read;      // [sequences]
+    const int64_t* write;     // [sequences]
+    int64_t num_sequences;
+    int64_t key_heads;
+    int64_t value_heads;
+    int64_t key_dim;
+    int64_t value_dim;
+    float eps;
+    int32_t num_threads;
+};
+
+// Lays units of four bytes, 1 float, 2 bf16 or codes, out in panels.
+struct PackUnits {
+    const void* weights;  // [n][units]
+    int64_t n;
+    int64_t units;
+    int32_t in_words;  // whether units are 8 codes of 4 bits with the first in the lowest bits
+    void* packed;      // [n / 64][units][64]; may be `weights` where n is a multiple of 64
+    int32_t num_threads;
+};
+
+// The same for int8.
+struct PackS8 {
+    const int8_t* weights;  // [n][k], k a multiple of 4
+    int64_t n;
+    int64_t k;
+    uint8_t* packed;  // [n / 64][k / 4][64][4]
+    int32_t num_threads;
+};
+
+// The floats of packed weights, transposed.
+struct WidenPanels {
+    int32_t unit_values;  // of a unit: 2 bf16 or 4 int8
+    const void* packed;   // [panels][units][64]
+    int64_t panels;
+    int64_t units;
+    float* out;  // [unit_values * units][panels * 64]
+    int32_t num_threads;
+};
+
+// out = x w^T + bias with weights in float or bf16, see gemm.h. The product prefetches the weights
+// of the one that comes after it, if these are known.
+struct Linear {
+    int32_t dtype;
+    const void* x;  // [rows][k]
+    int64_t x_stride;
+    const void* packed;  // [n / 64][k / values of a unit][64][values of a unit]
+    int64_t row_bytes;   // of `packed`, from which a recording fills in next_row_bytes
+    const void* bias;    // [n]; optional
+    void* out;           // [rows][n]
+    int64_t rows;
+    int64_t n;
+    int64_t k;
+    const void* next_packed;  // optional
+    int64_t next_row_bytes;
+    int32_t num_threads;
+};
+
+// The same with int8 weights and rows of x that are rounded to int8.
+struct LinearS8 {
+    int32_t dtype;  // of x, bias and out
+    const void* x;  // [rows][k]
+    int64_t x_stride;
+    const void* packed;   // as PackS8 makes them
+    int64_t row_bytes;    // see Linear
+    const float* scales;  // [2][n], as QuantizeRows makes them
+    const void* bias;     // [n]; optional
+    void* out;            // [rows][n]
+    int64_t rows;
+    int64_t n;
+    int64_t k;
+    const void* next_packed;  // optional
+    int64_t next_row_bytes;
+    int32_t num_threads;
+};
+
+// The same with weights in few bits, see codes.h.
+struct LinearCodes {
+    int32_t dtype;        // of x, bias and out
+    int32_t bits;         // of a code: 4 or 8
+    int32_t has_offsets;  // whether each group has an offset, else a zero
+    int32_t is_float8;    // whether codes are floats of 8 bits
+    int32_t rounds;       // whether rows of x are rounded to int8; not with is_float8
+    const void* x;        // [rows][k]
+    int64_t x_stride;
+    const void* packed;  // [n / 64][units][64]
+    int64_t row_bytes;   // see Linear
+    const void* scales;  // [n / 64][groups, or twice as many][64] words
+    int64_t group;       // columns of a group
+    const void* bias;    // [n]; optional
+    void* out;           // [rows][n]
+    int64_t rows;
+    int64_t n;
+    int64_t k;
+    const void* next_packed;  // optional
+    int64_t next_row_bytes;
+    int32_t num_threads;
+};
+
+// out = x as LinearS8 rounds it.
+struct RoundGroups {
+    int32_t dtype;
+    const void* x;  // [rows][k]
+    int64_t x_stride;
+    int64_t rows;
+    int64_t k;
+    float* out;  // [rows][k]
+    int32_t num_threads;
+};
+
+// Rounds weights to int8, with a scale and a shift for each row.
+struct QuantizeRows {
+    int32_t dtype;
+    const void* weights;  // [n][k]
+    int64_t n;
+    int64_t k;
+    int8_t* out;    // [n][k]
+    float* scales;  // [2][n]: scales, shifts
+    int32_t num_threads;
+};
+
+// Rounds weights to codes, with a scale and an integer zero for each group.
+struct RoundCodes {
+    int32_t dtype;
+    const void* weights;  // [n][k]
+    int64_t n;
+    int64_t k;
+    int32_t bits;    // 4 or 8
+    int64_t group;   // columns of a group
+    uint8_t* units;  // [n][whole units of four bytes]
+    float* scales;   // [n][groups]
+    uint8_t* zeros;  // [n][groups]
+    int32_t num_threads;
+};
+
+// The largest values of each row, descending.
+struct Largest {
+    int32_t dtype;
+    const void* logits;  // [rows][size]
+    int64_t stride;
+    int64_t rows;
+    int64_t size;
+    int64_t num;
+    float* values;  // [rows][num]
+    int64_t* ids;   // [rows][num]
+    int32_t num_threads;
+};
+
+// The first of the largest values of each row.
+struct FirstLargest {
+    int32_t dtype;
+    const void* logits;  // [rows][size]
+    int64_t stride;
+    int64_t rows;
+    int64_t size;
+    int64_t* ids;  // [rows]
+    void* peaks;   // [rows]
+    int32_t num_threads;
+};
+
+// out = (logits - their largest of the row) / temperature.
+struct Temper {
+    int32_t dtype;
+    const void* logits;  // [rows][size]
+    int64_t stride;
+    int64_t rows;
+    int64_t size;
+    const float* temperatures;  // [rows]
+    float* out;                 // [rows][size]
+    int32_t num_threads;
+};
+
+// The least z of each row that the rules of a draw keep, see sample.h.
+struct Cut {
+    const float* z;      // [rows][size]
+    const float* probs;  // [rows][size]
+    int64_t rows;
+    int64_t size;
+    const float* least;    // [rows]
+    const int64_t* top_k;  // [rows]; 0 is off
+    const double* top_p;   // [rows]; 1 is off
+    float* cuts;           // [rows]
+    int32_t num_threads;
+};
+
+// The first index of each row at which the sum of probs passes uniform * total.
+struct Invert {
+    const float* probs;  // [rows][size]
+    int64_t rows;
+    int64_t size;
+    const double* uniforms;  // [rows]
+    int64_t* tokens;         // [rows]
+    int32_t num_threads;
+};
+
+// Writes some frames of the patch rows of an image, see pixels.h, on the calling thread alone: many
+// images are prepared at once.
+struct Patchify {
+    const uint8_t* pixels;  // [height][width][3]
+    int64_t height;
+    int64_t width;
+    int64_t patch;       // pixels of a side
+    int64_t merge;       // patches of a side of a block
+    const float* table;  // [3][256]
+    int64_t frames;      // of a patch row
+    int64_t first;       // frame that is written
+    int64_t count;       // frames that are written
+    float* out;          // [patches][3][frames][patch][patch]
+};
+
+// Restricts threads to CPUs and their memory to a node, see threads.h.
+struct PlaceThreads {
+    const int32_t* cpus;  // [num_cpus], of all threads
+    int32_t num_cpus;
+    const int32_t* pinned;  // [num_pinned], of one thread each
+    int32_t num_pinned;
+    int32_t node;         // -1 is any
+    int32_t num_workers;  // threads of the calling thread's pool
+    int32_t* error;       // [1], errno of what the system refuses, or 0
+};
+
+#define MM_EACH_CALL(CALL)            \
+    CALL(look_up, LookUp)             \
+    CALL(look_up_codes, LookUpCodes)  \
+    CALL(take_columns, TakeColumns)   \
+    CALL(angles, Angles)              \
+    CALL(rms_norm, RmsNorm)           \
+    CALL(norm_heads, NormHeads)       \
+    CALL(silu_mul, SiluMul)           \
+    CALL(activate, Activate)          \
+    CALL(gate_heads, GateHeads)       \
+    CALL(rotate, Rotate)              \
+    CALL(attend, Attend)              \
+    CALL(write_cache, WriteCache)     \
+    CALL(short_conv, ShortConv)       \
+    CALL(delta_rule, DeltaRule)       \
+    CALL(pack_units, PackUnits)       \
+    CALL(pack_s8, PackS8)             \
+    CALL(widen_panels, WidenPanels)   \
+    CALL(linear, Linear)              \
+    CALL(linear_s8, LinearS8)         \
+    CALL(linear_codes, LinearCodes)   \
+    CALL(round_groups, RoundGroups)   \
+    CALL(quantize_rows, QuantizeRows) \
+    CALL(round_codes, RoundCodes)     \
+    CALL(largest, Largest)            \
+    CALL(first_largest, FirstLargest) \
+    CALL(temper, Temper)              \
+    CALL(cut, Cut)                    \
+    CALL(invert, Invert)              \
+    CALL(patchify, Patchify)          \
+    CALL(place_threads, PlaceThreads)
+
+}  // namespace mm

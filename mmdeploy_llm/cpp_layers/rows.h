@@ -1,0 +1,225 @@
+// Kernels over the rows of a step: lookup of embeddings, angles of positions, norm with residual,
+// activations, rotary embedding. A value depends on its own row only, and on its column: every row
+// runs the same code.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "../cpp_products/numbers.h"
+#include "../cpp_products/parallel.h"
+
+namespace mm {
+
+// out [tokens][row_bytes] = rows `ids` of a matrix of n rows. It lies in panels of `panel` rows,
+// [n / panel][row_bytes / 4][panel] units of four bytes, or row by row where panel is 1. An id that
+// the matrix does not have gives NaN.
+inline void look_up(const int64_t* ids, const char* weights, int64_t n, int64_t row_bytes,
+                    int64_t panel, char* out, int64_t tokens, int num_threads) {
+    parallel_parts(tokens, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+            const int64_t id = ids[token];
+            char* to = out + token * row_bytes;
+            if (id < 0 || id >= n) {
+                std::memset(to, 0xff, row_bytes);
+            } else if (panel == 1) {
+                std::memcpy(to, weights + id * row_bytes, row_bytes);
+            } else {
+                const char* from = weights + id / panel * panel * row_bytes + id % panel * 4;
+                for (int64_t at = 0; at < row_bytes; at += 4) {
+                    std::memcpy(to + at, from + at * panel, 4);
+                }
+            }
+        }
+    });
+}
+
+// out [rows][size]: values `columns` of each row of x.
+template <typename T>
+void take_columns(const int64_t* columns, const T* x, int64_t x_stride, T* out, int64_t rows,
+                  int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* from = x + row * x_stride;
+            T* to = out + row * size;
+            for (int64_t c = 0; c < size; ++c) to[c] = from[columns[c]];
+        }
+    });
+}
+
+// cosines, sines [tokens][pairs] of position * frequency, times `scale`. positions: [tokens], or one
+// row per axis, `stride` apart, with the axis of each pair in `axes`. frequencies: [pairs], or with
+// `is_long` [2][pairs], the second row for the tokens that it marks.
+inline void angles(const int64_t* positions, int64_t stride, const int64_t* axes,
+                   const float* frequencies, const bool* is_long, float scale, float* cosines,
+                   float* sines, int64_t tokens, int64_t pairs, int num_threads) {
+    parallel_parts(tokens, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+            const bool has_long = is_long != nullptr && is_long[token];
+            const float* own = frequencies + (has_long ? pairs : 0);
+            for (int64_t c = 0; c < pairs; ++c) {
+                const int64_t axis = axes == nullptr ? 0 : axes[c];
+                const float angle = float(positions[axis * stride + token]) * own[c];
+                cosines[token * pairs + c] = std::cos(angle) * scale;
+                sines[token * pairs + c] = std::sin(angle) * scale;
+            }
+        }
+    });
+}
+
+// out = norm(in) * weight; `out` may be `in`. The normed value is rounded to T before the weight is
+// applied, as in transformers' modules. is_centred: times 1 + weight, and rounded only at the end.
+template <typename T>
+inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps,
+                     bool is_centred = false) {
+    float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t c = 0; c < size; ++c) squares += load(in[c]) * load(in[c]);
+    const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
+    if (is_centred) {
+#pragma omp simd
+        for (int64_t c = 0; c < size; ++c) {
+            out[c] = store<T>(load(in[c]) * scale * (1.0f + load(weight[c])));
+        }
+        return;
+    }
+#pragma omp simd
+    for (int64_t c = 0; c < size; ++c) {
+        out[c] = store<T>(rounded<T>(load(in[c]) * scale) * load(weight[c]));
+    }
+}
+
+// out = norm(x + residual) * weight, residual += x; without a residual out = norm(x) * weight.
+template <typename T>
+void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out, int64_t rows,
+              int64_t size, float eps, bool is_centred, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* in = x + row * x_stride;
+            T* sum = residual == nullptr ? nullptr : residual + row * size;
+            if (sum != nullptr) {
+#pragma omp simd
+                for (int64_t c = 0; c < size; ++c) sum[c] = store<T>(load(in[c]) + load(sum[c]));
+                in = sum;
+            }
+            norm_row(in, weight, out + row * size, size, eps, is_centred);
+        }
+    });
+}
+
+// Norms every head of x [rows, heads, size] in place, with one weight [size]; see norm_row.
+template <typename T>
+void norm_heads(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, const T* weight,
+                int64_t rows, int64_t size, float eps, bool is_centred, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t head = 0; head < heads; ++head) {
+                T* values = x + row * row_stride + head * head_stride;
+                norm_row(values, weight, values, size, eps, is_centred);
+            }
+        }
+    });
+}
+
+// out = silu(gate) * up.
+template <typename T>
+void silu_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, T* out,
+              int64_t rows, int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* g = gate + row * gate_stride;
+            const T* u = up + row * up_stride;
+            T* result = out + row * size;
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                const float value = load(g[c]);
+                const float activated = rounded<T>(value / (1.0f + fast_exp(-value)));
+                result[c] = store<T>(activated * load(u[c]));
+            }
+        }
+    });
+}
+
+// x [rows][heads][size] = x * sigmoid(gate), the sigmoid rounded to T as torch rounds it.
+template <typename T>
+void gate_heads(T* x, const T* gate, int64_t gate_stride, int64_t gate_head_stride, int64_t rows,
+                int64_t heads, int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin * heads; at < end * heads; ++at) {
+            const T* g = gate + at / heads * gate_stride + at % heads * gate_head_stride;
+            T* values = x + at * size;
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                const float open = rounded<T>(1.0f / (1.0f + fast_exp(-load(g[c]))));
+                values[c] = store<T>(load(values[c]) * open);
+            }
+        }
+    });
+}
+
+enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, SILU };
+
+// Returns the error function, up to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+MM_INLINE float fast_erf(float x) {
+    const float size = std::fabs(x);
+    const float t = 1.0f / (1.0f + 0.3275911f * size);
+    float y = 1.061405429f;
+    y = y * t - 1.453152027f;
+    y = y * t + 1.421413741f;
+    y = y * t - 0.284496736f;
+    y = y * t + 0.254829592f;
+    const float found = 1.0f - y * t * fast_exp(-size * size);
+    return x < 0.0f ? -found : found;
+}
+
+template <int32_t KIND>
+MM_INLINE float activated(float x) {
+    if constexpr (KIND == GELU) return 0.5f * x * (1.0f + fast_erf(x * 0.70710678118654752f));
+    if constexpr (KIND == GELU_TANH) {
+        return 0.5f * x * (1.0f + fast_tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    }
+    if constexpr (KIND == QUICK_GELU) return x / (1.0f + fast_exp(-1.702f * x));
+    return x / (1.0f + fast_exp(-x));
+}
+
+// x [rows][size] = activated x.
+template <int32_t KIND, typename T>
+void activate(T* x, int64_t rows, int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            T* values = x + row * size;
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) values[c] = store<T>(activated<KIND>(load(values[c])));
+        }
+    });
+}
+
+// Rotates the first 2 * pairs channels of every head of x [rows, heads, head_dim] in place.
+// cosines, sines: [rows, pairs]. Pairs of channels are (c, c + pairs), or (2 c, 2 c + 1).
+template <typename T>
+void rotate(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, const float* cosines,
+            const float* sines, int64_t rows, int64_t pairs, bool is_interleaved,
+            int num_threads) {
+    const int64_t step = is_interleaved ? 2 : 1;
+    const int64_t across = is_interleaved ? 1 : pairs;
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const float* cosine = cosines + row * pairs;
+            const float* sine = sines + row * pairs;
+            for (int64_t head = 0; head < heads; ++head) {
+                T* first = x + row * row_stride + head * head_stride;
+#pragma omp simd
+                for (int64_t c = 0; c < pairs; ++c) {
+                    T* a = first + c * step;
+                    T* b = a + across;
+                    const float low = load(*a), high = load(*b);
+                    *a = store<T>(low * cosine[c] - high * sine[c]);
+                    *b = store<T>(high * cosine[c] + low * sine[c]);
+                }
+            }
+        }
+    });
+}
+
+}  // namespace mm

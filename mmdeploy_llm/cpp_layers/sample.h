@@ -1,0 +1,263 @@
+// The sampler's operations over a whole vocabulary, with exactly the values of the torch code.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "../cpp_products/numbers.h"
+#include "../cpp_products/parallel.h"
+
+namespace mm {
+
+// Maps floats to integers in the same order; a positive NaN is above infinity.
+inline int32_t order_of(float value) {
+    const int32_t bits = int32_t(float_to_bits(value));
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+inline float of_order(int32_t order) {
+    return bits_to_float(uint32_t(order ^ ((order >> 31) & 0x7fffffff)));
+}
+
+// Finds the `num` largest values of each row, descending, and their indices; num <= size.
+template <typename T>
+void largest(const T* logits, int64_t stride, int64_t rows, int64_t size, int64_t num,
+             float* values, int64_t* ids, int num_threads) {
+    constexpr int64_t BLOCK = 128;
+    const int64_t blocks = (size + BLOCK - 1) / BLOCK;
+    parallel_for(rows, num_threads, [&](int64_t row) {
+        struct Found {
+            int32_t order;
+            int32_t id;
+            bool operator<(const Found& other) const { return order > other.order; }
+        };
+        const T* in = logits + row * stride;
+        static thread_local std::vector<int32_t> maxima, sorted;
+        static thread_local std::vector<Found> found;
+        maxima.resize(blocks);
+        for (int64_t block = 0; block < blocks; ++block) {
+            int32_t most = INT32_MIN;
+#pragma omp simd reduction(max : most)
+            for (int64_t c = block * BLOCK; c < std::min((block + 1) * BLOCK, size); ++c) {
+                most = std::max(most, order_of(load(in[c])));
+            }
+            maxima[block] = most;
+        }
+        // `num` blocks have a maximum of `least` or more, so `num` values are at least as large.
+        int32_t least = INT32_MIN;
+        if (num <= blocks) {
+            sorted = maxima;
+            std::nth_element(sorted.begin(), sorted.begin() + (num - 1), sorted.end(),
+                             std::greater<int32_t>());
+            least = sorted[num - 1];
+        }
+        found.clear();
+        for (int64_t block = 0; block < blocks; ++block) {
+            if (maxima[block] < least) continue;
+            for (int64_t c = block * BLOCK; c < std::min((block + 1) * BLOCK, size); ++c) {
+                const int32_t order = order_of(load(in[c]));
+                if (order >= least) found.push_back({order, int32_t(c)});
+            }
+        }
+        std::partial_sort(found.begin(), found.begin() + num, found.end());
+        for (int64_t i = 0; i < num; ++i) {
+            values[row * num + i] = of_order(found[i].order);
+            ids[row * num + i] = found[i].id;
+        }
+    });
+}
+
+// Finds the first index of the largest value of each row, and the value. A NaN counts as largest.
+template <typename T>
+void first_largest(const T* logits, int64_t stride, int64_t rows, int64_t size, int64_t* ids,
+                   T* peaks, int num_threads) {
+    constexpr int64_t BLOCK = 1024;
+    parallel_for(rows, num_threads, [&](int64_t row) {
+        const T* in = logits + row * stride;
+        float peak = -INFINITY;
+        int64_t first = 0, end = std::min(BLOCK, size);  // the block with the peak
+        for (int64_t block = 0; block < size; block += BLOCK) {
+            const int64_t past = std::min(block + BLOCK, size);
+            float most = -INFINITY;
+            int32_t nans = 0;
+#pragma omp simd reduction(max : most) reduction(+ : nans)
+            for (int64_t c = block; c < past; ++c) {
+                const float value = load(in[c]);
+                most = value > most ? value : most;
+                nans += value != value;
+            }
+            if (nans > 0 || most > peak) peak = most, first = block, end = past;
+            if (nans > 0) {
+                peak = NAN;
+                break;
+            }
+        }
+        const auto is_peak = [&](float value) {
+            return peak != peak ? value != value : value == peak;
+        };
+        int64_t id = first;
+        while (id < end - 1 && !is_peak(load(in[id]))) ++id;
+        ids[row] = id;
+        peaks[row] = in[id];
+    });
+}
+
+// out = (logits - largest logit of the row) / temperature.
+template <typename T>
+void temper(const T* logits, int64_t stride, int64_t rows, int64_t size, const float* temperatures,
+            float* out, int num_threads) {
+    parallel_for(rows, num_threads, [&](int64_t row) {
+        const T* in = logits + row * stride;
+        float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+        for (int64_t c = 0; c < size; ++c) {
+            const float value = load(in[c]);
+            largest = value > largest ? value : largest;
+        }
+        const float temperature = temperatures[row];
+        float* to = out + row * size;
+#pragma omp simd
+        for (int64_t c = 0; c < size; ++c) to[c] = (load(in[c]) - largest) / temperature;
+    });
+}
+
+constexpr float UNITS = 1125899906842624.0f;  // 2^50
+
+inline double mass_of(float prob) { return double(std::floor(prob * UNITS)); }
+
+// Returns an integer that grows as z falls from 0.
+inline uint32_t depth_of(float z) { return float_to_bits(z) & 0x7fffffff; }
+
+// Finds the greatest depth of `size` items at which the sum of the amounts of all items of smaller
+// depth is still below a threshold; 0 if there is none. Sums are exact in any order.
+class DepthSearch {
+   public:
+    template <typename Depth, typename Amount>
+    uint32_t find(int64_t size, double threshold, const Depth& depth, const Amount& amount) {
+        sums_.assign(COARSE, 0.0);
+        counts_.assign(COARSE, 0);
+        for (int64_t i = 0; i < size; ++i) {
+            const uint32_t bin = depth(i) >> COARSE_SHIFT;
+            sums_[bin] += amount(i);
+            ++counts_[bin];
+        }
+        double before = 0.0;
+        const uint32_t coarse = last_below(threshold, &before);
+        items_.clear();
+        for (int64_t i = 0; i < size; ++i) {
+            if (depth(i) >> COARSE_SHIFT == coarse) items_.push_back({depth(i), amount(i)});
+        }
+        std::fill(sums_.begin(), sums_.begin() + FINE, 0.0);
+        std::fill(counts_.begin(), counts_.end(), 0);
+        for (const Item& item : items_) {
+            const uint32_t bin = item.depth >> FINE_SHIFT & (FINE - 1);
+            sums_[bin] += item.amount;
+            ++counts_[bin];
+        }
+        const uint32_t fine = last_below(threshold, &before);
+        items_.erase(std::remove_if(items_.begin(), items_.end(), [&](const Item& item) {
+            return (item.depth >> FINE_SHIFT & (FINE - 1)) != fine;
+        }), items_.end());
+        std::sort(items_.begin(), items_.end(),
+                  [](const Item& a, const Item& b) { return a.depth < b.depth; });
+        uint32_t found = 0;
+        for (const Item& item : items_) {
+            if (before >= threshold) break;
+            found = item.depth;
+            before += item.amount;
+        }
+        return found;
+    }
+
+   private:
+    struct Item {
+        uint32_t depth;
+        double amount;
+    };
+    static constexpr uint32_t COARSE = 4096, COARSE_SHIFT = 19, FINE = 1024, FINE_SHIFT = 9;
+
+    // Returns the last bin with items for which the sum of all bins before it is below the
+    // threshold, and stores that sum in *before.
+    uint32_t last_below(double threshold, double* before) const {
+        uint32_t last = 0;
+        double sum = *before;
+        for (uint32_t bin = 0; bin < COARSE && sum < threshold; ++bin) {
+            if (counts_[bin] == 0) continue;
+            last = bin;
+            *before = sum;
+            sum += sums_[bin];
+        }
+        return last;
+    }
+
+    std::vector<double> sums_;
+    std::vector<int64_t> counts_;
+    std::vector<Item> items_;
+};
+
+// Computes for each row the smallest z that min_p (as the logarithm `least`), top_k and top_p keep,
+// in this order. probs: of the whole vocabulary. top_k 0 and top_p 1 are off.
+inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, const float* least,
+                const int64_t* top_k, const double* top_p, float* cuts, int num_threads) {
+    parallel_for(rows, num_threads, [&](int64_t row) {
+        static thread_local DepthSearch search;
+        const float* in = z + row * size;
+        const float* prob = probs + row * size;
+        const auto depth = [&](int64_t i) { return depth_of(in[i]); };
+        constexpr uint32_t FINITE = 0x7f7fffff;
+        uint32_t deepest = std::min(FINITE, depth_of(least[row]));
+        if (top_k[row] > 0) {
+            const double threshold = double(std::min(top_k[row], size));
+            const uint32_t last = search.find(size, threshold, depth, [](int64_t) { return 1.0; });
+            deepest = std::min(deepest, last);
+        }
+        if (top_p[row] < 1.0) {
+            double total = 0.0;
+            for (int64_t i = 0; i < size; ++i) {
+                total += depth(i) <= deepest ? mass_of(prob[i]) : 0.0;
+            }
+            const auto amount = [&](int64_t i) {
+                return depth(i) <= deepest ? mass_of(prob[i]) : 0.0;
+            };
+            deepest = std::min(deepest, search.find(size, top_p[row] * total, depth, amount));
+        }
+        cuts[row] = -bits_to_float(deepest);
+    });
+}
+
+// Finds for each row the first token at which the running sum of probabilities, in whole units of
+// 2^-50, exceeds uniform * their total. Sums are exact in any order because they stay below 2^53.
+inline void invert(const float* probs, int64_t rows, int64_t size, const double* uniforms,
+                   int64_t* tokens, int num_threads) {
+    constexpr int64_t BLOCK = 1024;
+    parallel_for(rows, num_threads, [&](int64_t row) {
+        const float* in = probs + row * size;
+        const auto mass = [&](int64_t begin) {
+            const int64_t end = std::min(begin + BLOCK, size);
+            double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t c = begin; c < end; ++c) sum += mass_of(in[c]);
+            return sum;
+        };
+        double total = 0.0;
+        for (int64_t begin = 0; begin < size; begin += BLOCK) total += mass(begin);
+        const double target = std::floor(uniforms[row] * total);
+        double sum = 0.0;
+        int64_t token = 0;
+        for (; token < size; token += BLOCK) {
+            const double next = sum + mass(token);
+            if (next > target) break;
+            sum = next;
+        }
+        for (; token < size; ++token) {
+            sum += mass_of(in[token]);
+            if (sum > target) break;
+        }
+        tokens[row] = std::min(token, size - 1);
+    });
+}
+
+}  // namespace mm

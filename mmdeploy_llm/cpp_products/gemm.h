@@ -1,0 +1,433 @@
+// Computes out = x w^T + bias with weights that are packed once: [n / 64][k / unit][64][unit],
+// where a unit is four bytes, 1 float, 2 bf16 or 4 int8. Any number of rows runs the same code, and
+// every level too: they differ in their tiles, see tiles.h.
+//
+//     for blocks of rows (their x stays in the cache)        both loops
+//       for panels of 64 columns                             in parallel
+//         for chunks of k (their weights stay in the cache)
+//           for strips of 6 rows:  tiles of sums in registers
+//
+// While the strips of a chunk are computed, the next chunk is prefetched from memory: with few rows
+// a product takes the longer of the two times, not their sum.
+//
+// int8: weights have a scale for each column and are stored as w + 128, the unsigned operand of
+// vpdpbusd (without it every second one, see WideS8Format; with NEON as w). x is the signed operand
+// and has a scale for every 128 values of a row, so that one large value costs its neighbours little
+// precision:
+//     sum a (w + 128) = sum a w + 128 sum a            the last term is subtracted
+// The range of a column's weights lies around a shift of its own, which the sum of x multiplies.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "dot.h"
+#include "numbers.h"
+#include "pack.h"
+#include "parallel.h"
+#include "tiles.h"
+
+namespace mm {
+
+constexpr int64_t PANEL = 64;
+constexpr int64_t ROW_BLOCK = 192;
+// Largest number of units of a chunk: wide x takes twice the memory or more, and such levels have
+// smaller caches.
+constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
+// One strip of rows waits for memory. Chunks are small then, and prefetched line by line, a few
+// kilobytes in advance: that reads faster than many at once, far in advance.
+constexpr int64_t SMALL_PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 32;
+constexpr int64_t SMALL_PREFETCH_UNITS = MM_VECTOR_BYTES == 64 ? PREFETCH_UNITS : 1;
+constexpr int64_t GROUP = 128;  // values of x with one scale
+constexpr int64_t GROUP_UNITS = GROUP / 4;
+constexpr int64_t UNIT_BYTES = PANEL * 4;
+static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
+static_assert(SMALL_PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
+
+// Calls tile(first column) for the tiles of a panel, each REGISTERS wide. Each prefetches its share of
+// `prefetch`.
+template <int REGISTERS, typename Tile>
+inline void for_tiles(Prefetch& prefetch, const Tile& tile) {
+    constexpr int64_t STEP = REGISTERS * LANES, NUM = PANEL / STEP;
+    prefetch.num = (prefetch.num + NUM - 1) / NUM;
+    for (int64_t column = 0; column < PANEL; column += STEP) tile(column);
+}
+
+// sums [ROWS][64] = rows of x times a chunk of a panel, or plus that.
+template <typename Format, int ROWS>
+void float_strip(const typename Format::X* x, int64_t x_stride, const char* panel, int64_t units,
+                 Prefetch prefetch, float* sums, bool adds) {
+    for_tiles<tile_registers(ROWS)>(prefetch, [&](int64_t column) {
+        float_tile<Format, ROWS, tile_registers(ROWS)>(x, x_stride, panel + column * 4, PANEL,
+                                                       units, prefetch, sums + column, PANEL, adds);
+    });
+}
+
+// Rows of x quantized to int8: values [rows][width] of the format, scales and sums [rows][groups] of
+// the values whose weights are stored as w + 128, and the total of each row, scales included.
+struct QuantizedRows {
+    using Value = S8Format::X;
+    int64_t width;
+    int64_t groups;
+    std::vector<Value> values;
+    std::vector<float> scales;
+    std::vector<int32_t> sums;
+    std::vector<float> totals;
+
+    QuantizedRows(int64_t rows, int64_t k)
+        : width((k + 3) / 4 * 4),
+          groups((k + GROUP - 1) / GROUP),
+          values(rows * width),
+          scales(rows * groups),
+          sums(rows * groups),
+          totals(rows) {}
+};
+
+// sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
+// groups except at the end.
+template <int ROWS>
+void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* panel, int64_t units,
+              Prefetch prefetch, float* sums, bool adds) {
+    const QuantizedRows::Value* values = x.values.data() + row * x.width + unit * 4;
+    for_tiles<s8_tile_registers(ROWS)>(prefetch, [&](int64_t column) {
+        for (int64_t done = 0; done < units; done += GROUP_UNITS) {
+            const int64_t count = std::min(GROUP_UNITS, units - done);
+            const int64_t group = row * x.groups + (unit + done) / GROUP_UNITS;
+            s8_tile<S8Format, ROWS, s8_tile_registers(ROWS)>(
+                values + done * 4, x.width, panel + done * UNIT_BYTES + column * 4, PANEL, count,
+                x.sums.data() + group, x.scales.data() + group, x.groups, prefetch, sums + column,
+                PANEL, adds || done > 0);
+        }
+    });
+}
+
+// The weights of the product that comes next; null when it is not known.
+struct Next {
+    const char* weights = nullptr;
+    int64_t panel_bytes = 0;
+};
+
+// Returns what to prefetch of the `next_bytes` of the next chunk while one of `num_strips` strips
+// computes `units` units.
+inline Prefetch prefetch_of(const char* next, int64_t next_bytes, int64_t strip, int64_t num_strips,
+                      int64_t units) {
+    if (next == nullptr) return {nullptr, 0};
+    const int64_t every = num_strips == 1 ? SMALL_PREFETCH_UNITS : PREFETCH_UNITS;
+    const int64_t lines = next_bytes / 64, times = (units + every - 1) / every;
+    const int64_t num = (lines + num_strips * times - 1) / (num_strips * times);
+    const int64_t done = strip * num * times;
+    return {next + done * 64, done < lines ? num : 0, every};
+}
+
+// Returns the units of a chunk, so that all are nearly equal and hold whole groups. part_units: the
+// largest number for many rows.
+inline int64_t chunk_of(int64_t units, int64_t rows, int64_t part_units) {
+    const int64_t largest = rows <= STRIP ? SMALL_PART_UNITS : part_units;
+    const int64_t num = (units + largest - 1) / largest;
+    return round_up((units + num - 1) / num, GROUP_UNITS);
+}
+
+// Multiplies all rows by all panels of `packed`.
+// strip(ROWS, row, unit, weights of the chunk, units, prefetch, sums, adds): computes the sums
+// [rows][64], or adds to them.
+// write(row, first column, sums of the row, number of columns): stores them.
+template <typename Strip, typename Write>
+void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
+              const Next& next_product, const Strip& strip, const Write& write,
+              int64_t part_units = PART_UNITS) {
+    const int64_t panels = (n + PANEL - 1) / PANEL;
+    const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    const int64_t chunk = chunk_of(units, rows, part_units);
+    const char* weights = static_cast<const char*>(packed);
+    parallel_with_next(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
+        const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
+        const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
+        const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
+        const char* own = weights + panel * units * UNIT_BYTES;
+        const int64_t tasks = panels * blocks;
+        const char* after = weights + next_task % panels * units * UNIT_BYTES;
+        if (next_task >= tasks) {
+            after = next_product.weights;
+            if (after != nullptr) after += (next_task - tasks) * next_product.panel_bytes;
+        }
+        alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
+        for (int64_t unit = 0; unit < units; unit += chunk) {
+            const int64_t count = std::min(chunk, units - unit), end = unit + count;
+            const char* part = own + unit * UNIT_BYTES;
+            const char* next = end < units ? own + end * UNIT_BYTES : after;
+            const int64_t next_count = std::min(chunk, end < units ? units - end : units);
+            for (int64_t i = 0; i < num_strips; ++i) {  // nearly equal strips of at most 6 rows
+                const int64_t row = num_rows * i / num_strips;
+                with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
+                    strip(num, first_row + row, unit, part, count,
+                          prefetch_of(next, next_count * UNIT_BYTES, i, num_strips, count),
+                          sums + row * PANEL, unit > 0);
+                });
+            }
+        }
+        const int64_t first = panel * PANEL, num = std::min(PANEL, n - first);
+        for (int64_t row = 0; row < num_rows; ++row) {
+            write(first_row + row, first, sums + row * PANEL, num);
+        }
+    });
+}
+
+// Packs units of four bytes: w [n][units] -> [ceil(n / 64)][units][64], each replaced by `change` of
+// it; the units of padding rows are `change` of 0. `packed` may be `w` itself.
+template <typename Change>
+inline void pack_units(const uint32_t* w, int64_t n, int64_t units, Change change,
+                       uint32_t* packed, int num_threads) {
+    parallel_for((n + PANEL - 1) / PANEL, num_threads, [&](int64_t panel) {
+        static thread_local std::vector<uint32_t> own;
+        own.assign(units * PANEL, 0);
+        const int64_t num = std::min(PANEL, n - panel * PANEL);
+        std::memcpy(own.data(), w + panel * PANEL * units, num * units * sizeof own[0]);
+        uint32_t* out = packed + panel * units * PANEL;
+        for (int64_t column = 0; column < PANEL; column += LANES) {
+            for (int64_t unit = 0; unit < units; unit += LANES) {
+                const char* rows[LANES];
+                for (int64_t i = 0; i < LANES; ++i) {
+                    const uint32_t* row = own.data() + (column + i) * units + unit;
+                    rows[i] = reinterpret_cast<const char*>(row);
+                }
+                transpose(rows, out + unit * PANEL + column, PANEL, std::min(units - unit, LANES));
+            }
+        }
+        for (int64_t i = 0; i < units * PANEL; ++i) out[i] = change(out[i]);
+    });
+}
+
+// Returns the value `index` of a packed unit of 2 bf16 or 4 int8.
+template <int VALUES>
+MM_INLINE float widened(uint32_t unit, int index) {
+    if constexpr (VALUES == 2) return bits_to_float(index == 0 ? unit << 16 : unit & 0xffff0000u);
+    return float(int8_t((unit ^ S8Format::FLIP) >> (8 * index)));
+}
+
+// Widens packed weights of VALUES per unit to the rows of k of a float matrix,
+// [VALUES * units][panels * 64].
+template <int VALUES>
+void widen_panels(const uint32_t* packed, int64_t panels, int64_t units, float* out,
+                  int num_threads) {
+    parallel_for(panels, num_threads, [&](int64_t panel) {
+        for (int64_t unit = 0; unit < units; ++unit) {
+            const uint32_t* from = packed + (panel * units + unit) * PANEL;
+            for (int value = 0; value < VALUES; ++value) {
+                float* to = out + ((unit * VALUES + value) * panels + panel) * PANEL;
+#pragma omp simd
+                for (int64_t i = 0; i < PANEL; ++i) to[i] = widened<VALUES>(from[i], value);
+            }
+        }
+    });
+}
+
+// Packs w [n][k], k a multiple of 4. Flipping the highest bit of a byte adds 128.
+inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int num_threads) {
+    const auto flip = [](uint32_t unit) { return unit ^ S8Format::FLIP; };
+    pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, flip,
+               reinterpret_cast<uint32_t*>(packed), num_threads);
+}
+
+// Rows of x in the type that the format reads: x itself, or a wide copy.
+template <typename X, typename T>
+struct RowsOf {
+    std::unique_ptr<X[]> wide;
+    const X* values;
+    int64_t stride;
+
+    RowsOf(const T* x, int64_t x_stride, int64_t rows, int64_t k, int num_threads) {
+        if constexpr (std::is_same_v<X, T>) {
+            values = x;
+            stride = x_stride;
+        } else {
+            wide.reset(new X[rows * k]);
+            values = wide.get();
+            stride = k;
+            parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+                for (int64_t row = begin; row < end; ++row) {
+                    const T* from = x + row * x_stride;
+                    X* to = wide.get() + row * k;
+#pragma omp simd
+                    for (int64_t c = 0; c < k; ++c) to[c] = load(from[c]);
+                }
+            });
+        }
+    }
+};
+
+// out [num] = sums, plus `bias` unless it is null.
+template <typename T>
+MM_INLINE void write_row(T* out, const float* sums, const T* bias, int64_t num) {
+    if (bias == nullptr) {
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c]);
+    } else {
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c] + load(bias[c]));
+    }
+}
+
+// x [rows][k], k a multiple of a unit's values; bias [n] or null; out [rows][n].
+template <typename Format, typename T>
+void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* out, int64_t rows,
+            int64_t n, int64_t k, int num_threads, const Next& next = {}) {
+    constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(typename Format::X);  // of a unit
+    const RowsOf<typename Format::X, T> own(x, x_stride, rows, k, num_threads);
+    const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
+                           Prefetch prefetch, float* sums, bool adds) {
+        float_strip<Format, num>(own.values + row * own.stride + unit * VALUES, own.stride,
+                                 part, count, prefetch, sums, adds);
+    };
+    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
+        write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
+    };
+    multiply(packed, rows, n, k / VALUES, num_threads, next, strip, write);
+}
+
+// Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale.
+template <typename T>
+MM_INLINE float quantize(const T* x, int64_t count, int8_t* out) {
+    float largest = 0.0f;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = std::fabs(load(x[i]));
+        largest = value > largest ? value : largest;
+    }
+    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = int8_t(int32_t(std::nearbyint(load(x[i]) * inverse)));
+    }
+    return largest / 127.0f;
+}
+
+// Writes `count` values, a multiple of 4, as WideS8Format reads them.
+inline void arrange(const int8_t* values, int64_t count, int16_t* out) {
+    for (int64_t i = 0; i < count; i += 4) {
+        for (int64_t c = 0; c < 2; ++c) {
+            const int16_t first = values[i + 2 * c];
+            out[i + c] = first;
+            out[i + 2 + c] = int16_t(values[i + 2 * c + 1] - 256 * first);
+        }
+    }
+}
+
+// Quantizes a row of weights, w = scale * out + shift: the range of its values and 0 becomes that of
+// int8, and 0 stays 0.
+template <typename T>
+MM_INLINE void quantize_range(const T* w, int64_t count, int8_t* out, float* scale, float* shift) {
+    float low = 0.0f, high = 0.0f;
+#pragma omp simd reduction(min : low) reduction(max : high)
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = load(w[i]);
+        low = value < low ? value : low;
+        high = value > high ? value : high;
+    }
+    *scale = (high - low) / 255.0f;
+    const float inverse = *scale > 0.0f ? 1.0f / *scale : 0.0f;
+    const float zero = std::nearbyint(-low * inverse) - 128.0f;
+    *shift = -zero * *scale;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        const float code = std::nearbyint(load(w[i]) * inverse) + zero;
+        out[i] = int8_t(int32_t(code < -128.0f ? -128.0f : (code > 127.0f ? 127.0f : code)));
+    }
+}
+
+// Quantizes w [n][k] to int8 [n][k]; scales: those of the rows and their shifts, [2][n].
+template <typename T>
+void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales, int num_threads) {
+    parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            quantize_range(w + row * k, k, out + row * k, scales + row, scales + n + row);
+        }
+    });
+}
+
+// Returns the sum of every STEP-th of the values.
+template <int64_t STEP>
+MM_INLINE int32_t sum_of_each(const int8_t* values, int64_t count) {
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; i += STEP) sum += values[i];
+    return sum;
+}
+
+// Quantizes `count` values of x, one group at most, to the format's type. Returns the sum of those
+// whose weights are stored as w + 128, and adds the sum of all, times the scale, to `total`.
+template <typename T, typename Value>
+MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale,
+                                 float* total) {
+    constexpr bool IS_WIDE = sizeof(Value) == 2;
+    int8_t own[IS_WIDE ? GROUP : 1] = {};
+    int8_t* rounded = own;
+    if constexpr (!IS_WIDE) rounded = values;
+    *scale = quantize(x, count, rounded);
+    *total += *scale * float(sum_of_each<1>(rounded, count));
+    if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
+    return sum_of_each<IS_WIDE ? 2 : 1>(rounded, count);
+}
+
+template <typename T>
+void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
+    for (int64_t group = 0; group < out.groups; ++group) {
+        const int64_t first = group * GROUP, at = row * out.groups + group;
+        out.sums[at] = quantize_group(x + first, std::min(GROUP, k - first),
+                                      out.values.data() + row * out.width + first,
+                                      out.scales.data() + at, out.totals.data() + row);
+    }
+}
+
+// Rounds x [rows][k] as linear_s8 does and multiplies by the scales again: out [rows][k].
+template <typename T>
+void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* out,
+                  int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t first = 0; first < k; first += GROUP) {
+                const int64_t count = std::min(GROUP, k - first);
+                int8_t values[GROUP];
+                const float scale = quantize(x + row * x_stride + first, count, values);
+                float* to = out + row * k + first;
+#pragma omp simd
+                for (int64_t i = 0; i < count; ++i) to[i] = float(values[i]) * scale;
+            }
+        }
+    });
+}
+
+// x [rows][k], out [rows][n], row_scales [2][n] as of quantize_rows, bias (or null) [n].
+template <typename T>
+void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* row_scales,
+               const T* bias, T* out, int64_t rows, int64_t n, int64_t k, int num_threads,
+               const Next& next = {}) {
+    QuantizedRows quantized(rows, k);
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            quantize_groups(x + row * x_stride, k, row, quantized);
+        }
+    });
+    const int64_t units = quantized.width / 4;
+    const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
+                           Prefetch prefetch, float* sums, bool adds) {
+        s8_strip<num>(quantized, row, unit, part, count, prefetch, sums, adds);
+    };
+    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
+        T* result = out + row * n + first;
+        const float *scales = row_scales + first, *shifts = row_scales + n + first;
+        const float total = quantized.totals[row];
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) {
+            const float offset = bias == nullptr ? 0.0f : load(bias[first + c]);
+            result[c] = store<T>(sums[c] * scales[c] + (total * shifts[c] + offset));
+        }
+    };
+    multiply(packed, rows, n, units, num_threads, next, strip, write);
+}
+
+}  // namespace mm

@@ -1,0 +1,209 @@
+// The inner loops of products: a few rows times some columns, with the sums in registers. A unit is
+// four bytes of weights, 1 float, 2 bf16 or 4 int8, and units of adjacent columns are adjacent.
+//
+// A format says how one unit is multiplied. Formats that have no instruction of their own widen the
+// weights in registers; x then has the wide type already. Every sum is formed in the order of k,
+// however many rows and columns a tile has, so that no result depends on other rows.
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "numbers.h"
+
+namespace mm {
+
+constexpr int STRIP = 6;  // largest number of rows of a tile
+constexpr int64_t PREFETCH_UNITS = 8;
+
+// What a tile prefetches: `num` cache lines for every `every` units that it computes, a power of two.
+struct Prefetch {
+    const char* lines;
+    int64_t num;
+    int64_t every = PREFETCH_UNITS;
+};
+
+struct FloatFormat {
+    using X = float;
+    using Sums = Floats;
+    static constexpr int PARTS = 1;  // products of a unit
+    static constexpr bool RELOADS = false;  // whether each part loads the weights again
+    static MM_INLINE Ints widen(Ints weights, int) { return weights; }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
+        return multiply_add((Floats)x, (Floats)w, sums);
+    }
+};
+
+// A bf16 is the upper half of a float.
+struct WideBf16Format {
+    using X = float;
+    using Sums = Floats;
+    static constexpr int PARTS = 2;
+    static constexpr bool RELOADS = true;
+    static MM_INLINE Ints widen(Ints weights, int part) {
+        return part == 0 ? (Ints)((Words)weights << 16) : masked<0xffff0000u>(weights);
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
+        return multiply_add((Floats)x, (Floats)w, sums);
+    }
+};
+
+// A unit of weights is two pairs of bytes: the first of a pair is stored as w + 128, the second as w.
+// Each pair is multiplied as one 16-bit integer, first + 256 second, and then its second byte is,
+// by an x from which 256 times the first one's is subtracted:
+//     x0 (w0 + 256 w1) + (x1 - 256 x0) w1 = x0 w0 + x1 w1
+// All of it fits: x is at most 127, and a group has 32 units. Units of x are
+// x0, x2, x1 - 256 x0, x3 - 256 x2.
+struct WideS8Format {
+    using X = int16_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 2;
+    static constexpr bool RELOADS = false;
+    static constexpr uint32_t FLIP = 0x00800080u;
+    static constexpr int32_t EXCESS = 128;  // of the weights whose x are summed
+    static MM_INLINE Ints widen(Ints weights, int part) {
+        return part == 0 ? weights : (Ints)((SignedHalves)weights >> 8);
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
+};
+
+#ifdef MM_HAS_BF16_DOT
+struct Bf16Format {
+    using X = bf16;
+    using Sums = Floats;
+    static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
+    static MM_INLINE Ints widen(Ints weights, int) { return weights; }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+};
+#else
+using Bf16Format = WideBf16Format;
+#endif
+
+#ifdef MM_HAS_S8_DOT
+struct S8Format {
+    using X = int8_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
+    static constexpr uint32_t FLIP = HAS_SIGNED_WEIGHTS ? 0 : 0x80808080u;  // adds 128 to every byte
+    static constexpr int32_t EXCESS = HAS_SIGNED_WEIGHTS ? 0 : 128;
+    static MM_INLINE Ints widen(Ints weights, int) { return weights; }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
+};
+#else
+using S8Format = WideS8Format;
+#endif
+
+// Returns the number of registers of columns in a tile: as many sums as the registers hold beside
+// the weights, and enough of them to hide the latency of a product.
+constexpr int tile_registers(int rows) {
+    return NUM_REGISTERS == 32 ? 4 : rows == 1 ? 8 : rows <= 3 ? 4 : 2;
+}
+
+// The same for int8. Pairs need registers for their products too, which three rows of four lack; and
+// they have less latency to hide: only the sum of a product waits for the one before it.
+constexpr int s8_tile_registers(int rows) {
+    const bool lacks = NUM_REGISTERS == 16 && S8Format::PARTS == 2 && rows == 3;
+    return lacks ? 2 : tile_registers(rows);
+}
+
+// sums += `units` units of ROWS rows of x, times as many units of `columns` columns of weights.
+// Always inlined, so that the sums stay in the caller's registers.
+template <typename Format, int ROWS, int NUM>
+MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
+                                                     const void* weights, int64_t columns,
+                                                     int64_t units, Prefetch& prefetch,
+                                                     typename Format::Sums (&sums)[ROWS][NUM]) {
+    const char* at = static_cast<const char*>(weights);
+    constexpr int64_t X_BYTES = Format::PARTS * 4;
+    const char* lines = prefetch.lines;
+    const int64_t num_lines = prefetch.num, mask = prefetch.every - 1;
+    for (int64_t unit = 0; unit < units; ++unit) {
+        if ((unit & mask) == 0) {
+            for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+            lines += num_lines * 64;
+        }
+#pragma GCC unroll 2
+        for (int part = 0; part < Format::PARTS; ++part) {
+            Ints w[NUM];
+#pragma GCC unroll 8
+            for (int b = 0; b < NUM; ++b) {
+                w[b] = Format::widen(load_lanes<Ints>(at + b * MM_VECTOR_BYTES), part);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                const char* row = reinterpret_cast<const char*>(x + r * x_stride);
+                const Ints four = splat(row + unit * X_BYTES + part * 4);
+#pragma GCC unroll 8
+                for (int b = 0; b < NUM; ++b) sums[r][b] = Format::add(sums[r][b], four, w[b]);
+                MM_IN_ORDER();
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+                for (int b = 0; b < NUM; ++b) MM_KEEP(sums[r][b]);
+            }
+            // Makes the next part load the weights again, which is cheaper than to keep them.
+            if (Format::RELOADS) asm("" : "+r"(at));
+        }
+        at += columns * 4;
+    }
+    prefetch.lines = lines;
+}
+
+// Computes out [ROWS][NUM registers] = rows of x times `units` units of weights, or adds that to
+// out. Never inlined, so that the sums stay in registers whatever code calls it.
+template <typename Format, int ROWS, int NUM>
+__attribute__((noinline)) void float_tile(const typename Format::X* x, int64_t x_stride,
+                                          const void* weights, int64_t columns, int64_t units,
+                                          Prefetch& prefetch, float* out, int64_t out_stride,
+                                          bool adds) {
+    Floats sums[ROWS][NUM] = {};
+#pragma GCC unroll 8
+    for (int r = 0; adds && r < ROWS; ++r) {
+#pragma GCC unroll 8
+        for (int b = 0; b < NUM; ++b) {
+            sums[r][b] = load_lanes<Floats>(out + r * out_stride + b * LANES);
+        }
+    }
+    add_units<Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+        for (int b = 0; b < NUM; ++b) {
+            store_lanes(out + r * out_stride + b * LANES, sums[r][b]);
+        }
+    }
+}
+
+// The same for integers of at most one group, each row times its scale. row_sums, scales: point to
+// the first row's group; the next row's is `groups` further. row_sums are those of the values whose
+// weights are stored as w + 128.
+template <typename Format, int ROWS, int NUM>
+__attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_stride,
+                                       const void* weights, int64_t columns, int64_t units,
+                                       const int32_t* row_sums, const float* scales, int64_t groups,
+                                       Prefetch& prefetch, float* out, int64_t out_stride, bool adds) {
+    Ints sums[ROWS][NUM];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+        const int32_t sum = -Format::EXCESS * row_sums[r * groups];
+        const Ints excess = splat(&sum);
+#pragma GCC unroll 8
+        for (int b = 0; b < NUM; ++b) sums[r][b] = excess;
+    }
+    add_units<Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+        const Floats scale = (Floats)splat(scales + r * groups);
+#pragma GCC unroll 8
+        for (int b = 0; b < NUM; ++b) {
+            float* to = out + r * out_stride + b * LANES;
+            const Floats old = adds ? load_lanes<Floats>(to) : Floats{};
+            store_lanes(to, multiply_add(to_floats(sums[r][b]), scale, old));
+        }
+    }
+}
+
+}  // namespace mm

@@ -1,0 +1,138 @@
+"""Tiny checkpoints of Gemma 4: the text model, and the model with images and videos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor
+
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.testing.tiny import Family, MediaForm, lines, media_kinds, text_config
+
+from .tiny import TEMPLATE as TEXT_TEMPLATE
+
+IMAGE, START, END, VIDEO = "<|image|>", "<|image>", "<image|>", "<|video|>"
+MODEL_TURN = "{%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}"
+TEMPLATE = (
+    "{{- bos_token -}}{%- for m in messages -%}{{- '<|turn>' ~ m.role ~ '\\n' -}}"
+    "{%- if m.content is string -%}{{- m.content -}}{%- else -%}{%- for part in m.content -%}"
+    "{%- if part.type == 'image' -%}{{- '\\n\\n" + IMAGE + "\\n\\n' -}}"
+    "{%- elif part.type == 'video' -%}{{- '\\n\\n" + VIDEO + "\\n\\n' -}}"
+    "{%- else -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}"
+    "{{- '<turn|>\\n' -}}{%- endfor -%}" + MODEL_TURN
+)
+KINDS = ["sliding_attention", "full_attention"]
+
+
+def _text(tokenizer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the text config of a small model: the last two of five layers read the keys and
+    values of the two before them."""
+    return text_config(
+        tokenizer,
+        options,
+        num_hidden_layers=5,
+        layer_types=[KINDS[0], *KINDS, *KINDS],
+        num_kv_shared_layers=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=7,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=384,
+        final_logit_softcapping=3.0,
+        tie_word_embeddings=True,
+    )
+
+
+def _gemma4_text(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = _text(tokenizer, {})
+    return transformers.Gemma4TextConfig(**{**fields, **options})
+
+
+def _gemma4(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "patch_size": 4,
+        "pooling_kernel_size": 3,
+        "position_embedding_size": 256,
+        "use_clipped_linears": True,
+        "standardize": True,
+    }
+    text = {**_text(tokenizer, {}), **options}
+    return transformers.Gemma4Config(
+        text_config=text,
+        vision_config=vision,
+        audio_config=None,
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        video_token_id=tokenizer.convert_tokens_to_ids(VIDEO),
+        boi_token_id=tokenizer.convert_tokens_to_ids(START),
+        eoi_token_id=tokenizer.convert_tokens_to_ids(END),
+        tie_word_embeddings=text["tie_word_embeddings"],
+    )
+
+
+GEMMA4_TEXT = Family(
+    architecture="Gemma4ForCausalLM",
+    make_config=_gemma4_text,
+    chat_template=TEXT_TEMPLATE,
+    eos_token="</s>",
+)
+
+
+def _merge(config: Any) -> int:
+    return int(config.vision_config.pooling_kernel_size)
+
+
+def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+    """Returns images and frames, all padded to the largest: line by line, channels last."""
+    inputs = {"mm_token_type_ids": media_kinds(ids, media)}
+    merge = _merge(config)
+    longest = max(len(frame) for span in media for frame in lines(span.item, merge)[0])
+    names = {"image": ("pixel_values", "image"), "video": ("pixel_values_videos", "video")}
+    for kind, (pixels_name, prefix) in names.items():
+        items = [lines(span.item, merge) for span in media if span.item.kind == kind]
+        frames = [frame for found, _ in items for frame in found]
+        if frames:
+            pad = [(0, 0, 0, longest - len(frame)) for frame in frames]
+            places = [places for found, places in items for _ in found]
+            inputs[pixels_name] = torch.stack(list(map(F.pad, frames, pad)))
+            padded = [F.pad(own, by, value=-1) for own, by in zip(places, pad, strict=True)]
+            inputs[f"{prefix}_position_ids"] = torch.stack(padded)
+        if kind == "video" and items:
+            inputs["num_frames_per_video"] = torch.tensor([len(found) for found, _ in items])
+    return inputs
+
+
+GEMMA4 = Family(
+    architecture="Gemma4ForConditionalGeneration",
+    make_config=_gemma4,
+    chat_template=TEMPLATE,
+    eos_token="</s>",
+    special_tokens=(IMAGE, START, END, VIDEO),
+    files={
+        "preprocessor_config.json": {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "max_soft_tokens": 70,
+        },
+        "video_preprocessor_config.json": {
+            "video_processor_type": "Gemma4VideoProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "max_soft_tokens": 70,
+            "num_frames": 3,
+        },
+    },
+    media=MediaForm(inputs=_inputs, merge_size=_merge, has_text_between=True),
+)

@@ -1,0 +1,40 @@
+"""Tiny checkpoints of gpt-oss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from mmdeploy_llm.testing.tiny import CHATML, Family, text_config
+
+
+def _config(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = text_config(
+        tokenizer,
+        options,
+        head_dim=24,
+        intermediate_size=32,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=6,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 512,
+        },
+    )
+    return transformers.GptOssConfig(**fields)
+
+
+GPT_OSS = Family(
+    architecture="GptOssForCausalLM",
+    make_config=_config,
+    chat_template=CHATML,
+    eos_token="<|im_end|>",
+)

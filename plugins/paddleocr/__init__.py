@@ -1,0 +1,33 @@
+"""PaddleOCR-VL, whose decoder is ERNIE 4.5's."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+
+
+@hookimpl
+def provide_models() -> tuple[ModelSpec, ...]:
+    """Returns the spec."""
+    return (
+        ModelSpec(
+            name="paddleocr_vl",
+            architectures=("PaddleOCRVLForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.paddleocr.model:PaddleOCRVLForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.paddleocr.tiny:PADDLEOCR_VL",
+            deterministic=True,
+            media=("image",),
+        ),
+    )
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """Returns the spec for images."""
+    return (
+        MediaProcessorSpec(
+            name="paddleocr-image",
+            kind="image",
+            factory="mmdeploy_llm_plugins.paddleocr.image:PaddleOCRImageProcessor",
+            models=("paddleocr_vl",),
+        ),
+    )

@@ -1,0 +1,115 @@
+"""Tiny checkpoints of Qwen: text models and Qwen2.5-VL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from mmdeploy_llm.testing.tiny import (
+    CHATML,
+    Family,
+    preprocessor_files,
+    text_config,
+    token_ids,
+)
+
+TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+
+
+def _qwen(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = text_config(
+        tokenizer, options, hidden_size=60, num_attention_heads=6, tie_word_embeddings=False
+    )
+    return transformers.Qwen2Config(**fields)
+
+
+def _qwen_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = text_config(
+        tokenizer,
+        options,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        num_experts=6,
+        num_experts_per_tok=2,
+        mlp_only_layers=[0],
+    )
+    return transformers.Qwen2MoeConfig(**fields)
+
+
+def _qwen3(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    return transformers.Qwen3Config(**text_config(tokenizer, options, head_dim=20))
+
+
+def _qwen3_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = text_config(
+        tokenizer,
+        options,
+        head_dim=20,
+        num_hidden_layers=4,
+        moe_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=2,
+        decoder_sparse_step=2,
+        norm_topk_prob=True,
+    )
+    return transformers.Qwen3MoeConfig(**fields)
+
+
+def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = text_config(tokenizer, options, rope_parameters=rope, tie_word_embeddings=True)
+    vision = {
+        "depth": 3,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "intermediate_size": 96,
+        "out_hidden_size": text["hidden_size"],
+        "fullatt_block_indexes": [1],
+        "window_size": 112,
+    }
+    return transformers.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=text["tie_word_embeddings"],
+        **token_ids(tokenizer, TOKENS),
+    )
+
+
+QWEN2 = Family(
+    architecture="Qwen2ForCausalLM",
+    make_config=_qwen,
+    chat_template=CHATML,
+    eos_token="<|im_end|>",
+)
+QWEN2_MOE = Family(
+    architecture="Qwen2MoeForCausalLM",
+    make_config=_qwen_moe,
+    chat_template=CHATML,
+    eos_token="<|im_end|>",
+)
+QWEN3 = Family(
+    architecture="Qwen3ForCausalLM",
+    make_config=_qwen3,
+    chat_template=CHATML,
+    eos_token="<|im_end|>",
+)
+QWEN3_MOE = Family(
+    architecture="Qwen3MoeForCausalLM",
+    make_config=_qwen3_moe,
+    chat_template=CHATML,
+    eos_token="<|im_end|>",
+)
+QWEN2_5_VL = Family(
+    architecture="Qwen2_5_VLForConditionalGeneration",
+    make_config=_qwen_vl,
+    chat_template=CHATML,
+    eos_token="<|im_end|>",
+    files=preprocessor_files("Qwen2VL"),
+)

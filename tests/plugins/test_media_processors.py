@@ -1,0 +1,80 @@
+"""The in-tree processors pass the conformance kit, used as by a third party."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits, PluginManager
+from mmdeploy_llm.testing import MediaProcessorConformance
+from mmdeploy_llm.testing.checks.processors import ProcessorSubject
+
+MANAGER = PluginManager.load()
+# Those of families; transformers_any's need the checkpoint of a whole model.
+SPECS = {spec.name: spec for spec in MANAGER.media_processors if spec.priority == 0}
+IMAGE, VIDEO = (
+    [spec for spec in SPECS.values() if spec.kind == kind] for kind in ("image", "video")
+)
+SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}
+
+
+def checkpoint_of(spec, folder):
+    """Returns a checkpoint with a vision tower's config, as a real one has."""
+    patch_size = 16 if spec.name.startswith(("qwen3", "gemma4", "lfm2")) else 14
+    merge = {"spatial_merge_size": 2}
+    if spec.name.startswith("gemma4"):
+        merge = {"pooling_kernel_size": 3}
+    vision = SimpleNamespace(patch_size=patch_size, image_size=56, **merge)
+    config = SimpleNamespace(
+        vision_config=vision, downsample_ratio=0.5, downsample_factor=2, mm_tokens_per_image=4
+    )
+    return Checkpoint(folder=folder, config=config)
+
+
+def subject_of(spec, tmp_path_factory, **fields):
+    """Yields the subject of the checks, and closes it."""
+    checkpoint = checkpoint_of(spec, tmp_path_factory.mktemp("checkpoint"))
+    subject = ProcessorSubject(spec=spec, checkpoint=checkpoint, **fields)
+    yield subject
+    subject.close()
+
+
+class TestImages(MediaProcessorConformance):
+    """Checks every image processor on generated files, Pillow images and arrays."""
+
+    @pytest.fixture(scope="class", params=IMAGE, ids=lambda spec: spec.name)
+    @classmethod
+    def subject(cls, request, tmp_path_factory):
+        options = {"do_normalize": request.param.name == "gemma4-image"}  # not its default
+        yield from subject_of(request.param, tmp_path_factory, other_options=options)
+
+
+class TestVideos(MediaProcessorConformance):
+    """Checks every video processor; files are read in worker processes."""
+
+    @pytest.fixture(scope="class", params=VIDEO, ids=lambda spec: spec.name)
+    @classmethod
+    def subject(cls, request, tmp_path_factory):
+        options, other = SMALL, {"video_max_pixels": 28 * 28 * 12}
+        if request.param.name == "internvl-video":  # its frames have one size
+            options, other = {}, {"video_target_frames": 3}
+        yield from subject_of(
+            request.param,
+            tmp_path_factory,
+            options=options,
+            other_options=other,
+            item_options={"target_frames": 4, "fps": -1},
+        )
+
+
+class TestIsolatedImages(TestImages):
+    """Checks images that are decoded in worker processes."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, tmp_path_factory):
+        yield from subject_of(
+            SPECS["qwen-image"],
+            tmp_path_factory,
+            limits=MediaLimits(isolation="process"),
+            other_options={"do_normalize": False},
+        )

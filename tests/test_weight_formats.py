@@ -1,0 +1,95 @@
+"""The table of weight formats: each place that depends on a format follows its row."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmdeploy_llm import native
+from mmdeploy_llm.bench.cost import WEIGHT_BYTES
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.kernels.coded import layout_of
+from mmdeploy_llm.native.coded import CodedPanels
+from mmdeploy_llm.native.products import S8Weight
+from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP, rounds_inputs, with_group_size
+
+ROOT = Path(__file__).parent.parent
+OWN_NAMES = re.compile(r"\b(int8wo|int8a8|int4a8|wint4|wint8|w8a8)\b")  # of formats alone
+every = pytest.mark.parametrize("row", FORMATS.values(), ids=list(FORMATS))
+
+
+def test_no_other_code_names_a_format():
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "mmdeploy_llm").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if OWN_NAMES.search(line) and '"' in line.replace('"""', "")
+    }
+    # The error about a checkpoint that is not read says what to do.
+    assert found <= {"mmdeploy_llm/weight_formats.py", "mmdeploy_llm/weights/quantized/reading.py"}
+
+
+@every
+def test_places_of_other_formats_have_rows(row):
+    assert {row.elsewhere, row.tied_head, LOOKED_UP} <= FORMATS.keys()
+    assert FORMATS[row.tied_head].group_size is not None  # its rows are looked up
+
+
+@every
+def test_the_option_takes_name_and_alias(row):
+    assert EngineConfig(model="m", quantization=row.name).quantization == row.name
+    if row.alias:
+        assert EngineConfig(model="m", quantization=row.alias).quantization == row.name
+
+
+@every
+def test_groups_are_refused_where_a_row_has_none(row):
+    options = {"quantization": row.name, "quantization_group_size": 32}
+    if row.group_size is None:
+        with pytest.raises(ConfigError, match="needs a quantization that has groups"):
+            EngineConfig(model="m", **options)
+        assert with_group_size(row.name, 32) is FORMATS
+    else:
+        EngineConfig(model="m", **options)
+        assert with_group_size(row.name, 32)[row.name].group_size == 32
+        assert layout_of(with_group_size(row.name, -1)[row.name], 300).group_size == 300
+
+
+@every
+def test_the_cpu_packs_as_the_row_says(row):
+    try:
+        kernels = native.load()
+    except native.BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+    packed = kernels.pack(torch.randn(64, 256).bfloat16(), row.name)
+    assert isinstance(packed, S8Weight if row.group_size is None else CodedPanels)
+    assert packed.group_size == (row.group_size or 256)
+    assert packed.units.nbytes == 64 * 256 * row.bits // 8
+    x = torch.full((1, 256), 1e-3).bfloat16()
+    x[:, 1] = 1  # beside it 8 bits hold no thousandth
+    other = kernels.pack(torch.eye(256)[:64].bfloat16().contiguous(), row.name)
+    is_rounded = bool(other.product(x, None)[:, 2:].abs().max() < 1e-4)
+    assert is_rounded == rounds_inputs(row.name)
+
+
+@every
+def test_the_lower_bound_knows_its_bytes(row):
+    assert row.bits / 8 <= WEIGHT_BYTES[row.name] < row.bits / 8 + 0.1
+
+
+@every
+def test_the_guide_has_a_row(row):
+    guide = (ROOT / "docs/quantization.md").read_text()
+    alias = f"`{row.alias}`" if row.alias else ""
+    assert re.search(rf"^\| `{row.name}` \| {re.escape(alias)} ?\| ", guide, re.MULTILINE)
+    saved = guide[guide.index("## Saving what is loaded") :]
+    line = next(line for line in saved.splitlines() if f"`{row.name}`" in line)
+    assert ("an error" in line) == (row.transformers is None)
+
+
+@pytest.mark.parametrize("name", ["fp8", "wfp8afp8", "block_wise_fp8"])
+def test_floats_of_8_bits_are_refused_with_what_to_do(name):
+    with pytest.raises(ConfigError, match=r"use 'int8wo'.* stored in FP8 stays in 8 bits without"):
+        EngineConfig(model="m", quantization=name)
