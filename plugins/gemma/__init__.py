@@ -12,6 +12,10 @@ GGUF = "mmdeploy_llm_plugins.gemma.gguf:TABLE"
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of all versions."""
+    return (*_text_models(), *_media_models())
+
+
+def _text_models() -> tuple[ModelSpec, ...]:
     return (
         ModelSpec(
             name="gemma",
@@ -35,20 +39,25 @@ def provide_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.gemma.tiny:GEMMA3_TEXT",
         ),
         ModelSpec(
-            name="gemma3",
-            architectures=("Gemma3ForConditionalGeneration",),
-            factory="mmdeploy_llm_plugins.gemma.model3:Gemma3ForConditionalGeneration",
-            tiny="mmdeploy_llm_plugins.gemma.tiny3:GEMMA3",
-            media=("image",),
-            atomic_media=True,
-        ),
-        ModelSpec(
             name="gemma4_text",
             architectures=("Gemma4ForCausalLM",),
             factory=f"{MODULE4}:Gemma4ForCausalLM",
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_TEXT",
             reasoning="gemma4",
+        ),
+    )
+
+
+def _media_models() -> tuple[ModelSpec, ...]:
+    return (
+        ModelSpec(
+            name="gemma3",
+            architectures=("Gemma3ForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.gemma.model3:Gemma3ForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.gemma.tiny3:GEMMA3",
+            media=("image",),
+            atomic_media=True,
         ),
         ModelSpec(
             name="gemma4",
