@@ -35,6 +35,7 @@ LAYERS = (
     ("processes",),
     ("native", "cuda", "sharding"),
     ("gguf", "grammars", "rendering"),
+    ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
     ("model_folder",),
     ("intake", "schedule", "runner", "delivery"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.rotary import RotaryConfig
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.kernels import ActivationName
 
 from .moe import MoEConfig
-from .norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
-from .rotary import RotaryConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

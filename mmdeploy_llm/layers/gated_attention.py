@@ -6,11 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import MergedLinear
+from mmdeploy_llm.basic_layers.rotary import Rope
+
 from .decoder import Attention, DecoderStep
 from .decoder_config import DecoderConfig
-from .kernel_layer import KernelLayer
-from .linear import MergedLinear
-from .rotary import Rope
 
 
 class GatedAttention(Attention, KernelLayer):

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.linear import Linear, empty_parameter
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
-from mmdeploy_llm.layers.linear import Linear, empty_parameter
 
 from .delta_rule import chunks_of
 from .short_conv import ShortConv

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import Linear, empty_parameter
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
-from mmdeploy_llm.layers.kernel_layer import KernelLayer
-from mmdeploy_llm.layers.linear import Linear, empty_parameter
 
 
 class ShortConv(KernelLayer):
