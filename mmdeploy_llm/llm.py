@@ -68,7 +68,7 @@ class LLM(EngineClient):
     model: the loaded module, None when other processes hold it.
     num_kv_blocks: blocks of the KV cache, each for `runtime.block_size` tokens; of several engines,
     those of the one with fewest.
-    runtime: every option with its final value.
+    runtime: every option with its final value, see RuntimeConfig.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -301,7 +301,5 @@ class LLM(EngineClient):
             except EngineError as death:
                 if on_error == "raise" or self._desk.death is None:
                     raise
-                for ask in asks:
-                    if ask not in done:
-                        done[ask] = refused(ask, death)
+                done |= {ask: refused(ask, death) for ask in asks if ask not in done}
         return [done[ask] for ask in asks]

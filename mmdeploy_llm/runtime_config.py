@@ -46,7 +46,13 @@ class MachineLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """Every option with its final value. Sizes are in tokens unless the name says otherwise."""
+    """Every option with its final value: here what is decided at start, and what the rooms read;
+    all others in `options`. Sizes are in tokens unless the name says otherwise.
+
+    options: as the caller gave them, with the device and CPUs of this share of the machine.
+    """
+
+    options: EngineConfig
 
     device: str
     dtype: str
@@ -68,7 +74,6 @@ class RuntimeConfig:
     num_threads: int
     max_logprobs: int
     seed: int
-    use_warmup: bool
     enforce_eager: bool  # True on a CPU, which has no graphs
     attention_backend: str
     early_stop: EarlyStopParams | None = None
@@ -122,6 +127,7 @@ def resolve(
     encoder_bytes = config.encoder_cache_memory or (2**30 if is_cuda else 2**28)
     row_bytes = model.hidden_size * (4 if dtype == "float32" else 2)
     return RuntimeConfig(
+        options=config,
         device=device,
         dtype=dtype,
         dtype_choice=_dtype_choice(dtype, model, host, is_cuda) if config.dtype == "auto" else None,
@@ -145,7 +151,6 @@ def resolve(
         num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
         seed=0 if config.seed is None else config.seed,  # the config has drawn one for None
-        use_warmup=config.use_warmup,
         enforce_eager=config.enforce_eager or not is_cuda,
         attention_backend=attention.name,
         early_stop=config.early_stop_config,

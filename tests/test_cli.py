@@ -601,10 +601,10 @@ class TestPlugins:
         assert json.loads(run("plugins", "--json").stdout) == []
 
     def test_a_wrong_name_in_the_environment_is_an_error(self, run, monkeypatch):
-        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "erni")
+        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "source")
         result = run("plugins")
         assert result.exit_code == 2
-        assert "did you mean 'ernie'" in result.stderr
+        assert "did you mean 'sources'" in result.stderr
 
 
 def test_version(run):

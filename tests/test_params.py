@@ -220,7 +220,7 @@ def test_arguments_of_logits_processors_are_plain_values():
 
 
 def test_early_stop_is_read_from_fastdeploys_options():
-    params = SamplingParams(early_stop={"strategy": "repetition", "window_size": 3})
+    params = SamplingParams(early_stop={"window_size": 3})
     assert params.early_stop.window_size == 3
     assert params.early_stop.threshold == 0.99
     for options, window_size in (

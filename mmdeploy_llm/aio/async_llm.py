@@ -32,7 +32,7 @@ class AsyncLLM(EngineClient):
     model, options: as for LLM, whose errors it raises.
     max_queued: requests that may be here beyond the `max_num_seqs` that are computed at the same
         time; None: no bound.
-    turns: entered for each step, where models share the cores.
+    step_lock: entered for each step, where models share the cores.
 
     Its methods may be called from any thread and any event loop. An error of one request is in its
     output. When the engine dies, the requests it has end as errors, and later calls raise
@@ -46,13 +46,13 @@ class AsyncLLM(EngineClient):
         model: str | EngineConfig,
         *,
         max_queued: int | None = None,
-        turns: AbstractContextManager[None] | None = None,
+        step_lock: AbstractContextManager[None] | None = None,
         **options: Any,
     ) -> None:
         config = model
         if not isinstance(config, EngineConfig):
             config = EngineConfig.from_options(config, options)
-        super().__init__(config, turns)
+        super().__init__(config, step_lock)
         self._max_queued = max_queued
         self._handles: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
         self._is_finishing = False

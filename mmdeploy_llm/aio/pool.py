@@ -21,7 +21,7 @@ from mmdeploy_llm.startup.needs import MemoryNeeds, count_needs
 from mmdeploy_llm.startup.sizes import free_ram
 
 from .async_llm import AsyncLLM
-from .turns import Turns
+from .fair_lock import FairLock
 
 Cores = Literal["turns", "shares"]
 State = Literal["installed", "running", "stopped"]
@@ -88,7 +88,7 @@ class ModelPool(Belonging):
             raise ConfigError(f"cores must be 'turns' or 'shares', got {cores!r}")
         self._cores: Cores = cores
         self._limit = free_ram() if memory is None else memory
-        self._turns = Turns()
+        self._step_lock = FairLock()
         self._lock = threading.Lock()  # held for the table only, never while a model loads
         self._entries: dict[str, _Entry] = {}
 
@@ -115,8 +115,8 @@ class ModelPool(Belonging):
             if entry.llm is None:
                 config = self._reserve(entry)
                 try:
-                    turns = self._turns if self._cores == "turns" else None
-                    entry.llm = AsyncLLM(config, max_queued=entry.max_queued, turns=turns)
+                    lock = self._step_lock if self._cores == "turns" else None
+                    entry.llm = AsyncLLM(config, max_queued=entry.max_queued, step_lock=lock)
                 except BaseException:
                     self._give_back(entry)
                     raise
@@ -179,8 +179,8 @@ class ModelPool(Belonging):
         """Writes the model into the table. Returns its options with the size of the KV cache that
         was written. Raises ConfigError when it does not fit."""
         with self._lock:
-            room = self._room()
-        needs = count_needs(entry.config, room)
+            left = self._memory_left()
+        needs = count_needs(entry.config, left)
         with self._lock:
             if needs.device == "cpu":
                 self._check_threads(entry, needs)
@@ -195,7 +195,7 @@ class ModelPool(Belonging):
         with self._lock:
             entry.needs = None
 
-    def _room(self) -> int:
+    def _memory_left(self) -> int:
         """Returns the RAM for one more model: free now, and not promised to others."""
         return max(0, min(self._limit - sum(needs.total for needs in self._on_cpu()), free_ram()))
 
@@ -204,8 +204,8 @@ class ModelPool(Belonging):
         return [needs for needs in each if needs is not None and needs.device == "cpu"]
 
     def _check_fit(self, entry: _Entry, needs: MemoryNeeds) -> None:
-        room = self._room()
-        if needs.total <= room:
+        left = self._memory_left()
+        if needs.total <= left:
             return
         others = ", ".join(
             f"{other.name!r} {_gib(other.needs.total)}"
@@ -214,7 +214,7 @@ class ModelPool(Belonging):
         )
         raise ConfigError(
             f"model {entry.name!r} takes {_gib(needs.total)} ({_gib(needs.weights)} of weights, "
-            f"{_gib(needs.kv_cache)} of KV cache), but {_gib(room)} of {_gib(self._limit)} are "
+            f"{_gib(needs.kv_cache)} of KV cache), but {_gib(left)} of {_gib(self._limit)} are "
             f"left; running: {others or 'none'}. Stop another model, or lower kv_cache_memory"
         )
 

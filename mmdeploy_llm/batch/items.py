@@ -2,14 +2,14 @@
 its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
- "sampling_params": {...}, "chat_template_kwargs": {...}, "mm_processor_kwargs": {...},
- "tools": [...], "priority": 0, "timeout": 60}
+ "sampling_params": {...}, and the other keys of a prompt's dict, see intake/prompts.py}
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,23 +17,14 @@ from typing import Any
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
+from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.identity import digest_of, file_paths, file_state
 from mmdeploy_llm.records.item import Item, Media
 
-CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
-MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-PROMPT_KEYS = (
-    *CONTENT_KEYS,
-    *MEDIA_KEYS,
-    "chat_template_kwargs",
-    "mm_processor_kwargs",
-    "tools",
-    "priority",
-    "timeout",
-)
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
+TEMPLATE_MARK = re.compile(r"\{[{%]")
 MAX_QUESTION = 200  # characters of the question that a record repeats
 
 
@@ -99,6 +90,7 @@ class ItemReader:
         if "messages" not in prompt:
             return prompt
         prompt["messages"] = media.of_messages(prompt["messages"])
+        _check_template(prompt.get("chat_template"))
         own = prompt.get("chat_template_kwargs", {})
         if not isinstance(own, Mapping):
             raise RequestError(f"chat_template_kwargs must be an object, got {_name(own)}")
@@ -135,6 +127,16 @@ def _id_of(fields: Mapping[str, Any], line: int) -> str | int:
     if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
         raise RequestError(f"id must be a string or an integer, got {_name(own)}")
     return own
+
+
+def _check_template(template: Any) -> None:
+    """Raises RequestError for the name of a file: lines come from others, who may not have it
+    read."""
+    if template is not None and not (isinstance(template, str) and TEMPLATE_MARK.search(template)):
+        raise RequestError(
+            "chat_template of a line must be a Jinja template itself, with {{ or {%; name a file "
+            "with the option chat_template"
+        )
 
 
 def _check_keys(fields: Mapping[str, Any]) -> None:

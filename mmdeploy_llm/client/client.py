@@ -28,12 +28,12 @@ class EngineClient(Belonging):
     """Base of LLM and AsyncLLM, which document plugins, model, runtime and num_kv_blocks."""
 
     def __init__(
-        self, config: EngineConfig, turns: AbstractContextManager[None] | None = None
+        self, config: EngineConfig, step_lock: AbstractContextManager[None] | None = None
     ) -> None:
-        """turns: entered for each step, where models share the cores."""
+        """step_lock: entered for each step, where models share the cores."""
         super().__init__()
         self._tokenizer: Any = None
-        self._opened_with = partial(open_desk, config, turns)
+        self._opened_with = partial(open_desk, config, step_lock)
         self._save = partial(save_loaded, config)
         self._open(config.quiet)
 

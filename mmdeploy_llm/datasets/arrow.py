@@ -82,15 +82,15 @@ class ParquetRows:
     def _group(
         self, opened: Any, group: int, first: int, lines: Lines, file: File
     ) -> Iterator[Row | BadItem]:
-        facts, line = opened.metadata.row_group(group), first
-        size = _rows_at_once(facts.total_byte_size, facts.num_rows)
+        rows, line = opened.metadata.row_group(group), first
+        size = _rows_at_once(rows.total_byte_size, rows.num_rows)
         try:
             for batch in opened.iter_batches(batch_size=size, row_groups=[group]):
                 yield from batch_rows(batch, line, lines, file.folder)
                 line += batch.num_rows
         except self._faults as error:
             message = f"the row group cannot be read: {str(error)[:MAX_SHOWN]}"
-            for left in filter(lines.takes, range(line, first + facts.num_rows)):
+            for left in filter(lines.takes, range(line, first + rows.num_rows)):
                 yield BadItem(line=left, message=message)
 
 

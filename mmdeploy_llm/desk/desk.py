@@ -1,6 +1,6 @@
 """Desk: where prompts are handed in, from any thread. The one way to an engine.
 
-    submit --> queue, by priority --> begun: at most num_ahead --> ended
+    submit --> queue, by priority --> begun: at most max_begun --> ended
                                       intake, engine
 
 All desks share the queue and its limits; they differ in what they do with a prompt that is begun:
@@ -15,7 +15,6 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -80,6 +79,7 @@ class Held:
     number: int
     request_id: str
     ticket: weakref.ref[Ticket]
+    priority: int
     deadline: Deadline | None
     is_begun: bool = False
     request_ids: set[str] = field(default_factory=set)
@@ -98,14 +98,14 @@ class Desk(ABC):
         `waits`, raise QueueFullError. None: no limit.
 
     runtime: every option with its final value. num_kv_blocks: blocks of the smallest KV cache.
-    num_ahead: prompts that may be begun at the same time: the engine computes some of them while
+    max_begun: prompts that may be begun at the same time: the engine computes some of them while
         others are prepared. num_seqs: prompts that can be computed at the same time.
     plugins: as loaded in this process. model, media: None where other processes have them.
     """
 
     runtime: RuntimeConfig
     num_kv_blocks: int
-    num_ahead: int
+    max_begun: int
     num_seqs: int
     plugins: PluginManager
     model: Model | None = None
@@ -131,19 +131,24 @@ class Desk(ABC):
         deadline: Deadline | None = None,
     ) -> Ticket:
         """Returns the ticket of a prompt, which is prepared and computed from now on; see Desk.
-        number, deadline: given by another desk. Raises EngineError when nothing is computed any
-        more."""
+        number, deadline: given by another desk, with the priority in the ask. Raises EngineError
+        when nothing is computed any more."""
         self.check()
-        priority = priority_of(None, ask.priority)
-        if deadline is None:
-            deadline = deadline_of(None, ask.timeout)
-        with suppress(RequestError):  # a prompt that is wrong learns it from the intake
-            priority = priority_of(ask.prompt, priority)
-            deadline = earlier(deadline, deadline_of(ask.prompt))
-        number = next(self._numbers) if number is None else number
+        priority, fault = ask.priority, None
+        if number is None:  # else another desk has read them
+            number = next(self._numbers)
+            priority, deadline = priority_of(None, ask.priority), deadline_of(None, ask.timeout)
+            try:
+                priority = priority_of(ask.prompt, priority)
+                deadline = earlier(deadline, deadline_of(ask.prompt))
+            except RequestError as error:
+                fault = error
         ticket = Ticket(ask, number, self.abort, on_news)
+        if fault is not None:
+            ticket.end(fault)
+            return ticket
         seen = weakref.ref(ticket, lambda _: self.abort(number))
-        held = Held(ask, number, ticket.request_id, seen, deadline)
+        held = Held(ask, number, ticket.request_id, seen, priority, deadline)
         with self._has_room:
             if max_queued is not None:
                 self._wait_for_room(self.num_seqs + max_queued, waits)
@@ -164,7 +169,7 @@ class Desk(ABC):
     @property
     def num_free(self) -> int:
         """How many more prompts may be begun now."""
-        return self.num_ahead - self._num_begun
+        return self.max_begun - self._num_begun
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from .ticket import Ask, Ticket
 
 
 class Feed:
-    """One call of a caller, used by one thread. It holds at most num_ahead tickets of the desk, so
+    """One call of a caller, used by one thread. It holds at most max_begun tickets of the desk, so
     that memory does not depend on the number of prompts; tickets of a feed that is dropped are
     aborted."""
 
@@ -29,7 +29,7 @@ class Feed:
     def fill(self) -> None:
         """Hands in prompts while there is room; none once the engine has died."""
         put = self._news.put
-        while self._is_open and len(self._tickets) < self._desk.num_ahead:
+        while self._is_open and len(self._tickets) < self._desk.max_begun:
             ask = None if self._desk.death else next(self._asks, None)
             if ask is None:
                 self._is_open = False

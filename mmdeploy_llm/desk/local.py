@@ -49,12 +49,12 @@ class LocalDesk(Desk):
     _pool: ThreadPoolExecutor
 
     def __init__(
-        self, start: Callable[[], Assembly], turns: AbstractContextManager[None] | None = None
+        self, start: Callable[[], Assembly], step_lock: AbstractContextManager[None] | None = None
     ) -> None:
         """start: builds the engine, in the loop thread. Raises what it raises; Ctrl-C ends it.
-        turns: entered for each step, where engines share the cores."""
+        step_lock: entered for each step, where engines share the cores."""
         super().__init__()
-        self._turns = nullcontext() if turns is None else turns
+        self._step_lock = nullcontext() if step_lock is None else step_lock
         self._inbox: SimpleQueue[Task | None] = SimpleQueue()  # None: end
         self._requests: dict[str, Held] = {}  # in the engine, by request id
         self._deadlines: list[tuple[float, int]] = []  # a heap of (end, number)
@@ -172,7 +172,7 @@ class LocalDesk(Desk):
                 stream=ask.stream,
                 number=held.number,
                 request_id=held.request_id,
-                priority=ask.priority,
+                priority=held.priority,
                 deadline=held.deadline,
             )
             self._post(partial(self._admit, held, requests))
@@ -206,7 +206,7 @@ class LocalDesk(Desk):
         self.num_kv_blocks = assembly.engine.info.num_blocks
         self.num_seqs = assembly.runtime.max_num_seqs
         num_threads = assembly.runtime.num_intake_threads
-        self.num_ahead = self.num_seqs + 2 * num_threads
+        self.max_begun = self.num_seqs + 2 * num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="intake")
         # No thread may be in C++ code when the interpreter ends: that aborts the process. This one
         # ends before the processes of ranks, whose finalizers are older.
@@ -227,7 +227,7 @@ class LocalDesk(Desk):
     def _step(self) -> None:
         """Runs one step and puts its outputs into their tickets."""
         is_awaited = False
-        with self._turns:
+        with self._step_lock:
             outputs = self.engine.step()
         for output in outputs:
             held = self._requests[output.request_id]

@@ -33,12 +33,12 @@ from .ticket import Ticket
 Value = TypeVar("Value")
 
 
-def open_desk(config: EngineConfig, turns: AbstractContextManager[None] | None = None) -> Desk:
-    """Returns the desk that the options describe. turns: see LocalDesk; of no effect on engines in
-    other processes. Raises ConfigError, ModelError and PluginError, and WorkerDiedError when a
+def open_desk(config: EngineConfig, step_lock: AbstractContextManager[None] | None = None) -> Desk:
+    """Returns the desk that the options describe. step_lock: see LocalDesk; of no effect on engines
+    in other processes. Raises ConfigError, ModelError and PluginError, and WorkerDiedError when a
     process ends as it starts."""
     if config.data_parallel_size == 1:
-        return LocalDesk(partial(start, config), turns)
+        return LocalDesk(partial(start, config), step_lock)
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
     machine = read_machine(config)  # compiles the kernels once, not in all engines at once
     make = [
@@ -75,7 +75,7 @@ class ManyDesks(Desk):
         self.plugins = plugins
         self.runtime = desks[0].runtime
         self.num_kv_blocks = min(desk.num_kv_blocks for desk in desks)
-        self.num_ahead = sum(desk.num_ahead for desk in desks)
+        self.max_begun = sum(desk.max_begun for desk in desks)
         self.num_seqs = sum(desk.num_seqs for desk in desks)
 
     @property
@@ -156,7 +156,7 @@ class ManyDesks(Desk):
     def _begin(self, held: Held) -> None:
         """Gives a prompt to the desk with the most free capacity."""
         held.num_tries += 1
-        ask = replace(held.ask, request_id=held.request_id)
+        ask = replace(held.ask, request_id=held.request_id, priority=held.priority)
         forward = partial(self._forward, held, held.num_tries)
         while desks := self._living():
             desk = max(desks, key=lambda desk: desk.num_free)

@@ -46,7 +46,7 @@ class Ready:
 
     runtime: RuntimeConfig
     num_kv_blocks: int
-    num_ahead: int
+    max_begun: int
     num_seqs: int
 
 
@@ -98,7 +98,7 @@ class RemoteDesk(Desk):
         """Waits until the engine is loaded. Raises what `start` raises there."""
         ready: Ready = self._worker.receive()
         self.runtime, self.num_kv_blocks = ready.runtime, ready.num_kv_blocks
-        self.num_ahead, self.num_seqs = ready.num_ahead, ready.num_seqs
+        self.max_begun, self.num_seqs = ready.max_begun, ready.num_seqs
         self._sender.start()
         threading.Thread(target=self._receive_all, daemon=True).start()
 
@@ -146,7 +146,9 @@ class RemoteDesk(Desk):
             self._sender.join(2 * CLOSE_SECONDS)
 
     def _begin(self, held: Held) -> None:
-        ask = replace(held.ask, item=None, request_id=held.request_id, timeout=None)
+        ask = replace(
+            held.ask, item=None, request_id=held.request_id, priority=held.priority, timeout=None
+        )
         refuse = partial(self._finish, held.number)
         self._order(refuse, _Server.submit, held.number, ask, held.deadline)
 
@@ -265,7 +267,7 @@ class _Server:
             Ready(
                 runtime=desk.runtime,
                 num_kv_blocks=desk.num_kv_blocks,
-                num_ahead=desk.num_ahead,
+                max_begun=desk.max_begun,
                 num_seqs=desk.num_seqs,
             )
         )

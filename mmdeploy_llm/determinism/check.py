@@ -22,12 +22,12 @@ from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.schedule.scheduler import SchedulerConfig
-from mmdeploy_llm.startup.blueprint import draw_blueprint
 from mmdeploy_llm.startup.host import Host
 from mmdeploy_llm.startup.loaded import LoadedModel, RankGroup, load_model
 from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.media import build_processors
 from mmdeploy_llm.startup.model_files import ModelFiles, read_model_files
+from mmdeploy_llm.startup.options import final_options
 from mmdeploy_llm.startup.rooms import build_intake
 from mmdeploy_llm.startup.runners import CachePlan, new_runner
 from mmdeploy_llm.startup.sizes import kv_cache_shape
@@ -55,17 +55,17 @@ def check_determinism(config: EngineConfig, longest: int) -> Iterator[Comparison
         update={**FORCED, "block_size": config.block_size or BLOCK_SIZE, "max_logprobs": -1}
     )
     files, machine = read_model_files(config), read_machine(config)
-    blueprint = draw_blueprint(config, files, machine)
+    runtime = final_options(config, files, machine)
     with ExitStack() as stack:
-        host = Host(blueprint.runtime, machine)
+        host = Host(runtime, machine)
         stack.callback(host.close)
-        stack.enter_context(THREAD_COUNT.computing(blueprint.runtime.num_threads))
-        loaded = load_model(blueprint, files, machine, host.threads, RankGroup())
+        stack.enter_context(THREAD_COUNT.computing(runtime.num_threads))
+        loaded = load_model(runtime, files, machine, host.threads, RankGroup())
         if not isinstance(loaded.model, nn.Module):
             raise ConfigError("the model is not a torch.nn.Module: its operations have no names")
         processors = build_processors(files, config)
         intake = build_intake(
-            config, files, loaded.runtime, processors, media_size=media_size(loaded.model)
+            files, loaded.runtime, processors, media_size=media_size(loaded.model)
         )
         stack.callback(intake.close)
         requests = _requests(files, intake, min(longest, loaded.runtime.max_model_len - NUM_TOKENS))

@@ -77,8 +77,8 @@ class EmbedsReader:
                 "they were computed"
             )
         extras = sorted((name, tensor.tolist()) for name, tensor in made.tensors.items())
-        facts = (made.kind, str(values.dtype), tuple(values.shape), made.grid_thw, extras)
-        digest = blake2b(f"embeds\0{facts!r}\0".encode(), digest_size=20)
+        content = (made.kind, str(values.dtype), tuple(values.shape), made.grid_thw, extras)
+        digest = blake2b(f"embeds\0{content!r}\0".encode(), digest_size=20)
         data: Any = values.view(torch.uint8).numpy()
         digest.update(data)
         return replace(made, embeds=embeds, key=digest.hexdigest())

@@ -40,7 +40,7 @@ def encoded_rows(encoding: Mapping[str, Any]) -> list[list[Any]]:
     return [_unpadded(row, own) for row, own in zip(rows, masks, strict=True)]
 
 
-def as_prompt(encoding: Mapping[str, Any]) -> dict[str, Any]:
+def one_sequence(encoding: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the dict with `prompt_token_ids` in place of a tokenizer's keys.
 
     Raises RequestError as `encoded_rows` does, and unless there is one sequence.

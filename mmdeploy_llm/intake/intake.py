@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.deadline import Deadline, earlier
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
@@ -29,7 +29,7 @@ from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .embeds import EmbedsReader
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, deadline_of, priority_of, read_prompt, with_options
+from .prompts import PromptParts, read_prompt, with_options
 from .rendered import Rendered, TokenCount
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer, marker_ids
@@ -121,12 +121,12 @@ class Intake:
         number: index of the prompt in this engine, which with the engine's seed determines the seed
             of params without one.
         request_id: of the first request; the others add their index to it. None: a new one.
-        priority, deadline: of the call, as priority_of and deadline_of return them; a prompt dict
-            may have its own. Raises RequestError and its subclasses.
+        priority, deadline: as priority_of and deadline_of return them.
+
+        Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
         parts = replace(read_prompt(prompt, self.media.kinds), where=where)
-        priority, deadline = priority_of(prompt, priority), earlier(deadline, deadline_of(prompt))
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)

@@ -12,12 +12,12 @@ from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
-from .encodings import as_prompt, is_encoding
+from .encodings import is_encoding, one_sequence
 from .forms import media_items
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-KNOWN_KEYS = (
+PROMPT_KEYS = (  # of a prompt's dict, and of a line of a batch
     *CONTENT_KEYS,
     *MEDIA_KEYS,
     "chat_template",
@@ -58,15 +58,15 @@ def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
         empty prompts. Changes nothing.
     """
     if isinstance(prompt, Mapping):
-        return _read_dict(as_prompt(prompt) if is_encoding(prompt) else prompt, kinds)
+        return _read_dict(one_sequence(prompt) if is_encoding(prompt) else prompt, kinds)
     return PromptParts(**_content(prompt))
 
 
 def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
     for name in prompt:
-        if name not in KNOWN_KEYS:
-            near = difflib.get_close_matches(str(name), KNOWN_KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN_KEYS)}"
+        if name not in PROMPT_KEYS:
+            near = difflib.get_close_matches(str(name), PROMPT_KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PROMPT_KEYS)}"
             raise RequestError(f"the prompt dict has an unknown key {name!r}; {hint}")
     content = [name for name in CONTENT_KEYS if prompt.get(name) is not None]
     if len(content) != 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -10,14 +10,10 @@ from .frozen import FrozenParams, shown
 
 
 class EarlyStopParams(FrozenParams):
-    """When to end a text that runs away. FastDeploy's `early_stop_config`."""
+    """When to end a text that runs away: one that repeats itself, whose tokens are all nearly
+    certain. FastDeploy's `early_stop_config`."""
 
     enable_early_stop: bool = Field(default=True, description="False: never")
-    strategy: Literal["repetition"] = Field(
-        default="repetition",
-        description="repetition: a text that repeats itself is one whose tokens are all nearly "
-        "certain",
-    )
     window_size: int = Field(
         default=3000, ge=1, description="number of tokens in a row that must be nearly certain"
     )

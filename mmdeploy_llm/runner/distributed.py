@@ -34,11 +34,12 @@ from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.processes import Message, Worker, close_all, finalize_here, interrupted_later
+from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Meeting
 
 from .executor import ExecutorInfo
 from .overlap import Started, deferred
-from .rank import BuildRank, RankBlueprint, serve_rank
+from .rank import BuildRank, serve_rank
 from .rank_messages import (
     BarrierMessage,
     DoneMessage,
@@ -60,9 +61,9 @@ DIFFERENT = (
 class DistributedRunner:
     """Runs step plans on all ranks, each in its own process. See Executor for the methods."""
 
-    def __init__(self, blueprints: Sequence[RankBlueprint], build: BuildRank) -> None:
-        """blueprints: one for each rank. build: a picklable function that each rank's process calls
-        with its blueprint.
+    def __init__(self, runtimes: Sequence[RuntimeConfig], build: BuildRank) -> None:
+        """runtimes: the options of each rank. build: a picklable function that each rank's process
+        calls with them.
 
         Returns when all ranks are ready. Raises what `build` raises, and WorkerDiedError.
         """
@@ -73,11 +74,11 @@ class DistributedRunner:
         folder = tempfile.mkdtemp(prefix="mmdeploy-llm-")
         self._delete_folder = finalize_here(self, shutil.rmtree, folder, ignore_errors=True)
         try:
-            for rank, blueprint in enumerate(blueprints):
+            for rank, runtime in enumerate(runtimes):
                 meeting = Meeting(
-                    path=f"{folder}/ranks", rank=rank, size=len(blueprints), device=blueprint.device
+                    path=f"{folder}/ranks", rank=rank, size=len(runtimes), device=runtime.device
                 )
-                entry = partial(serve_rank, blueprint=blueprint, meeting=meeting, build=build)
+                entry = partial(serve_rank, runtime=runtime, meeting=meeting, build=build)
                 self._workers.append(Worker(f"rank {rank}", entry, is_quiet=rank > 0))
             ready: list[ReadyMessage] = self._gather(None, LOAD_SECONDS)
         except BaseException:
@@ -85,7 +86,7 @@ class DistributedRunner:
             raise
         self.info: ExecutorInfo = ready[0].info
         self.can_overlap = all(message.can_overlap for message in ready)
-        is_on_gpus = any(blueprint.device != "cpu" for blueprint in blueprints)
+        is_on_gpus = any(runtime.device != "cpu" for runtime in runtimes)
         self._first_answer_seconds = STEP_SECONDS if is_on_gpus else None
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.processes import Channel
+from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Meeting, Ranks
 
 from .executor import Executor, ExecutorInfo
@@ -37,22 +38,15 @@ class Built(Protocol):
     def info(self) -> ExecutorInfo: ...
 
 
-class RankBlueprint(Protocol):
-    """The description that a rank is built from; picklable. Start-up defines it."""
-
-    @property
-    def device(self) -> str: ...
-
-
-BuildRank = Callable[[Any, Ranks, Peers], Built]
+BuildRank = Callable[[RuntimeConfig, Ranks, Peers], Built]
 
 
 def serve_rank(
-    channel: Channel, *, blueprint: RankBlueprint, meeting: Meeting, build: BuildRank
+    channel: Channel, *, runtime: RuntimeConfig, meeting: Meeting, build: BuildRank
 ) -> None:
     """Builds the rank's runner and answers messages until the channel is closed."""
     ranks = meeting.join()
-    built = build(blueprint, ranks, ChannelPeers(ranks, channel))
+    built = build(runtime, ranks, ChannelPeers(ranks, channel))
     rank = Rank(built.runner, sends_results=ranks.rank == 0)
     channel.send(ReadyMessage(info=built.info, can_overlap=built.runner.can_overlap))
     while True:

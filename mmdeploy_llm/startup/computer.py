@@ -11,16 +11,16 @@ from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.runner.executor import Executor, ExecutorInfo
 from mmdeploy_llm.runner.peers import Peers
+from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Ranks
 
-from .blueprint import Blueprint
 from .host import Host
 from .loaded import RankGroup, check_divisible, load_model
 from .machine import Machine, read_machine
 from .memory import plan_cache
 from .model_files import ModelFiles, read_model_files
 from .runners import ready_runner
-from .shares import rank_blueprints
+from .shares import rank_runtimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Computer:
 
 
 def build_computer(
-    blueprint: Blueprint,
+    runtime: RuntimeConfig,
     files: ModelFiles,
     machine: Machine,
     host: Host,
@@ -43,7 +43,7 @@ def build_computer(
 ) -> Computer:
     """Loads the model and builds its runner in this process."""
     with host.computing():
-        loaded = load_model(blueprint, files, machine, host.threads, group or RankGroup())
+        loaded = load_model(runtime, files, machine, host.threads, group or RankGroup())
         cache = plan_cache(loaded)
         runtime = replace(loaded.runtime, max_model_len=cache.max_model_len)
         info = ExecutorInfo(
@@ -59,18 +59,17 @@ def build_computer(
     return Computer(runner=runner, info=info, model=loaded.model, host=host)
 
 
-def build_ranks(blueprint: Blueprint, files: ModelFiles, machine: Machine) -> Computer:
-    """Starts one process for each rank; each builds its computer from its own blueprint."""
-    check_divisible(files, blueprint.config.tensor_parallel_size)
-    blueprints = rank_blueprints(blueprint, machine)
-    ranks = DistributedRunner(blueprints, build_rank)
+def build_ranks(runtime: RuntimeConfig, files: ModelFiles, machine: Machine) -> Computer:
+    """Starts one process for each rank; each builds its computer from options of its own."""
+    check_divisible(files, runtime.options.tensor_parallel_size)
+    ranks = DistributedRunner(rank_runtimes(runtime, machine), build_rank)
     return Computer(runner=ranks, info=ranks.info, model=None)
 
 
-def build_rank(blueprint: Blueprint, ranks: Ranks, peers: Peers) -> Computer:
+def build_rank(runtime: RuntimeConfig, ranks: Ranks, peers: Peers) -> Computer:
     """Builds a rank's computer in the rank's own process, after reading the model folder and the
     machine there."""
-    files, machine = read_model_files(blueprint.config), read_machine(blueprint.config)
-    torch.set_num_threads(blueprint.runtime.num_threads)  # in this process nobody else computes
-    host = Host(blueprint.runtime, machine)
-    return build_computer(blueprint, files, machine, host, RankGroup(ranks=ranks, peers=peers))
+    files, machine = read_model_files(runtime.options), read_machine(runtime.options)
+    torch.set_num_threads(runtime.num_threads)  # in this process nobody else computes
+    host = Host(runtime, machine)
+    return build_computer(runtime, files, machine, host, RankGroup(ranks=ranks, peers=peers))

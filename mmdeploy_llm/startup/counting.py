@@ -8,11 +8,11 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.model_folder import PROMPT_FILES
 
-from .blueprint import draw_blueprint
 from .cards import CudaSetup
 from .machine import Machine
 from .media import build_processors
 from .model_files import read_model_files
+from .options import final_options
 from .rooms import build_intake
 
 # Options of computing, which no token depends on, as an engine for counting has them.
@@ -33,5 +33,5 @@ def open_intake(config: EngineConfig) -> Intake:
     files = read_model_files(config, PROMPT_FILES)
     nothing = CudaSetup(torch=torch.__version__)
     machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=None)
-    runtime = draw_blueprint(config, files, machine).runtime
-    return build_intake(config, files, runtime, build_processors(files, config))
+    runtime = final_options(config, files, machine)
+    return build_intake(files, runtime, build_processors(files, config))

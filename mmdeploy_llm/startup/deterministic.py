@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.fixed_order import undetermined
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -15,14 +14,14 @@ MAX_RANKS = 2  # a sum of two numbers has one order
 MAX_NAMED = 5  # modules in a message
 
 
-def check_promise(config: EngineConfig, files: ModelFiles, runtime: RuntimeConfig) -> None:
+def check_promise(files: ModelFiles, runtime: RuntimeConfig) -> None:
     """Raises ConfigError when the answers could depend on the batch."""
-    reason = _reason(config, files, runtime)
+    reason = _reason(files, runtime)
     if reason is not None:
         raise ConfigError(f"deterministic = True cannot be kept: {reason}")
 
 
-def _reason(config: EngineConfig, files: ModelFiles, runtime: RuntimeConfig) -> str | None:
+def _reason(files: ModelFiles, runtime: RuntimeConfig) -> str | None:
     if runtime.device != "cpu":
         return (
             f"on device {runtime.device!r} cuBLAS chooses by the number of rows how it adds; use "
@@ -40,9 +39,10 @@ def _reason(config: EngineConfig, files: ModelFiles, runtime: RuntimeConfig) -> 
             "only 'native' adds in a fixed order; use dtype='bfloat16' or 'float32' and leave "
             "attention_backend out"
         )
-    if config.tensor_parallel_size > MAX_RANKS:
+    num_ranks = runtime.options.tensor_parallel_size
+    if num_ranks > MAX_RANKS:
         return (
-            f"{config.tensor_parallel_size} processes add their sums in an order that depends on "
+            f"{num_ranks} processes add their sums in an order that depends on "
             f"the number of rows; use tensor_parallel_size of at most {MAX_RANKS}"
         )
     return None

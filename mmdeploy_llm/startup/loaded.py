@@ -19,13 +19,11 @@ from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
-from mmdeploy_llm.weight_formats import QuantizationName
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
 
-from .blueprint import Blueprint
 from .deterministic import check_model
 from .machine import Machine
 from .model_files import ModelFiles
@@ -56,13 +54,12 @@ class RankGroup:
 class LoadedModel:
     """A model with its weights in memory (under tensor parallelism only this rank's shard).
 
-    runtime: as in the blueprint, with the encoder cache counted in this model's media rows, and
+    runtime: the options, with the encoder cache counted in this model's media rows, and
         max_model_len lowered where the model needs it.
     threads: places the calling thread on its CPUs; None leaves that to the system.
     """
 
     files: ModelFiles
-    blueprint: Blueprint
     runtime: RuntimeConfig
     machine: Machine
     model: Model
@@ -76,7 +73,7 @@ class LoadedModel:
 
 
 def load_model(
-    blueprint: Blueprint,
+    runtime: RuntimeConfig,
     files: ModelFiles,
     machine: Machine,
     threads: ComputeThreads | None,
@@ -85,17 +82,16 @@ def load_model(
     """Builds the model and loads its weights, whose memory should be on the threads' NUMA node.
     Raises ConfigError when they do not fit into memory, CheckpointError when the files do not fit
     the model, and PluginError from the model's plugin."""
-    runtime = blueprint.runtime
     if threads is not None:
         threads.place()
     split = None if group.ranks is None else _shard(files, group.ranks)
-    can_keep = _can_keep(blueprint.config.quantization, runtime, machine)
+    can_keep = _can_keep(runtime, machine)
     stays_coded = can_keep is not None and _is_quantized(files)
 
     def build(config: Any) -> Any:
         built = files.plugins.build(files.spec, config)
         check_size(built, runtime, group.size, stays_coded=stays_coded)
-        model_length(built, blueprint.config, runtime)  # raises before the weights are read
+        model_length(built, runtime)  # raises before the weights are read
         return built
 
     model: Model = build_model(
@@ -103,21 +99,20 @@ def load_model(
         files.checkpoint,
         dtype=getattr(torch, runtime.dtype),
         device=torch.device(runtime.device),
-        load_format=blueprint.config.load_format,
+        load_format=runtime.options.load_format,
         split=split,
         memory=None if machine.kernels is None else machine.kernels.memory,
         can_keep=can_keep,
     )
-    _install(model, machine, blueprint.config)
+    _install(model, machine, runtime.options)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return LoadedModel(
         files=files,
-        blueprint=blueprint,
         runtime=replace(
             runtime,
             encoder_cache_tokens=max(1, num_tokens),
-            max_model_len=_lowered(model, blueprint),
+            max_model_len=_lowered(model, runtime),
         ),
         machine=machine,
         model=model,
@@ -134,24 +129,22 @@ def _install(model: Model, machine: Machine, config: EngineConfig) -> None:
             check_model(model)
 
 
-def _lowered(model: Model, blueprint: Blueprint) -> int:
+def _lowered(model: Model, runtime: RuntimeConfig) -> int:
     """Returns max_model_len as the model lowers it, with a line in the log."""
-    length = model_length(model, blueprint.config, blueprint.runtime)
-    if length < blueprint.runtime.max_model_len:
+    length = model_length(model, runtime)
+    if length < runtime.max_model_len:
         logger.info("max_model_len is reduced to %d, which the model can compute", length)
     return length
 
 
-def _can_keep(
-    quantization: QuantizationName | None, runtime: RuntimeConfig, machine: Machine
-) -> CanKeep | None:
+def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
     """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
     products for. 8-bit floats are rounded again to what `quantization` asks for."""
     is_cpu = torch.device(runtime.device).type == "cpu"
     if machine.kernels is None or (is_cpu and runtime.dtype == "float16"):
         return None
     can_pack = machine.kernels.can_pack_coded
-    if quantization is None:
+    if runtime.options.quantization is None:
         return can_pack
     return lambda layout, shape: not layout.is_float8 and can_pack(layout, shape)
 

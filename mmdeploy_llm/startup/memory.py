@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.hooks.model import media_size
@@ -74,7 +73,7 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
             shape.bytes_per_state / 2**20,
             num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs,
         )
-    max_model_len = fitting_length(loaded.blueprint.config, runtime, num_blocks)
+    max_model_len = fitting_length(runtime, num_blocks)
     return CachePlan(
         shape=shape,
         num_blocks=num_blocks,
@@ -103,7 +102,7 @@ def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:
     )
     return measured_memory(
         lambda count: new_runner(loaded, replace(bare, num_blocks=count, num_window_blocks=count)),
-        build_processors(loaded.files, loaded.blueprint.config),
+        build_processors(loaded.files, runtime.options),
         runtime,
         loaded.model,
         CudaMeter(loaded.device, runtime.gpu_memory_utilization),
@@ -187,15 +186,16 @@ def _one_call(item: MediaInput, runtime: RuntimeConfig) -> list[MediaInput]:
     return [replace(item, key=f"startup-{index}-{item.key}") for index in range(count)]
 
 
-def fitting_length(config: EngineConfig, runtime: RuntimeConfig, num_blocks: int) -> int:
+def fitting_length(runtime: RuntimeConfig, num_blocks: int) -> int:
     """Returns a max_model_len that the KV cache can hold, reduced when the engine chose it. Raises
     ConfigError when the user asked for more."""
     num_tokens = num_blocks * runtime.block_size
     if runtime.max_model_len <= num_tokens:
         return runtime.max_model_len
-    if config.max_model_len is not None and config.num_gpu_blocks_override is None:
+    asked = runtime.options.max_model_len
+    if asked is not None and runtime.num_blocks_override is None:
         raise ConfigError(
-            f"max_model_len = {config.max_model_len}, but the KV cache holds {num_tokens} tokens; "
+            f"max_model_len = {asked}, but the KV cache holds {num_tokens} tokens; "
             "lower it, or raise kv_cache_memory"
         )
     logger.info("max_model_len is reduced to %d, the tokens that the KV cache holds", num_tokens)

@@ -11,9 +11,9 @@ from torch import nn
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.weights.bounds import bounded_building
 
-from .blueprint import draw_blueprint
 from .machine import read_machine
 from .model_files import naming, read_model_files
+from .options import final_options
 from .sizes import (
     count_blocks,
     count_state_rows,
@@ -49,7 +49,7 @@ def count_needs(config: EngineConfig, free: int) -> MemoryNeeds:
     `free`. Raises ConfigError, ModelError, PluginError."""
     with naming(config.model):
         files = read_model_files(config)
-        runtime = draw_blueprint(config, files, read_machine(config)).runtime
+        runtime = final_options(config, files, read_machine(config))
         with torch.device("meta"), bounded_building():
             model: Any = files.plugins.build(files.spec, files.checkpoint.config)
     count = config.data_parallel_size

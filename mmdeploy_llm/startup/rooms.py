@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.hooks import (
@@ -25,7 +24,6 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
-from .blueprint import Blueprint
 from .computer import Computer
 from .machine import Machine
 from .media import build_processors, media_limits
@@ -46,24 +44,22 @@ class Assembly:
     runtime: RuntimeConfig
 
 
-def build_rooms(
-    blueprint: Blueprint, files: ModelFiles, machine: Machine, computer: Computer
-) -> Assembly:
+def build_rooms(files: ModelFiles, machine: Machine, computer: Computer) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
-    config, executor, plugins = blueprint.config, computer.info, files.plugins
+    executor, plugins = computer.info, files.plugins
     scheduling = _scheduler_config(files, executor)
-    processors = build_processors(files, config)
+    processors = build_processors(files, executor.runtime.options)
     if machine.kernels is not None and machine.kernels.pixels is not None:
         for processor in processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(config, files, executor.runtime, processors, executor.media_size)
+    intake = build_intake(files, executor.runtime, processors, executor.media_size)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
         delivery=delivery,
         plugins=plugins,
-        info=_engine_info(config, files, executor),
+        info=_engine_info(files, executor),
         host=computer.host,
     )
     return Assembly(
@@ -142,7 +138,6 @@ def _delivery(files: ModelFiles) -> Delivery:
 
 
 def build_intake(
-    config: EngineConfig,
     files: ModelFiles,
     runtime: RuntimeConfig,
     processors: Mapping[str, MediaProcessor],
@@ -154,7 +149,7 @@ def build_intake(
         processors=processors,
         fetch=files.plugins.fetch_media,
         config=runtime,
-        limits=media_limits(config),
+        limits=media_limits(runtime.options),
         vocab_size=files.text.vocab_size,
         eos_token_ids=files.eos_token_ids,
         generation=files.checkpoint.generation,
@@ -172,10 +167,10 @@ def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpe
     return "" if spec is None else f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
 
 
-def _engine_info(config: EngineConfig, files: ModelFiles, executor: ExecutorInfo) -> EngineInfo:
+def _engine_info(files: ModelFiles, executor: ExecutorInfo) -> EngineInfo:
     runtime = executor.runtime
     return EngineInfo(
-        model=config.model,
+        model=runtime.options.model,
         architecture=files.checkpoint.architecture,
         device=runtime.device,
         dtype=runtime.dtype,

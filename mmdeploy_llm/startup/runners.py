@@ -78,7 +78,7 @@ def _backend_name(loaded: LoadedModel) -> str:
     cannot compute, or for a model that attends itself the only one that gives it the cache by
     sequence. Raises ConfigError where the options exclude that."""
     runtime, needed = loaded.runtime, "reference"
-    asked = loaded.blueprint.config.attention_backend
+    asked = runtime.options.attention_backend
     if not getattr(loaded.model, "attends_itself", False):
         if getattr(loaded.model, "has_sinks", False):
             return attention.with_sinks(runtime.attention_backend, asked=asked)
@@ -99,7 +99,7 @@ def _backend_name(loaded: LoadedModel) -> str:
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
     runner, runtime = new_runner(loaded, cache), loaded.runtime
-    if runtime.use_warmup:
+    if runtime.options.use_warmup:
         warm_up(runner.run, min(WARM_UP_TOKENS, cache.max_model_len - 1), runtime.block_size)
     if not runtime.enforce_eager:
         runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(loaded.device))

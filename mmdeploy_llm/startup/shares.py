@@ -10,8 +10,8 @@ import torch
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.runtime_config import RuntimeConfig
 
-from .blueprint import Blueprint
 from .cards import check_device, missing_cuda
 from .machine import Machine
 from .sizes import available_memory
@@ -26,19 +26,17 @@ class MachineShare:
     cpu_affinity: Any
 
 
-def rank_blueprints(blueprint: Blueprint, machine: Machine) -> list[Blueprint]:
-    """Returns a blueprint for each of tensor_parallel_size ranks. Raises ConfigError when there are
+def rank_runtimes(runtime: RuntimeConfig, machine: Machine) -> list[RuntimeConfig]:
+    """Returns the options of each of tensor_parallel_size ranks. Raises ConfigError when there are
     not as many cards or CPUs."""
-    config, runtime = blueprint.config, blueprint.runtime
-    shares = _machine_shares(config, machine, config.tensor_parallel_size, num_cards=1)
+    options = runtime.options
+    shares = _machine_shares(options, machine, options.tensor_parallel_size, num_cards=1)
     return [
-        Blueprint(
-            config=config.model_copy(update=asdict(share)),
-            runtime=replace(
-                runtime,
-                device=share.device,
-                num_threads=share.num_threads or runtime.num_threads,
-            ),
+        replace(
+            runtime,
+            options=options.model_copy(update=asdict(share)),
+            device=share.device,
+            num_threads=share.num_threads or runtime.num_threads,
         )
         for share in shares
     ]

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.caches import layer_caches
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.layers.linear import Linear
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
@@ -171,15 +170,16 @@ def free_ram() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def model_length(model: Any, config: EngineConfig, runtime: RuntimeConfig) -> int:
+def model_length(model: Any, runtime: RuntimeConfig) -> int:
     """Returns max_model_len, lowered to the `max_positions` that the model may have. Raises
     ConfigError when the user asked for more."""
     most = getattr(model, "max_positions", None)
     if most is None or runtime.max_model_len <= most:
         return runtime.max_model_len
-    if config.max_model_len is not None:
+    asked = runtime.options.max_model_len
+    if asked is not None:
         raise ConfigError(
-            f"max_model_len = {config.max_model_len}, but {type(model).__name__} computes "
+            f"max_model_len = {asked}, but {type(model).__name__} computes "
             f"sequences of at most {most} tokens; lower it"
         )
     return int(most)

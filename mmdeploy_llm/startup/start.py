@@ -10,11 +10,11 @@ from contextlib import suppress
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
-from .blueprint import draw_blueprint
 from .computer import build_computer, build_ranks
 from .host import Host
 from .machine import read_machine
 from .model_files import naming, read_model_files
+from .options import final_options
 from .rooms import Assembly, build_rooms
 
 logger = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ def start(config: EngineConfig) -> Assembly:
 def _start(config: EngineConfig) -> Assembly:
     files = read_model_files(config)
     machine = read_machine(config)
-    blueprint = draw_blueprint(config, files, machine)
+    runtime = final_options(config, files, machine)
     if config.tensor_parallel_size > 1:
-        computer = build_ranks(blueprint, files, machine)
+        computer = build_ranks(runtime, files, machine)
     else:
-        host = Host(blueprint.runtime, machine)
+        host = Host(runtime, machine)
         try:
-            computer = build_computer(blueprint, files, machine, host)
+            computer = build_computer(runtime, files, machine, host)
         except BaseException:
             host.close()
             raise
@@ -60,7 +60,7 @@ def _start(config: EngineConfig) -> Assembly:
             info.num_window_blocks,
             info.num_window_blocks * info.shape.bytes_per_window_block / 2**20,
         )
-    return build_rooms(blueprint, files, machine, computer)
+    return build_rooms(files, machine, computer)
 
 
 def report_load(runtime: RuntimeConfig, num_blocks: int, *, quiet: bool) -> None:

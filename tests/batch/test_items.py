@@ -41,6 +41,16 @@ def test_processor_options_go_with_the_prompt():
     assert item.prompt["mm_processor_kwargs"] == {"max_pixels": 9000}
 
 
+def test_a_template_goes_with_the_messages_but_not_the_name_of_a_file():
+    line = {"messages": [{"role": "user", "content": "hi"}]}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert read({**line, "chat_template": template}).prompt["chat_template"] == template
+    for wrong in ("/etc/passwd", "a {b}\n.jinja", 5):
+        item = read({**line, "chat_template": wrong})
+        assert isinstance(item, BadItem)
+        assert "must be a Jinja template itself" in item.message
+
+
 def test_priority_and_timeout_go_with_the_prompt():
     assert read({"prompt": "hi", "priority": -1, "timeout": 5}).prompt == {
         "prompt": "hi",

@@ -48,8 +48,8 @@ def test_prompts_are_taken_as_there_is_room(feed, desk, engine):
     answers = feed(str(next(taken)) for _ in itertools.count())
     for _ in range(20):
         next(answers)
-    assert next(taken) <= 20 + desk.num_ahead
-    assert engine.most <= desk.num_ahead
+    assert next(taken) <= 20 + desk.max_begun
+    assert engine.most <= desk.max_begun
     answers.close()
 
 
@@ -58,7 +58,7 @@ def test_answers_that_nobody_reads_take_no_more_prompts(feed, desk):
     answers = feed(str(next(taken)) for _ in itertools.count())
     next(answers)
     time.sleep(0.1)
-    assert next(taken) <= 1 + desk.num_ahead
+    assert next(taken) <= 1 + desk.max_begun
     answers.close()
 
 

@@ -77,9 +77,9 @@ def test_intake_overlaps_with_the_engine_and_with_itself(engine, intake, ask, op
 def test_no_more_than_num_ahead_are_begun(desk, engine, ask):
     engine.stuck.add("stuck")
     tickets = [desk.submit(ask("stuck")) for _ in range(50)]
-    until(lambda: len(engine.requests) == desk.num_ahead)
+    until(lambda: len(engine.requests) == desk.max_begun)
     time.sleep(0.02)
-    assert engine.most == desk.num_ahead == 4
+    assert engine.most == desk.max_begun == 4
     assert desk.stats().num_waiting == 46
     engine.stuck.clear()
     assert all(ticket.get(10).is_ok for ticket in tickets)
@@ -88,7 +88,7 @@ def test_no_more_than_num_ahead_are_begun(desk, engine, ask):
 
 def test_smaller_priorities_are_prepared_first(desk, engine, intake, ask):
     engine.stuck.add("stuck")
-    held = [desk.submit(ask("stuck")) for _ in range(desk.num_ahead)]
+    held = [desk.submit(ask("stuck")) for _ in range(desk.max_begun)]
     until(lambda: len(engine.requests) == len(held))
     tickets = [desk.submit(ask("a", priority=priority)) for priority in (3, 1, 2, 1)]
     engine.stuck.clear()
@@ -160,7 +160,7 @@ def test_deadlines_pass_in_the_queue_and_in_intake(desk, engine, ask):
 
 def test_a_prompts_own_urgency(desk, engine, ask):
     gate = threading.Event()
-    first = [desk.submit(ask(lambda: gate.wait(10))) for _ in range(desk.num_ahead)]
+    first = [desk.submit(ask(lambda: gate.wait(10))) for _ in range(desk.max_begun)]
     late = desk.submit(ask({"prompt": "a", "timeout": 0.05}))
     assert late.get(10).error_code == 408
     urgent = [desk.submit(ask({"prompt": "a", "priority": number})) for number in (2, 1)]
@@ -170,6 +170,16 @@ def test_a_prompts_own_urgency(desk, engine, ask):
         desk.submit(ask("a", timeout=-1))
     with pytest.raises(RequestError, match="priority must be"):
         desk.submit(ask("a", priority="high"))
+
+
+@pytest.mark.parametrize("wrong", [{"priority": "high"}, {"timeout": -1}])
+def test_a_prompt_with_a_wrong_key_is_an_error_of_its_own(desk, ask, wrong):
+    (name,) = wrong
+    ticket = desk.submit(ask({"prompt": "a", **wrong}, n=2))
+    output = ticket.get(10)
+    assert (output.error_code, len(output.outputs)) == (400, 2)
+    assert f"{name} must be" in output.error_msg
+    assert desk.submit(ask("a")).get(10).is_ok
 
 
 def test_priority_and_deadline_reach_the_engine(desk, engine, ask):

@@ -240,7 +240,7 @@ def test_counters_are_sums(two):
     while two.stats().num_running < 8 and time.monotonic() < deadline:
         time.sleep(0.01)
     during = two.stats()
-    assert (during.num_running, during.num_waiting) == (8, 22 - 30 + two._desk.num_ahead)
+    assert (during.num_running, during.num_waiting) == (8, 22 - 30 + two._desk.max_begun)
     outputs.close()
     wait_until_idle(two)
     after = two.stats()
@@ -264,7 +264,7 @@ def test_one_desk_in_another_process(folder, one):
     try:
         prompts = [f"prompt {n}" for n in range(20)]
         tickets = [desk.submit(Ask(prompt=prompt, params=GREEDY)) for prompt in prompts]
-        assert desk.stats().num_waiting > 20 - desk.num_ahead
+        assert desk.stats().num_waiting > 20 - desk.max_begun
         assert ids(ticket.get(30) for ticket in tickets) == ids(
             one.generate(prompts, GREEDY, use_tqdm=False)
         )

@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.intake import Intake
@@ -121,6 +122,7 @@ def processor():
 @pytest.fixture
 def config():
     return RuntimeConfig(
+        options=EngineConfig(model="m"),
         device="cpu",
         dtype="float32",
         dtype_choice=None,
@@ -141,7 +143,6 @@ def config():
         num_threads=1,
         max_logprobs=5,
         seed=0,
-        use_warmup=False,
         enforce_eager=True,
         attention_backend="auto",
     )

@@ -25,57 +25,46 @@ def awake():
     event.set()
 
 
-def with_media(*sources, **keys):
+def with_media(*sources):
     text = "<|image_pad|>" * len(sources)
-    return {"prompt": text, "multimodal_data": {"image": list(sources)}, **keys}
+    return {"prompt": text, "multimodal_data": {"image": list(sources)}}
 
 
-def test_they_are_set_by_the_call_or_by_the_prompt(intake):
+def test_they_are_set_by_the_call(intake):
     (request,) = intake.accept("hello", PARAMS)
     assert (request.priority, request.deadline) == (0, None)
     deadline = Deadline.after(5)
     (request,) = intake.accept("hello", PARAMS, priority=3, deadline=deadline)
     assert (request.priority, request.deadline) == (3, deadline)
-    prompt = {"prompt": "hello", "priority": np.int64(-1), "timeout": 2.5}
-    (request,) = intake.accept(prompt, PARAMS, priority=3, deadline=deadline)
-    assert request.priority == -1, "the prompt's own"
-    assert request.deadline.seconds == 2.5, "the earlier one"
-    (request,) = intake.accept({**prompt, "timeout": 9}, PARAMS, deadline=deadline)
-    assert request.deadline is deadline
-    chat = [{"role": "user", "content": "hello"}]
-    (request,) = intake.accept({"messages": chat, "priority": 2, "timeout": 7}, PARAMS)
-    assert (request.priority, request.deadline.seconds) == (2, 7)
 
 
 def test_all_samples_of_a_prompt_share_them(intake):
-    prompt = {"prompt": "hello", "priority": 1, "timeout": 5}
-    requests = intake.accept(prompt, SamplingParams(max_tokens=4, n=3))
+    params, deadline = SamplingParams(max_tokens=4, n=3), Deadline.after(5)
+    requests = intake.accept("hello", params, priority=1, deadline=deadline)
     assert {request.priority for request in requests} == {1}
     assert len({request.deadline for request in requests}) == 1
 
 
 @pytest.mark.parametrize("priority", [1.5, "1", True, [1]])
-def test_a_wrong_priority_is_the_requests_error(priority, intake):
+def test_a_wrong_priority_is_the_requests_error(priority):
     with pytest.raises(RequestError, match="priority must be a whole number, got"):
-        intake.accept({"prompt": "hello", "priority": priority}, PARAMS)
+        priority_of({"prompt": "hello", "priority": priority})
     with pytest.raises(RequestError, match="priority must be a whole number, got"):
         priority_of("hello", priority)
 
 
-def test_a_wrong_timeout_is_the_requests_error(intake):
-    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0, got -1"):
-        intake.accept({"prompt": "hello", "timeout": -1}, PARAMS)
-
-
 def test_they_can_be_read_before_the_prompt_is():
     assert priority_of("hello", 4) == 4
-    assert priority_of({"prompt": "hello", "priority": -2}, 4) == -2
+    assert priority_of({"prompt": "hello", "priority": np.int64(-2)}, 4) == -2
+    assert priority_of({"messages": [], "priority": 2}) == 2
     assert deadline_of("hello") is None
     assert deadline_of("hello", 5).seconds == 5
     assert deadline_of({"prompt": "hello", "timeout": 3}, 5).seconds == 3
     assert deadline_of({"prompt": "hello", "timeout": 7}, 5).seconds == 5
     with pytest.raises(RequestError, match="timeout"):
         deadline_of({"prompt": "hello", "timeout": "soon"})
+    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0, got -1"):
+        deadline_of({"prompt": "hello", "timeout": -1})
 
 
 def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor):
@@ -91,7 +80,7 @@ def test_preparing_media_ends_at_the_deadline(intake, processor, awake, method, 
     monkeypatch.setattr(processor, method, lambda *args: awake.wait(20))
     start = time.monotonic()
     with pytest.raises(RequestTimeoutError, match=LATE + "its image was being prepared"):
-        intake.accept(with_media(b"5", timeout=0.1), PARAMS)
+        intake.accept(with_media(b"5"), PARAMS, deadline=Deadline.after(0.1))
     assert time.monotonic() - start < 2
 
 
@@ -107,7 +96,7 @@ def test_fetching_and_reading_end_at_the_deadline(make_intake, awake):
     intake = make_intake(fetch=fetch)
     for source in ("http://example.com/5", Pipe()):
         with pytest.raises(RequestTimeoutError, match=LATE + "its image was being prepared"):
-            intake.accept(with_media(source, timeout=0.1), PARAMS)
+            intake.accept(with_media(source), PARAMS, deadline=Deadline.after(0.1))
 
 
 def test_a_timeout_that_is_not_the_requests_keeps_its_message(make_intake):
@@ -115,9 +104,9 @@ def test_a_timeout_that_is_not_the_requests_keeps_its_message(make_intake):
         raise MediaTimeoutError("not fetched; raise media_fetch_timeout")
 
     intake = make_intake(fetch=fetch)
-    for timeout in ({}, {"timeout": 60}):
+    for deadline in (None, Deadline.after(60)):
         with pytest.raises(MediaTimeoutError, match="raise media_fetch_timeout"):
-            intake.accept(with_media("http://example.com/5", **timeout), PARAMS)
+            intake.accept(with_media("http://example.com/5"), PARAMS, deadline=deadline)
 
 
 def test_the_limits_of_a_request_end_at_its_deadline():

@@ -18,11 +18,11 @@ from mmdeploy_llm.errors import CheckpointError, MMDeployLLMError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
-from mmdeploy_llm.startup.blueprint import draw_blueprint
 from mmdeploy_llm.startup.cards import CudaSetup
 from mmdeploy_llm.startup.machine import Machine
 from mmdeploy_llm.startup.media import build_processors
 from mmdeploy_llm.startup.model_files import read_model_files
+from mmdeploy_llm.startup.options import final_options
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.find import find_weights
@@ -124,7 +124,7 @@ def open_model(folder):
         model=str(folder), guided_decoding_backend="off", attention_backend="reference"
     )
     files = read_model_files(config)
-    draw_blueprint(config, files, MACHINE)
+    final_options(config, files, MACHINE)
     build_processors(files, config)
 
 

@@ -9,8 +9,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import Placement
 from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
 from mmdeploy_llm.startup import shares
-from mmdeploy_llm.startup.blueprint import Blueprint
-from mmdeploy_llm.startup.shares import engine_configs, rank_blueprints
+from mmdeploy_llm.startup.shares import engine_configs, rank_runtimes
 
 LIMITS = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=8)
 CHOICE = AttentionChoice(name="reference", block_size=16)
@@ -20,25 +19,25 @@ def config(**options):
     return EngineConfig(model="m", **options)
 
 
-def blueprint(machine, **options):
+def runtime(machine, **options):
     given = config(**options)
     host = MachineLimits(has_cuda=bool(machine.cuda.cards), num_cpus=4, num_threads=4)
-    return Blueprint(config=given, runtime=resolve(given, LIMITS, host, lambda needs: CHOICE))
+    return resolve(given, LIMITS, host, lambda needs: CHOICE)
 
 
 @pytest.mark.parametrize(("num_threads", "each"), [(8, 4), (1, 1)])
 def test_threads_are_shared_out(machine, num_threads, each):
     one = machine()
-    whole = blueprint(one, device="cpu", num_threads=num_threads, tensor_parallel_size=2)
-    ranks = rank_blueprints(whole, one)
-    assert [rank.runtime.num_threads for rank in ranks] == [each, each]
-    assert [rank.config.num_threads for rank in ranks] == [each, each]
+    whole = runtime(one, device="cpu", num_threads=num_threads, tensor_parallel_size=2)
+    ranks = rank_runtimes(whole, one)
+    assert [rank.num_threads for rank in ranks] == [each, each]
+    assert [rank.options.num_threads for rank in ranks] == [each, each]
     assert [rank.device for rank in ranks] == ["cpu", "cpu"]
 
 
-def test_a_blueprint_can_be_sent_to_a_process(machine):
+def test_the_options_of_a_rank_can_be_sent_to_a_process(machine):
     one = machine()
-    for rank in rank_blueprints(blueprint(one, device="cpu", tensor_parallel_size=2), one):
+    for rank in rank_runtimes(runtime(one, device="cpu", tensor_parallel_size=2), one):
         assert pickle.loads(pickle.dumps(rank)) == rank
 
 
@@ -59,15 +58,15 @@ def test_cuda_devices_are_numbered_in_order(machine):
     assert [engine.device for engine in engines] == ["cuda:1", "cuda:3"]
     assert [engine.data_parallel_size for engine in engines] == [1, 1]
     whole = [
-        blueprint(five, device=engine.device, tensor_parallel_size=engine.tensor_parallel_size)
+        runtime(five, device=engine.device, tensor_parallel_size=engine.tensor_parallel_size)
         for engine in engines
     ]
-    ranks = [rank for one in whole for rank in rank_blueprints(one, five)]
+    ranks = [rank for one in whole for rank in rank_runtimes(one, five)]
     assert [rank.device for rank in ranks] == ["cuda:1", "cuda:2", "cuda:3", "cuda:4"]
-    assert [rank.config.device for rank in ranks] == [rank.device for rank in ranks]
-    assert all(rank.config.num_threads is None for rank in ranks)
+    assert [rank.options.device for rank in ranks] == [rank.device for rank in ranks]
+    assert all(rank.options.num_threads is None for rank in ranks)
     with pytest.raises(ConfigError, match="'cuda:3' and 2 more, but there is only cuda:0"):
-        rank_blueprints(blueprint(five, device="cuda:3", tensor_parallel_size=3), five)
+        rank_runtimes(runtime(five, device="cuda:3", tensor_parallel_size=3), five)
     text = r"'cuda:1' and 5 more, .* or lower tensor_parallel_size or data_parallel_size"
     many = config(device="cuda:1", tensor_parallel_size=2, data_parallel_size=3)
     with pytest.raises(ConfigError, match=text):  # before a process is started for any of them

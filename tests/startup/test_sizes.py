@@ -69,8 +69,9 @@ class TestModelLength:
 
     def lowered(self, most, asked=None):
         model = SimpleNamespace() if most is None else SimpleNamespace(max_positions=most)
-        runtime = SimpleNamespace(max_model_len=asked or 4096)
-        return sizes.model_length(model, SimpleNamespace(max_model_len=asked), runtime)
+        options = SimpleNamespace(max_model_len=asked)
+        runtime = SimpleNamespace(max_model_len=asked or 4096, options=options)
+        return sizes.model_length(model, runtime)
 
     def test_it_is_lowered_where_the_engine_chose_it(self):
         assert self.lowered(512) == 512

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from mmdeploy_llm.batch.items import CONTENT_KEYS, KNOWN_KEYS, MEDIA_KEYS, ItemReader
+from mmdeploy_llm.batch.items import KNOWN_KEYS, ItemReader
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row, Rows
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS
 from mmdeploy_llm.records.item import Item
 
 from .columns import (

@@ -1,4 +1,4 @@
-"""Turns: engines that share the cores of a CPU compute one after the other."""
+"""FairLock: engines that share the cores of a CPU compute one after the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 
-class Turns:
+class FairLock:
     """A lock that threads get in the order in which they ask for it; threading.Lock may give it to
     the same thread again and again while others wait. A context manager.
 

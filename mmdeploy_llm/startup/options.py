@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from mmdeploy_llm.attention import select as attention
@@ -19,25 +18,7 @@ from .model_files import ModelFiles
 STORED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
-    """The plan of an engine, or of one rank of it. It can be pickled and sent to the rank's
-    process, which reads its own ModelFiles and Machine by `config`.
-
-    config: the options, with the device and CPUs of this share of the machine.
-    runtime: the same options with every choice made.
-    """
-
-    config: EngineConfig
-    runtime: RuntimeConfig
-
-    @property
-    def device(self) -> str:
-        """The device that computes, such as "cpu" or "cuda:1"."""
-        return self.runtime.device
-
-
-def draw_blueprint(config: EngineConfig, files: ModelFiles, machine: Machine) -> Blueprint:
+def final_options(config: EngineConfig, files: ModelFiles, machine: Machine) -> RuntimeConfig:
     """Resolves every option for this model on this machine. Raises ConfigError when an option does
     not fit, the device cannot compute in the dtype or the attention library is not installed, and
     ModelError for a config that cannot be used."""
@@ -60,7 +41,7 @@ def draw_blueprint(config: EngineConfig, files: ModelFiles, machine: Machine) ->
     )
     runtime = resolve(config, limits, machine.limits, choose_attention)
     if config.deterministic:
-        check_promise(config, files, runtime)
+        check_promise(files, runtime)
     check_device(runtime.device, runtime.dtype, machine.cuda, config.tensor_parallel_size)
     attention.check_installed(runtime.attention_backend)
-    return Blueprint(config=config, runtime=runtime)
+    return runtime

@@ -3,17 +3,17 @@
 import threading
 import time
 
-from mmdeploy_llm.aio.turns import Turns
+from mmdeploy_llm.aio.fair_lock import FairLock
 
 
 def test_a_busy_thread_does_not_starve_the_others():
-    turns, order = Turns(), []
+    lock, order = FairLock(), []
     begin = threading.Barrier(3)
 
     def work(name):
         begin.wait(10)
         for _ in range(20):
-            with turns:
+            with lock:
                 order.append(name)
                 time.sleep(0.002)  # until the others ask
 
@@ -23,17 +23,17 @@ def test_a_busy_thread_does_not_starve_the_others():
     for thread in threads:
         thread.join(10)
     assert len(order) == 60
-    # Once all three ask, each three turns in a row belong to three threads.
+    # Once all three ask, each three lock in a row belong to three threads.
     middle = order[6:54]
     assert all(len(set(middle[index : index + 3])) == 3 for index in range(0, 48, 3))
 
 
 def test_only_one_thread_is_inside():
-    turns, inside, most = Turns(), [], []
+    lock, inside, most = FairLock(), [], []
 
     def work():
         for _ in range(200):
-            with turns:
+            with lock:
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -47,11 +47,11 @@ def test_only_one_thread_is_inside():
 
 
 def test_an_error_inside_passes_the_turn_on():
-    turns = Turns()
+    lock = FairLock()
     try:
-        with turns:
+        with lock:
             raise KeyError
     except KeyError:
         pass
-    with turns:
+    with lock:
         pass
