@@ -64,7 +64,7 @@ class FixedAttention(AttentionContext, Protocol):
 class QKRotary:
     """Rotary embedding of q and k, with the norms before it, as data for a kernel.
 
-    cosines, sines: [T, R] float32, for the first 2 R channels of every head; see layers.rotary.
+    cosines, sines: [T, R] float32, for the first 2 R channels of every head; see Rotary.
     q_weight, k_weight, eps: RMS norms [D] of the heads before the rotation; None: no norms.
     """
 

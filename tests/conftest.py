@@ -5,6 +5,7 @@ import importlib.util
 import io
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,37 @@ def engines_wait_for_kernels(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_kernels, "build", request.getfixturevalue("build_kernels"))
         yield
+
+
+@pytest.fixture(scope="session")
+def references(pytestconfig, load_file):
+    """Tiny checkpoints and transformers' answers, see references.py."""
+    made = load_file("references.py").References(pytestconfig.cache.mkdir("references"))
+    yield made
+    changed = made.changed()
+    assert not changed, f"a test wrote to {changed}, which others read; copy it first"
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(references):
+    """tiny_folder(family, **options of write_tiny) -> a checkpoint that is read only."""
+    return references.tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_copy(references):
+    """tiny_copy(family, folder, **options of write_tiny) -> the folder, a copy to be changed."""
+
+    def copy(family, folder, **options):
+        return shutil.copytree(references.tiny(family, **options), folder, dirs_exist_ok=True)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def transformers_of(references):
+    """transformers_of(folder) -> transformers' model, asked each question once."""
+    return references.of
 
 
 @pytest.fixture(scope="session")

@@ -91,8 +91,8 @@ def _int8_products(
     weight = torch.randint(-127, 128, (OUT_SIZE, IN_SIZE), dtype=torch.int8, device=device)
     yield lambda: torch._int_mm(x, weight.T)
     if kernels is not None:
-        packed, facts, wide = kernels.pack_s8(weight), torch.ones(2, OUT_SIZE), x.bfloat16()
-        yield lambda: kernels.linear_s8(wide, packed, facts, None)
+        packed, scales, wide = kernels.pack_s8(weight), torch.ones(2, OUT_SIZE), x.bfloat16()
+        yield lambda: kernels.linear_s8(wide, packed, scales, None)
 
 
 def _rate(call: Callable[[], object], amount: int, device: torch.device) -> float:

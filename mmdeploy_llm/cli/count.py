@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.datasets.rows import BadItem
     from mmdeploy_llm.records.item import Item
 
-MAX_THREADS, NUM_AHEAD = 8, 64
+MAX_THREADS, NUM_PENDING = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
 
 # click does not rewrap a paragraph that begins with "\b".
@@ -58,7 +58,7 @@ An item that cannot be counted gets a line with its error and affects no other.
 \b
 Examples:
   mmdeploy-llm count shapes-vl --prompt "What is in this picture?" --image a.png
-  mmdeploy-llm count Qwen/Qwen2.5-VL-3B-Instruct prompts.jsonl --total
+  mmdeploy-llm count models/acme-vl prompts.jsonl --total
   mmdeploy-llm count folder/with/config photos/ -r --json > counts.jsonl
   cat story.txt | mmdeploy-llm count shapes-vl --raw --prompt -
 
@@ -187,7 +187,7 @@ def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[
     try:
         for item in items:
             pending.append(pool.submit(result_of, item, counter))
-            if len(pending) == NUM_AHEAD:
+            if len(pending) == NUM_PENDING:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

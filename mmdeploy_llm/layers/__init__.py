@@ -5,6 +5,10 @@ Every module takes and returns plain tensors on one device. Its weights come fro
 values of a new module are undefined until weights.load has filled it.
 """
 
+from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear
+from mmdeploy_llm.basic_layers.mlp import MLP, Activation, GatedMLP, quick_gelu
+from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from mmdeploy_llm.transfer import to_device
 
 from .decoder import (
@@ -19,10 +23,7 @@ from .decoder_config import DecoderConfig
 from .from_config import layer_windows, rotary_config, sparse_layers, standard_decoder
 from .gated_attention import GatedAttention
 from .grid_lm import GridLM, media_grid
-from .linear import Embedding, Linear, MergedLinear
-from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import Experts, MoEConfig, SoftmaxRouter
-from .norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from .plain_vision import (
     PlainVisionAttention,
     PlainVisionBlock,
@@ -30,7 +31,6 @@ from .plain_vision import (
     PlainVisionEncoder,
     in_blocks,
 )
-from .rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from .states.gated_delta import GatedDeltaConfig, GatedDeltaNet
 from .states.mamba2 import Mamba2, Mamba2Config
 from .states.short_conv import GatedShortConv

@@ -22,6 +22,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
+from mmdeploy_llm.basic_layers.mlp import GatedMLP
+from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
+from mmdeploy_llm.basic_layers.rotary import Rope, Rotary
 from mmdeploy_llm.caches import LayerCache
 from mmdeploy_llm.forward import (
     AttentionContext,
@@ -34,12 +39,7 @@ from mmdeploy_llm.kernels import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
-from .kernel_layer import KernelLayer
-from .linear import Embedding, Linear, MergedLinear, empty_parameter
-from .mlp import GatedMLP
 from .moe import Modality, ModalityMLP, SparseMLP
-from .norm import LayerNorm, RMSNorm
-from .rotary import Rope, Rotary
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
 

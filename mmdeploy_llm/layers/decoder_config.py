@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.rotary import RotaryConfig
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.kernels import ActivationName
 
 from .moe import MoEConfig
-from .norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
-from .rotary import RotaryConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class DecoderConfig:
     """Sizes and options of a Decoder.
 
     qk_norm: norm the channels of every head before rope (q_norm, k_norm).
-    has_full_qk_norm: norm all channels of q together, and all of k, before rope (OLMoE). Heads then
+    has_full_qk_norm: norm all channels of q together, and all of k, before rope. Heads then
         cannot be divided among ranks.
     post_norms: norm the outputs of attention and MLP before they are added to the residual stream
         (post_self_attn_layernorm, post_mlp_layernorm).

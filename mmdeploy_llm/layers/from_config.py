@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from mmdeploy_llm.basic_layers.rotary import RotaryConfig
 from mmdeploy_llm.errors import ModelNotSupportedError
 
 from .decoder_config import DecoderConfig
-from .rotary import RotaryConfig
 
 # Scaled variants whose frequencies are the same for every sequence length.
 STATIC_ROPE_TYPES = ("linear", "llama3", "yarn")

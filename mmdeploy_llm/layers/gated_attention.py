@@ -6,15 +6,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import MergedLinear
+from mmdeploy_llm.basic_layers.rotary import Rope
+
 from .decoder import Attention, DecoderStep
 from .decoder_config import DecoderConfig
-from .kernel_layer import KernelLayer
-from .linear import MergedLinear
-from .rotary import Rope
 
 
 class GatedAttention(Attention, KernelLayer):
-    """Grouped-query attention with a gate for each channel of its output (Qwen3-Next, Qwen3.5). The
+    """Grouped-query attention with a gate for each channel of its output. The
     rows of q_proj hold query and gate of each head in turn."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Set
 import torch
 from torch import nn
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import Embedding, Linear
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels import Kernels, Quantization
 from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP
 
 from .decoder import CausalLM
-from .kernel_layer import KernelLayer
-from .linear import Embedding, Linear
 from .moe import Experts, Router, SoftmaxRouter
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import Linear, Matrix, emptied, empty_parameter, plain_linear
+from mmdeploy_llm.basic_layers.mlp import Activation, GatedMLP, gated
 from mmdeploy_llm.kernels import (
     ActivationName,
     ExpertKernels,
@@ -22,10 +25,6 @@ from mmdeploy_llm.kernels import (
 )
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.weight_formats import rounds_inputs
-
-from .kernel_layer import KernelLayer
-from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear
-from .mlp import Activation, GatedMLP, gated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

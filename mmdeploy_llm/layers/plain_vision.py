@@ -17,10 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .kernel_layer import KernelLayer
-from .linear import Linear, MergedLinear, empty_parameter
-from .mlp import MLP
-from .norm import LayerNorm, RMSNorm
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import Linear, MergedLinear, empty_parameter
+from mmdeploy_llm.basic_layers.mlp import MLP
+from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
+
 from .vision import PatchEmbed, Segments, vision_activation
 
 

@@ -14,10 +14,10 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.errors import ConfigError, PluginContractError
 
 from .decoder import Attention, CausalLM, Decoder
-from .mlp import MLP, GatedMLP
 from .moe import Experts, ModalityMLP, SparseMLP
 from .plain_vision import PlainVisionAttention
 from .states.gated_delta import GatedDeltaNet

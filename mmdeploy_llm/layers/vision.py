@@ -19,15 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import Linear, MergedLinear, empty_parameter
+from mmdeploy_llm.basic_layers.mlp import ACTIVATIONS, MLP
+from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
+from mmdeploy_llm.basic_layers.rotary import Rope, Rotary, RotaryConfig, base_frequencies
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.kernels import Kernels, VisibleKeys
 from mmdeploy_llm.transfer import to_device
-
-from .kernel_layer import KernelLayer
-from .linear import Linear, MergedLinear, empty_parameter
-from .mlp import ACTIVATIONS, MLP
-from .norm import LayerNorm, RMSNorm
-from .rotary import Rope, Rotary, RotaryConfig, base_frequencies
 
 Grid = tuple[int, int, int]
 MAX_VARLEN_HEAD_DIM = 256

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.basic_layers.linear import MergedLinear
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels, PackedWeight
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of
 from mmdeploy_llm.layers.decoder import CausalLM
-from mmdeploy_llm.layers.linear import MergedLinear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.saving.rounders import Rounder
 from mmdeploy_llm.saving.rounding import Rounded, Scheme

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from mmdeploy_llm import cuda, native
+from mmdeploy_llm.basic_layers.linear import has_product
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels
-from mmdeploy_llm.layers.linear import has_product
 from mmdeploy_llm.native import Placement
 from mmdeploy_llm.runtime_config import MachineLimits
 from mmdeploy_llm.weight_formats import with_group_size

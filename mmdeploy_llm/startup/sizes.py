@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.layers.linear import Linear
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED

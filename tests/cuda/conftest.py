@@ -28,19 +28,28 @@ def dtypes():
 
 
 @pytest.fixture(scope="session")
-def folder_of(tmp_path_factory):
-    """Returns the folder of a tiny model, written once."""
-    from mmdeploy_llm.testing.tiny import write_tiny
+def folder_of(tiny_folder):
+    """Returns the folder of a tiny model."""
+    return lambda family, **options: str(tiny_folder(family, **options))
 
-    folders = {}
 
-    def folder(family, **options):
-        key = family, *options.items()
-        if key not in folders:
-            folders[key] = write_tiny(family, tmp_path_factory.mktemp(family), **options)
-        return str(folders[key])
+@pytest.fixture(scope="session")
+def on_cpu(load_file):
+    """on_cpu(folder, prompts of ids, their params, **options of LLM) -> outputs of the CPU, which
+    are computed once for all ways of the card."""
+    from mmdeploy_llm import LLM
 
-    return folder
+    digest, found = load_file("references.py").digest, {}
+
+    def outputs(folder, prompts, chosen, **options):
+        key = digest(folder, prompts, [params.model_dump() for params in chosen], options)
+        if key not in found:
+            with LLM(model=folder, device="cpu", **options) as llm:
+                found[key] = llm.generate(prompts, chosen, use_tqdm=False)
+        assert all(output.error_code == 200 for output in found[key])
+        return found[key]
+
+    return outputs
 
 
 @pytest.fixture

@@ -42,14 +42,13 @@ def install(load_file, cases, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_attention_of_libraries(folder_of, whole, new_card, install, name):
+def test_attention_of_libraries(folder_of, on_cpu, whole, new_card, install, name):
     """Prefill, and decode from graphs with a row of padding, without a wait of the host."""
     folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)
     options = {**whole.OPTIONS, "dtype": "float16", "max_num_seqs": 4, "num_gpu_blocks_override": 9}
     prompts = [[70, 71, 72], [73, 74], list(range(80, 87))]
     chosen = [whole.params(0, logprobs=2, max_tokens=2 + number) for number in range(3)]
-    with LLM(model=folder, device="cpu", **options) as llm:
-        expected = whole.results(llm, prompts, chosen)
+    expected = on_cpu(folder, prompts, chosen, **options)
     card = new_card()
     calls = install(card, name)
     options |= {"attention_backend": name, "block_size": BLOCK_SIZES[name]}
@@ -105,15 +104,14 @@ def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, inst
     ("dtype", "eager", "within"),
     [("int8", False, 0.02), ("int4", False, 0.02), ("int4", True, 0.02), ("fp8", True, 0.3)],
 )
-def test_caches_of_few_bits(folder_of, whole, new_card, dtype, eager, within):
+def test_caches_of_few_bits(folder_of, on_cpu, whole, new_card, dtype, eager, within):
     """int8 and int4 equal the CPU; 8-bit floats are close to a cache without loss."""
     folder = folder_of("qwen3", head_dim=16, num_hidden_layers=2)
     options = {**whole.OPTIONS, "max_num_seqs": 2}
     prompts = [[70, 71, 72], list(range(80, 98))]
     chosen = [whole.params(0, logprobs=2)] * 2
     cpu = {} if dtype == "fp8" else {"kv_cache_dtype": dtype}
-    with LLM(model=folder, device="cpu", **options, **cpu) as llm:
-        expected = whole.results(llm, prompts, chosen)
+    expected = on_cpu(folder, prompts, chosen, **options, **cpu)
     card = new_card()
     with LLM(
         model=folder, device="cuda", kv_cache_dtype=dtype, enforce_eager=eager, **options
@@ -125,13 +123,12 @@ def test_caches_of_few_bits(folder_of, whole, new_card, dtype, eager, within):
 
 @pytest.mark.full
 @pytest.mark.parametrize("is_eager", [False, True])
-def test_layers_with_a_window_have_their_own_tables(folder_of, whole, new_card, is_eager):
+def test_layers_with_a_window_have_their_own_tables(folder_of, on_cpu, whole, new_card, is_eager):
     """Recorded steps and others, in pools that hold the windows and not the prompts."""
     folder = folder_of("mistral", head_dim=16, num_hidden_layers=2, sliding_window=24)
     prompts = [[70, 71, 72], list(range(80, 150))]
     chosen = [whole.params(0, logprobs=2, max_tokens=40)] * 2
-    with LLM(model=folder, device="cpu", **whole.OPTIONS) as llm:
-        expected = whole.results(llm, prompts, chosen)
+    expected = on_cpu(folder, prompts, chosen, **whole.OPTIONS)
     card = new_card()
     with LLM(model=folder, device="cuda", enforce_eager=is_eager, **whole.OPTIONS) as llm:
         outputs = whole.results(llm, prompts, chosen)

@@ -58,14 +58,13 @@ ROUNDED = {
     "quantization",
     [pytest.param(name, marks=[pytest.mark.full] * (name != "int8")) for name in ROUNDED],
 )
-def test_rounded_while_loading(folder_of, whole, new_card, caplog, quantization):
+def test_rounded_while_loading(folder_of, on_cpu, whole, new_card, caplog, quantization):
     """Prompts of few rows and of many, which other products compute."""
     within, of_many = ROUNDED[quantization]
     prompts, chosen = whole.texts(5)[2:], [whole.params(0, prompt_logprobs=0)] * 3
     folder = folder_of("qwen3", head_dim=16, num_hidden_layers=2)
     options = {**whole.OPTIONS, "quantization": quantization, "max_num_seqs": 2}
-    with LLM(model=folder, device="cpu", **options) as llm:
-        expected = whole.results(llm, prompts, chosen)
+    expected = on_cpu(folder, prompts, chosen, **options)
     card = new_card()
     with LLM(model=folder, device="cuda", **options) as llm:
         card.launches.clear()

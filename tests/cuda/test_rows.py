@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdeploy_llm.basic_layers.norm import _rms_norm
 from mmdeploy_llm.layers import RMSNorm, Rotary, RotaryConfig
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.layers.norm import _rms_norm
 
 SHAPES = [
     (1, 8),

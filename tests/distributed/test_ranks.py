@@ -16,7 +16,6 @@ from PIL import Image
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
 from mmdeploy_llm.params import GuidedDecodingParams
-from mmdeploy_llm.testing.tiny import write_tiny
 
 # Head counts that two ranks can share; ERNIE's ranks hold the same key/value head.
 FAMILIES = {
@@ -56,8 +55,8 @@ def family(request):
 
 
 @pytest.fixture(scope="module")
-def folder(family, tmp_path_factory):
-    return write_tiny(family, tmp_path_factory.mktemp(family), **FAMILIES[family][0])
+def folder(tiny_folder, family):
+    return tiny_folder(family, **FAMILIES[family][0])
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +115,20 @@ def test_text_and_images_greedy_and_drawn(one, two, with_image):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["mistral", "qwen3_5_text"])
-def test_what_layers_keep_besides_the_plain_cache(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("mistral", {"sliding_window": 20}), ("qwen3_5_text", {})]
+)
+def test_what_layers_keep_besides_the_plain_cache(tiny_folder, transformers_of, name, sizes):
     """Block tables of layers with a window, and rows of states, reach the ranks with each step."""
-    sizes = {"mistral": {"sliding_window": 20}, "qwen3_5_text": {}}
-    folder = write_tiny(name, tmp_path, **sizes[name])
-    prompts, found = ["a short one", "the same words again and again " * 4], []
+    folder = tiny_folder(name, **sizes)
+    prompts = ["a short one", "the same words again and again " * 4]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    for size in (1, 2):
-        with LLM(str(folder), tensor_parallel_size=size, **OPTIONS) as llm:
-            found.append(ids(answers(llm, prompts, params) + answers(llm, prompts, params)))
-    assert found[0] == found[1]
+    with LLM(str(folder), tensor_parallel_size=2, **OPTIONS) as llm:
+        for _ in range(2):  # the second time from the prefix cache
+            outputs = answers(llm, prompts, params)
+            reference = transformers_of(folder)
+            wanted = [reference.generate(output.prompt_token_ids, 40) for output in outputs]
+            assert ids(outputs) == wanted
 
 
 def test_samples_and_logprobs(one, two):
@@ -229,9 +231,8 @@ class TestDeath:
 
     @pytest.fixture
     @classmethod
-    def llm(cls, tmp_path):
-        write_tiny("llama", tmp_path)
-        with LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS) as llm:
+    def llm(cls, tiny_folder):
+        with LLM(str(tiny_folder("llama")), tensor_parallel_size=2, **OPTIONS) as llm:
             yield llm
 
     def test_killed_in_the_middle_of_a_run(self, llm):
@@ -296,11 +297,10 @@ def is_alive(pid):
     return True
 
 
-def test_what_is_wrong_at_the_start_is_raised_as_it_is(tmp_path):
+def test_what_is_wrong_at_the_start_is_raised_as_it_is(tiny_folder):
     """Before a process is started."""
-    write_tiny("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"does not divide 4 heads of attention.*use 1, 2, 4"):
-        LLM(str(tmp_path), tensor_parallel_size=3, **OPTIONS)
+        LLM(str(tiny_folder("llama")), tensor_parallel_size=3, **OPTIONS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
@@ -309,12 +309,11 @@ def test_what_is_wrong_at_the_start_is_raised_as_it_is(tmp_path):
     [("tensor_parallel_size", "runner.distributed"), ("data_parallel_size", "desk.remote")],
 )
 def test_cards_that_are_not_there_are_told_before_processes_start(
-    tmp_path, monkeypatch, several, starts
+    tiny_folder, monkeypatch, several, starts
 ):
-    write_tiny("llama", tmp_path)
     monkeypatch.setattr(f"mmdeploy_llm.{starts}.Worker", None)
     with pytest.raises(ConfigError, match=r"device = 'cuda', but .*use device='cpu'"):
-        LLM(str(tmp_path), **{**OPTIONS, "device": "cuda", several: 2})
+        LLM(str(tiny_folder("llama")), **{**OPTIONS, "device": "cuda", several: 2})
 
 
 ENDLESS = """
@@ -336,12 +335,11 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.full
-def test_ctrl_c_reaches_the_caller_alone(tmp_path):
+def test_ctrl_c_reaches_the_caller_alone(tiny_folder):
     """As in a terminal the signal goes to all processes; the ranks leave it to their parent, which
     can go on with them or end, and then they end."""
-    write_tiny("llama", tmp_path)
     process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(tmp_path), repr(OPTIONS)],
+        [sys.executable, "-c", ENDLESS, str(tiny_folder("llama")), repr(OPTIONS)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -360,17 +358,17 @@ def test_ctrl_c_reaches_the_caller_alone(tmp_path):
 
 
 @pytest.mark.full
-def test_decode_steps_on_packed_weights(tmp_path):
+def test_decode_steps_on_packed_weights(tiny_folder):
     """bf16 and the CPU kernels, whose recorded decode steps must not leave out the sums. The same
     token is forced in every step, so that the distributions are of the same text."""
-    write_tiny("llama", tmp_path, hidden_size=128, intermediate_size=256)
+    folder = tiny_folder("llama", hidden_size=128, intermediate_size=256)
     forced = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, logit_bias={77: 1000.0}, logprobs=5
     )
     options = {**OPTIONS, "dtype": "bfloat16"}
     scores = []
     for size in (1, 2):
-        with LLM(str(tmp_path), tensor_parallel_size=size, **options) as llm:
+        with LLM(str(folder), tensor_parallel_size=size, **options) as llm:
             (output,) = answers(llm, "some words to begin with", forced)
             assert output.outputs.token_ids == [77] * 12
             scores.append([step[77].logprob for step in output.outputs.logprobs])

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdeploy_llm.basic_layers import norm as norm_module
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.layers import (
@@ -21,7 +22,6 @@ from mmdeploy_llm.layers import (
     rotary_config,
     standard_decoder,
 )
-from mmdeploy_llm.layers import norm as norm_module
 from mmdeploy_llm.layers.decoder import DecoderStep
 from mmdeploy_llm.layers.moe import SoftmaxRouter, SparseMLP
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from mmdeploy_llm.basic_layers.linear import Embedding
+from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers import (
     DecoderConfig,
     DecoderStep,
@@ -15,9 +17,7 @@ from mmdeploy_llm.layers import (
     VisionBlock,
 )
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts
-from mmdeploy_llm.layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.vision import axial_rotary
 from mmdeploy_llm.testing.dense import DenseContext, DenseSequence
 from mmdeploy_llm.testing.tiny import randomize_empty

@@ -6,6 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdeploy_llm.basic_layers import linear, rows
+from mmdeploy_llm.basic_layers import mlp as mlp_module
+from mmdeploy_llm.basic_layers import norm as norm_module
+from mmdeploy_llm.basic_layers import rotary as rotary_module
 from mmdeploy_llm.layers import (
     GatedMLP,
     LayerNorm,
@@ -14,14 +18,9 @@ from mmdeploy_llm.layers import (
     Rotary,
     RotaryConfig,
     alternating_axes,
-    linear,
     quick_gelu,
-    rows,
     sectioned_axes,
 )
-from mmdeploy_llm.layers import mlp as mlp_module
-from mmdeploy_llm.layers import norm as norm_module
-from mmdeploy_llm.layers import rotary as rotary_module
 from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, Router
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdeploy_llm.basic_layers.mlp import ACTIVATIONS
 from mmdeploy_llm.kernels import VisibleKeys
-from mmdeploy_llm.layers.mlp import ACTIVATIONS
 
 DTYPES = (torch.float32, torch.bfloat16)
 BLOCK_SIZE = 16

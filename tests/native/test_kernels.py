@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from mmdeploy_llm.attention import int4
+from mmdeploy_llm.basic_layers.norm import _rms_norm
+from mmdeploy_llm.basic_layers.rotary import HalfSplitRope, InterleavedRope
 from mmdeploy_llm.kernels import VisibleKeys
-from mmdeploy_llm.layers.norm import _rms_norm
-from mmdeploy_llm.layers.rotary import HalfSplitRope, InterleavedRope
 from mmdeploy_llm.native import products
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet
-from mmdeploy_llm.layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.states.short_conv import ShortConv
 
 from .test_kernels import DTYPES, values

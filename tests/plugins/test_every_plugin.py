@@ -5,21 +5,38 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.testing import check_plugin
+from mmdeploy_llm.testing import PluginConformance, check_plugin
+from mmdeploy_llm.testing.checks.plugins import PluginSubject
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = sorted(PROJECT["entry-points"]["mmdeploy_llm"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.full] * (name not in ("image", "qwen", "sources")))
-        for name in NAMES
-    ],
-)
+QUICK = ("llama", "sources")
+# One of each kind. The parsers and processors of the others run the same checks, with more
+# examples, in reasoning/ and tests/processors.
+FULL = ("logits", "qwen", "remote", "tools", "transformers_any")
+
+
+def marked(name):
+    if name in QUICK:
+        return name
+    return pytest.param(name, marks=pytest.mark.full if name in FULL else pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_plugins_check_finds_nothing(name):
     verdicts = list(check_plugin(name))
     assert [verdict for verdict in verdicts if verdict.outcome == "fail"] == []
     assert any(verdict.outcome == "pass" for verdict in verdicts)
+
+
+@pytest.mark.full
+class TestHooksOfTheOthers(PluginConformance):
+    """The checks of a plugin as a whole."""
+
+    @pytest.fixture(scope="class", params=[name for name in NAMES if name not in (*QUICK, *FULL)])
+    @classmethod
+    def subject(cls, request):
+        return PluginSubject.of(request.param)

@@ -16,7 +16,6 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.dense import DenseRunner
 from mmdeploy_llm.testing.model_conformance import build
-from mmdeploy_llm.testing.tiny import write_tiny
 
 STACKS = ("gate_up_proj", "down_proj")
 PROMPTS = ("The quick brown fox", "a circle and a square " * 4)
@@ -24,12 +23,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(tiny_copy, tmp_path_factory):
     """Returns a folder in the layout of openai/gpt-oss-20b, and one with the same values as
     floats."""
-    plain, packed = (tmp_path_factory.mktemp(name) for name in ("plain", "packed"))
-    for folder in (plain, packed):
-        write_tiny("gpt_oss", folder)
+    plain, packed = (tiny_copy("gpt_oss", tmp_path_factory.mktemp(name)) for name in ("f", "p"))
     tensors = load_file(plain / "model.safetensors")
     floats, blocks = dict(tensors), dict(tensors)
     generator = torch.Generator().manual_seed(0)
@@ -58,30 +55,34 @@ def folders(tmp_path_factory):
     return packed, plain
 
 
-def test_the_published_layout_loads(folders):
+def test_the_published_layout_loads(folders, transformers_of):
     packed, plain = folders
     (spec,) = gptoss.provide_models()
-    model = build(spec, packed, read_checkpoint(packed).config, torch.float32)
-    ids = torch.arange(3, 40)
-    runner = DenseRunner(model)
-    found = runner.run(runner.add(ids.tolist()))
-    reference = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
-    with torch.inference_mode():
-        wanted = reference(ids[None]).logits[0]
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    runner = DenseRunner(build(spec, packed, read_checkpoint(packed).config, torch.float32))
+    ids = list(range(3, 40))
+    wanted = transformers_of(plain).logits(ids)
+    torch.testing.assert_close(runner.run(runner.add(ids)), wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"quantization": "int4"}])
-def test_the_engine_serves_it(folders, options):
-    """The tokens of both folders are the same, in shards and rounded too."""
+def generated(folder, **options):
+    with LLM(model=str(folder), dtype="float32", max_num_seqs=2, **options) as llm:
+        outputs = llm.generate(list(PROMPTS), GREEDY, use_tqdm=False)
+    assert [output.error_msg for output in outputs] == [None] * len(PROMPTS)
+    return outputs
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_the_engine_serves_it(folders, transformers_of, num_ranks):
     packed, plain = folders
-    found = []
-    for folder in (packed, plain):
-        with LLM(model=str(folder), dtype="float32", max_num_seqs=2, **options) as llm:
-            outputs = llm.generate(list(PROMPTS), GREEDY, use_tqdm=False)
-        assert [output.error_msg for output in outputs] == [None] * len(PROMPTS)
-        found.append([output.outputs.token_ids for output in outputs])
-    assert found[0] == found[1]
+    for output in generated(packed, tensor_parallel_size=num_ranks):
+        wanted = transformers_of(plain).generate(output.prompt_token_ids, GREEDY.max_tokens)
+        assert output.outputs.token_ids == wanted
+
+
+def test_rounding_to_other_formats(folders):
+    """Gives what floats of the same values are rounded to."""
+    found, wanted = (generated(folder, quantization="int4") for folder in folders)
+    assert [o.outputs.token_ids for o in found] == [o.outputs.token_ids for o in wanted]
 
 
 def test_a_config_without_the_numbers_of_the_activation():

@@ -27,7 +27,6 @@ from mmdeploy_llm.testing.model_conformance import (
     ModelVariantConformance,
     build,
 )
-from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {
     spec.name: spec
@@ -295,9 +294,9 @@ PROMISES = (no_bit_depends_on_the_batch, two_ranks_equal_one)
 KINDS = ("qwen2", "qwen3.5", "gemma4", "gpt-oss")
 
 
-def subject_of(conformance, case, folder):
+def subject_of(conformance, case, references):
     family, options = CASES[case]
-    write_tiny(family, folder, **options)
+    folder = references.tiny(family, **options)
     return ModelSubject(
         spec=SPECS[family],
         folder=folder,
@@ -306,7 +305,7 @@ def subject_of(conformance, case, folder):
         tolerance=TOLERANCES.get(family, conformance.tolerance),
         bf16_tolerance=BF16_TOLERANCES.get(family, conformance.bf16_tolerance),
         make_prompt=conformance.make_prompt,
-        make_reference=conformance.make_reference,
+        make_reference=references.of,
     )
 
 
@@ -315,8 +314,8 @@ class TestKinds(ModelConformance):
 
     @pytest.fixture(scope="class", params=KINDS)
     @classmethod
-    def subject(cls, request, tmp_path_factory):
-        return subject_of(cls, request.param, tmp_path_factory.mktemp("model"))
+    def subject(cls, request, references):
+        return subject_of(cls, request.param, references)
 
 
 class Variants:
@@ -324,8 +323,8 @@ class Variants:
 
     @pytest.fixture(scope="class", params=[case for case in CASES if case not in KINDS])
     @classmethod
-    def subject(cls, request, tmp_path_factory):
-        return subject_of(cls, request.param, tmp_path_factory.mktemp("model"))
+    def subject(cls, request, references):
+        return subject_of(cls, request.param, references)
 
 
 @pytest.mark.full
@@ -359,20 +358,19 @@ class TestPromisesOfVariants(Variants, ModelConformance):
         ),
     ],
 )
-def test_what_a_config_may_not_ask_for_is_refused(tmp_path, family, changes, message):
-    write_tiny(family, tmp_path)
-    config = read_checkpoint(tmp_path).config
+def test_what_a_config_may_not_ask_for_is_refused(tiny_folder, family, changes, message):
+    folder = tiny_folder(family)
+    config = read_checkpoint(folder).config
     for name, value in changes.items():
         setattr(config, name, value)
     with pytest.raises(ModelNotSupportedError, match=message):
-        build(SPECS[family], tmp_path, config, torch.float32)
+        build(SPECS[family], folder, config, torch.float32)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
-def test_experts_of_the_tiny_checkpoints_are_stored_as_published(family, tmp_path):
+def test_experts_of_the_tiny_checkpoints_are_stored_as_published(family, tiny_folder):
     """Saves one matrix per expert; tests/weights/test_layouts.py loads them stacked."""
-    write_tiny(family, tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+    with safe_open(tiny_folder(family) / "model.safetensors", "pt") as file:
         keys = {*file.keys()}
     assert "model.layers.1.mlp.experts.5.gate_proj.weight" in keys
     assert not any(key.endswith("experts.gate_up_proj") for key in keys)

@@ -1,6 +1,8 @@
 """Vision-language models of the plugins against transformers: see testing.model_conformance."""
 
 import json
+import shutil
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from mmdeploy_llm.testing.model_conformance import (
     max_difference,
 )
 from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import families, family_of, make_tokenizer, write_tiny
+from mmdeploy_llm.testing.tiny import families, family_of, make_tokenizer
 
 PLUGINS = (ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen)
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
@@ -37,14 +39,39 @@ QWEN_MEDIA = {
 }
 
 
+def subject_of(conformance, folder, references):
+    return ModelSubject(
+        spec=conformance.spec,
+        folder=folder,
+        config=read_checkpoint(folder).config,
+        cases=conformance.cases,
+        tolerance=conformance.tolerance,
+        bf16_tolerance=conformance.bf16_tolerance,
+        make_prompt=conformance.make_prompt,
+        make_reference=references.of,
+    )
+
+
 class Tiny:
-    """The tiny checkpoint of the spec's name."""
+    """The tiny checkpoint of the spec's name. options: of write_tiny."""
 
     cases = QWEN_MEDIA
+    options = MappingProxyType({})
 
     @classmethod
-    def write(cls, folder):
-        write_tiny(cls.spec.name, folder)
+    def checkpoint(cls, references, new):
+        """Returns the checkpoint, or makes it in the folder `new`."""
+        return references.tiny(cls.spec.name, **cls.options)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, references, tmp_path_factory):
+        return cls.checkpoint(references, tmp_path_factory.mktemp("new"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, folder, references):
+        return subject_of(cls, folder, references)
 
 
 class VisionKind(Tiny, ModelConformance):
@@ -139,11 +166,8 @@ class TestQwen3VLMoe(VisionVariant):
     """Layers with experts, and one without."""
 
     spec = SPECS["qwen3_vl_moe"]
-
-    @staticmethod
-    def write(folder):
-        # A seed with few near ties among the experts, which bf16 rounding would flip.
-        write_tiny("qwen3_vl_moe", folder, seed=2)
+    # A seed with few near ties among the experts, which bf16 rounding would flip.
+    options = MappingProxyType({"seed": 2})
 
     def test_published_stacks_of_experts(self, folder, reference, runner, tmp_path):
         """Hub checkpoints hold the stacks with the last two axes swapped."""
@@ -184,10 +208,8 @@ class TestGemma4Large(VisionKind):
     cases = GEMMA_MEDIA
     tolerance = 5e-4
     bf16_tolerance = 0.3  # transformers' own error is 17 to 25 % here
-
-    @staticmethod
-    def write(folder):
-        options = {
+    options = MappingProxyType(
+        {
             "num_kv_shared_layers": 0,
             "use_double_wide_mlp": False,
             "hidden_size_per_layer_input": 0,
@@ -201,7 +223,7 @@ class TestGemma4Large(VisionKind):
             "top_k_experts": 2,
             "moe_intermediate_size": 32,
         }
-        write_tiny("gemma4", folder, **options)
+    )
 
 
 class TestGemma3(VisionVariant):
@@ -235,11 +257,12 @@ class TestMiniCPMVFine(TestMiniCPMV):
     cases = {"one image": ((1, 8, 12),), "slices": ((3, 4, 6), (1, 2, 8))}  # noqa: RUF012
 
     @classmethod
-    def write(cls, folder):
-        write_tiny("minicpmv4_6", folder)
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+    def checkpoint(cls, references, new):
+        shutil.copytree(references.tiny("minicpmv4_6"), new, dirs_exist_ok=True)
+        config = json.loads((new / "config.json").read_text("utf-8"))
         config["downsample_mode"] = "4x"
-        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        (new / "config.json").write_text(json.dumps(config), "utf-8")
+        return new
 
 
 class TestQwen35(VisionVariant):
@@ -280,10 +303,7 @@ class TestGlm4vMoe(TestGlm4v):
     """Experts in groups chosen by sigmoids and a bias, a dense first layer, shared experts."""
 
     spec = SPECS["glm4v_moe"]
-
-    @staticmethod
-    def write(folder):
-        write_tiny("glm4v_moe", folder, n_group=3, topk_group=2)
+    options = MappingProxyType({"n_group": 3, "topk_group": 2})
 
 
 class TestGlmOcr(TestGlm4v):
@@ -337,10 +357,7 @@ class TestInternVL3(VisionVariant):
 
     spec = SPECS["internvl"]
     cases = TILES
-
-    @staticmethod
-    def write(folder):
-        write_tiny("internvl", folder, model_type="qwen2", tie_word_embeddings=True)
+    options = MappingProxyType({"model_type": "qwen2", "tie_word_embeddings": True})
 
 
 class TestInternVLOfOtherSizes(VisionVariant):
@@ -349,8 +366,8 @@ class TestInternVLOfOtherSizes(VisionVariant):
     spec = SPECS["internvl"]
     cases = TILES
 
-    @staticmethod
-    def write(folder):
+    @classmethod
+    def checkpoint(cls, references, new):
         experts = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
         options = {**experts, "model_type": "qwen3_moe", "mlp_only_layers": [1]}
         tokenizer = make_tokenizer("internvl")
@@ -358,7 +375,7 @@ class TestInternVLOfOtherSizes(VisionVariant):
         other = {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}
         for name, value in {**other, "use_mean_pooling": False}.items():
             setattr(config.vision_config, name, value)
-        write_checkpoint(config, folder, tokenizer=tokenizer)
+        return write_checkpoint(config, new, tokenizer=tokenizer)
 
 
 VARIANTS = [
@@ -376,18 +393,9 @@ class TestPromisesOfVariants(ModelConformance):
 
     @pytest.fixture(scope="class", params=VARIANTS, ids=lambda variant: variant.__name__)
     @classmethod
-    def subject(cls, request, tmp_path_factory):
-        variant, folder = request.param, tmp_path_factory.mktemp("model")
-        variant.write(folder)
-        return ModelSubject(
-            spec=variant.spec,
-            folder=folder,
-            config=read_checkpoint(folder).config,
-            cases=variant.cases,
-            tolerance=variant.tolerance,
-            make_prompt=variant.make_prompt,
-            make_reference=variant.make_reference,
-        )
+    def subject(cls, request, references, tmp_path_factory):
+        folder = request.param.checkpoint(references, tmp_path_factory.mktemp("new"))
+        return subject_of(request.param, folder, references)
 
 
 def test_windows_are_contiguous_in_their_frames():
@@ -399,10 +407,10 @@ def test_windows_are_contiguous_in_their_frames():
     assert order[28:30].tolist() == [28, 29]
 
 
-def test_frames_without_text_between_are_one_grid(tmp_path):
+def test_frames_without_text_between_are_one_grid(tiny_folder):
     """A caller's own token ids may contain a video without time stamps."""
-    config = Reference(write_tiny("qwen3_vl", tmp_path)).config
-    model = build(SPECS["qwen3_vl"], tmp_path, config, torch.float32)
+    folder = tiny_folder("qwen3_vl")
+    model = build(SPECS["qwen3_vl"], folder, read_checkpoint(folder).config, torch.float32)
     item = MediaInput(kind="video", tensors={}, num_tokens=3, key="video", grid_thw=(3, 2, 2))
     together = model.positions(6, [MediaSpan(offset=1, item=item)])
     assert together[0].tolist() == [0, 1, 2, 3, 2, 3]

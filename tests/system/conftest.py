@@ -1,6 +1,7 @@
 """Tiny random checkpoints of every family, and transformers' own models as the reference."""
 
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 
 import mmdeploy_llm_plugins.ernie
@@ -19,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.testing.tiny import MAX_PIXELS, MIN_PIXELS, write_tiny
+from mmdeploy_llm.testing.tiny import MAX_PIXELS, MIN_PIXELS
 
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 ERNIE = ("ernie4_5_vl_moe",)
@@ -100,15 +101,22 @@ class Clip:
 
 
 class Reference:
-    """transformers' model of a checkpoint, run on one prompt at a time, greedily."""
+    """transformers' model of a checkpoint, run on one prompt at a time, greedily. It is loaded for
+    what was not asked before, see tests/references.py."""
 
-    def __init__(self, family, folder):
+    def __init__(self, family, folder, answers):
         self.family, self.folder = family, folder
-        config = transformers.AutoConfig.from_pretrained(folder)
-        architecture = getattr(transformers, config.architectures[0])
-        self.model = architecture.from_pretrained(folder, dtype=torch.float32).eval()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self._generated = {}
+        self.config = transformers.AutoConfig.from_pretrained(folder)
+        self._answers = answers
+
+    @cached_property
+    def model(self):
+        architecture = getattr(transformers, self.config.architectures[0])
+        return architecture.from_pretrained(self.folder, dtype=torch.float32).eval()
+
+    @cached_property
+    def tokenizer(self):
+        return transformers.AutoTokenizer.from_pretrained(self.folder)
 
     @property
     def has_images(self):
@@ -171,7 +179,7 @@ class Reference:
     @property
     def media_size(self):
         """Values that the encoder gives for a token."""
-        config = self.model.config
+        config = self.config
         taps = getattr(config.vision_config, "deepstack_visual_indexes", ())
         return config.text_config.hidden_size * (1 + len(taps))
 
@@ -202,7 +210,7 @@ class Reference:
         return pairs.flatten(2).flatten(0, 1), grid, seconds
 
     def _token_types(self, ids):
-        config = self.model.config
+        config = self.config
         types = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
         found = {"mm_token_type_ids": types}
         if self.is_ernie:
@@ -214,13 +222,16 @@ class Reference:
         return found
 
     def generate(self, prompt, images=(), videos=(), max_tokens=12):
-        """The new token ids, end of sequence included; computed once for each prompt."""
-        frames = [[clip.frames[index] for index in clip.used] for clip in videos]
-        pixels = (tuple((x.size, x.tobytes()) for x in group) for group in (images, *frames))
-        key = prompt, max_tokens, *pixels
-        if key not in self._generated:
-            self._generated[key] = self._generate(prompt, images, videos, max_tokens)
-        return self._generated[key]
+        """Returns the new token ids, end of sequence included."""
+
+        def compute():
+            return torch.tensor(self._generate(prompt, images, videos, max_tokens))
+
+        pictures = [[image.size, image.mode, image.tobytes()] for image in images]
+        clips = [
+            [clip.used, [[frame.size, frame.tobytes()] for frame in clip.frames]] for clip in videos
+        ]
+        return self._answers(compute, "chat", prompt, max_tokens, pictures, clips).tolist()
 
     @torch.inference_mode()
     def _generate(self, prompt, images, videos, max_tokens):
@@ -257,28 +268,13 @@ FAMILIES = ("mistral", *VL_FAMILIES)
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory):
-    """family, options of write_tiny -> folder of its tiny checkpoint."""
-    folders = {}
-
-    def folder(family, **options):
-        key = family, *sorted(options.items())
-        if key not in folders:
-            folders[key] = write_tiny(family, tmp_path_factory.mktemp(family), **options)
-        return folders[key]
-
-    return folder
-
-
-@pytest.fixture(scope="session")
-def reference_of(tiny_folder):
+def reference_of(references):
     """family -> Reference."""
-    references = {}
 
+    @cache
     def reference(family):
-        if family not in references:
-            references[family] = Reference(family, tiny_folder(family))
-        return references[family]
+        folder = references.tiny(family)
+        return Reference(family, folder, references.of(folder).answers)
 
     return reference
 

@@ -2,6 +2,7 @@
 promised."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +14,6 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.determinism.check import NUM_TOKENS, WAYS, check_determinism
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import cpu_levels
-from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import write_tiny
 
 FORMATS = {
     "float32": {"dtype": "float32"},
@@ -28,30 +27,31 @@ LONG = 1100  # tokens: attention to them is computed in two chunks
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """Returns the folder of a tiny checkpoint, written once for each family. Sizes that are no
-    multiple of a register's values leave remainders in every loop."""
-    folders = {}
-
-    def write(family):
-        if family not in folders:
-            folder = tmp_path_factory.mktemp(family)
-            folders[family] = write_tiny(family, folder, max_position_embeddings=2048)
-        return folders[family]
-
-    return write
+def folder_of(tiny_folder):
+    """Sizes that are no multiple of a register's values leave remainders in every loop."""
+    return partial(tiny_folder, max_position_embeddings=2048)
 
 
-CASES = [(family, LEVELS[0]) for family in FAMILIES]
-CASES += [
-    pytest.param("qwen2_5_vl", level, marks=[pytest.mark.long] * (level not in COMPILED))
-    for level in LEVELS[1:]
+# One family in all formats, the others and the levels in one; the kit compares the bits of every
+# model too.
+ALL = [("qwen2_5_vl", LEVELS[0], name) for name in FORMATS]
+SOME = [
+    *((family, LEVELS[0]) for family in FAMILIES if family != "qwen2_5_vl"),
+    *(("qwen2_5_vl", level) for level in LEVELS[1:]),
+]
+CASES = ALL + [
+    pytest.param(
+        *case,
+        name,
+        marks=[pytest.mark.long] * (name != "bfloat16" or case[1] not in (LEVELS[0], *COMPILED)),
+    )
+    for case in SOME
+    for name in FORMATS
 ]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("family", "level"), CASES)
+@pytest.mark.parametrize(("family", "level", "name"), CASES)
 def test_no_bit_depends_on_the_company(folder_of, family, level, name):
     config = EngineConfig(
         model=str(folder_of(family)), deterministic=True, cpu_level=level, **FORMATS[name]
@@ -132,10 +132,10 @@ def test_two_ranks_answer_alike_in_every_batch(folder_of):
 
 @pytest.mark.full
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]])
-def test_tokens_are_those_of_transformers(folder_of, level):
+def test_tokens_are_those_of_transformers(folder_of, transformers_of, level):
     folder = folder_of("qwen3")
     given = prompts(None)[:4]
-    expected = [Reference(folder).generate(prompt, 12) for prompt in given]
+    expected = [transformers_of(folder).generate(prompt, 12) for prompt in given]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     options = {"deterministic": True, "quiet": True, "dtype": "float32", "cpu_level": level}
     with LLM(str(folder), **options) as llm:

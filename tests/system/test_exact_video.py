@@ -58,7 +58,7 @@ def wanted(video_reference, found):
 
 def test_token_ids_and_counts(video_reference, make_llm, found):
     llm, _ = make_llm(video_reference.folder)
-    config = video_reference.model.config
+    config = video_reference.config
     for case, output in zip(found, run(llm, found), strict=True):
         ids = video_reference.inputs(*case)["input_ids"][0].tolist()
         assert list(output.prompt_token_ids) == ids

@@ -2,8 +2,6 @@
 windows."""
 
 import pytest
-import torch
-import transformers
 
 from mmdeploy_llm import LLM, SamplingParams
 
@@ -29,20 +27,9 @@ def folder(request, tiny_folder):
 
 
 @pytest.fixture(scope="module")
-def expected(folder):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None  # the first of equals may be the end
-    found = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=LENGTH,
-        )
-        found.append(out[0, len(prompt) :].tolist())
-    return found
+def expected(folder, transformers_of):
+    reference = transformers_of(folder)
+    return [reference.generate(prompt, LENGTH) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])

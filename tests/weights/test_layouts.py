@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import families, family_of, write_tiny
+from mmdeploy_llm.testing.tiny import families, family_of
 
 SPECS = families()
 
@@ -19,17 +19,17 @@ def family(request):
 
 
 @pytest.fixture(scope="module")
-def published(family, tmp_path_factory):
+def published(tiny_copy, family, tmp_path_factory):
     """A folder written by save_pretrained, its model in transformers, and our parameters."""
-    folder = write_tiny(family, tmp_path_factory.mktemp(family))
+    folder = tiny_copy(family, tmp_path_factory.mktemp(family))
     reference = Reference(folder)
     model = build(SPECS[family], folder, reference.config, torch.float32)
     return folder, reference, dict(model.named_parameters())
 
 
-def test_shards(family, published, tmp_path):
+def test_shards(tiny_copy, family, published, tmp_path):
     _, reference, expected = published
-    write_tiny(family, tmp_path, max_shard_size="150KB")
+    tiny_copy(family, tmp_path, max_shard_size="150KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     model = build(SPECS[family], tmp_path, reference.config, torch.float32)
     assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())

@@ -15,7 +15,7 @@ from mmdeploy_llm import LLM, SamplingParams, native
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.testing import write_checkpoint
-from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
+from mmdeploy_llm.testing.tiny import make_tokenizer
 from mmdeploy_llm.weight_formats import FORMATS
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of
@@ -195,21 +195,20 @@ def prompt_scores(folder, prompt, quantization):
     return torch.tensor(scores)
 
 
-@torch.inference_mode()
-def reference_tokens(folder):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for prompt in PROMPTS:
-        ids = list(prompt)
-        for _ in range(PARAMS.max_tokens):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-        found.append(ids[len(prompt) :])
-    return found
+@pytest.fixture
+def reference_tokens(transformers_of):
+    """reference_tokens(folder) -> what transformers generates for PROMPTS."""
+
+    def generated(folder):
+        reference = transformers_of(folder)
+        return [reference.generate(prompt, PARAMS.max_tokens) for prompt in PROMPTS]
+
+    return generated
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens(tmp_path, method, caplog):
-    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+def test_tokens(reference_tokens, tiny_folder, tmp_path, method, caplog):
+    plain = tiny_folder("qwen2", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
     expected = reference_tokens(dequantised)
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
@@ -220,25 +219,25 @@ def test_tokens(tmp_path, method, caplog):
 
 
 @pytest.mark.parametrize("method", ["awq 32", "gptq 32", "packed", "fp8"])
-def test_one_command_answers_from_a_quantised_folder(tmp_path, method):
-    folder, _ = quantised_pair(tmp_path, method, write_tiny("qwen2", tmp_path / "plain", **SIZES))
+def test_one_command_answers_from_a_quantised_folder(tiny_folder, tmp_path, method):
+    folder, _ = quantised_pair(tmp_path, method, tiny_folder("qwen2", **SIZES))
     words = ["generate", "Describe", "--model", str(folder), "--max-tokens", "4"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize("method", ["awq", "awq 32", "fp8"])
-def test_experts(tmp_path, method, caplog):
-    plain = write_tiny("qwen3_moe", tmp_path / "plain", head_dim=16, moe_intermediate_size=32)
+def test_experts(reference_tokens, tiny_folder, tmp_path, method, caplog):
+    plain = tiny_folder("qwen3_moe", head_dim=16, moe_intermediate_size=32)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
         assert tokens_of(quantised) == reference_tokens(dequantised)
     assert ("weights stay in few bits" in caplog.text) == (method in KEPT)
 
 
-def test_activations_are_rounded_on_request(tmp_path):
+def test_activations_are_rounded_on_request(tiny_folder, tmp_path):
     """The weights stay as they are stored; log-probabilities show that x was rounded."""
-    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    plain = tiny_folder("qwen2", **SIZES)
     folder, _ = quantised_pair(tmp_path, "packed", plain)
     found = [prompt_scores(folder, list(range(5, 60)), each) for each in (None, "int4a8")]
     difference = (found[0] - found[1]).abs().max()
@@ -246,8 +245,10 @@ def test_activations_are_rounded_on_request(tmp_path):
 
 
 @pytest.mark.parametrize("quantization", [None, "int8wo", "int8"])
-def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(tmp_path, quantization, caplog):
-    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(
+    tiny_folder, tmp_path, quantization, caplog
+):
+    plain = tiny_folder("qwen2", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, "fp8", plain)
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
         found = tokens_of(quantised, quantization=quantization)
@@ -256,8 +257,8 @@ def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(tmp_path, quan
         assert found == tokens_of(dequantised, quantization=quantization)
 
 
-def test_floats_of_8_bits_that_are_no_numbers(tmp_path):
-    folder, _ = quantised_pair(tmp_path, "fp8", write_tiny("qwen2", tmp_path / "plain", **SIZES))
+def test_floats_of_8_bits_that_are_no_numbers(tiny_folder, tmp_path):
+    folder, _ = quantised_pair(tmp_path, "fp8", tiny_folder("qwen2", **SIZES))
     tensors = load_file(folder / "model.safetensors")
     key = "model.layers.1.mlp.down_proj.weight"
     tensors[key].view(torch.uint8)[3, 5] = 0xFF
@@ -268,10 +269,12 @@ def test_floats_of_8_bits_that_are_no_numbers(tmp_path):
 
 @pytest.mark.parametrize("quantization", ["int4", "int8wo"])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_head_and_embeddings_in_8_bits(tmp_path, is_tied, quantization):
+def test_head_and_embeddings_in_8_bits(
+    tiny_folder, transformers_of, tmp_path, is_tied, quantization
+):
     """Both are rounded while loading, and held once where they share a weight: log-probabilities
     are those of transformers with the weights that the codes stand for."""
-    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES, tie_word_embeddings=is_tied)
+    plain = tiny_folder("qwen2", **SIZES, tie_word_embeddings=is_tied)
     rounded = tmp_path / "rounded"
     shutil.copytree(plain, rounded)
     tensors, kernels = load_file(plain / "model.safetensors"), native.load()
@@ -282,16 +285,14 @@ def test_head_and_embeddings_in_8_bits(tmp_path, is_tied, quantization):
             tensors[key] = kernels.round_codes(tensor.float(), layout.bits, size).dequantize()
     save_file(tensors, rounded / "model.safetensors", metadata={"format": "pt"})
     prompt = list(range(5, 60))
-    model = transformers.AutoModelForCausalLM.from_pretrained(rounded, dtype=torch.float32)
-    with torch.inference_mode():
-        scores = model.eval()(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    scores = transformers_of(rounded).logits(prompt).log_softmax(-1)
     expected = scores[torch.arange(54), torch.tensor(prompt[1:])]
     found = prompt_scores(plain, prompt, quantization)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert (prompt_scores(plain, prompt, None) - expected).abs().max() > 1e-3
 
 
-def test_a_model_of_transformers(tmp_path):
+def test_a_model_of_transformers(reference_tokens, tmp_path):
     tokenizer = make_tokenizer()
     config = transformers.StableLmConfig(
         vocab_size=len(tokenizer),
@@ -308,7 +309,9 @@ def test_a_model_of_transformers(tmp_path):
     assert tokens_of(quantised) == reference_tokens(dequantised)
 
 
-def test_orders_of_fused_layers_that_differ(tmp_path, caplog, monkeypatch):
+def test_orders_of_fused_layers_that_differ(
+    reference_tokens, tiny_folder, tmp_path, caplog, monkeypatch
+):
     """Those layers are dequantised, others stay in few bits: o and down in each of three layers."""
 
     def made(name, shape, random):
@@ -318,7 +321,7 @@ def test_orders_of_fused_layers_that_differ(tmp_path, caplog, monkeypatch):
         return gptq_tensors(name, codes, zeros, scales, group_of), weight
 
     monkeypatch.setitem(METHODS, "gptq ordered", (made, METHODS["gptq ordered"][1]))
-    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    plain = tiny_folder("qwen2", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, "gptq ordered", plain)
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
         assert tokens_of(quantised) == reference_tokens(dequantised)
@@ -332,8 +335,8 @@ SHARDS = {"awq 32": 9, "gptq ordered": 6, "packed": 9, "w8a8": 12, "gptq": 0}
 
 
 @pytest.mark.parametrize("method", SHARDS)
-def test_two_ranks(tmp_path, method, capfd, caplog):
-    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+def test_two_ranks(reference_tokens, tiny_folder, tmp_path, method, capfd, caplog):
+    plain = tiny_folder("qwen2", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
         found = tokens_of(quantised, tensor_parallel_size=2)
@@ -342,9 +345,9 @@ def test_two_ranks(tmp_path, method, capfd, caplog):
     assert (f"{SHARDS[method]} weights stay in few bits" in printed) is (SHARDS[method] > 0)
 
 
-def test_two_ranks_of_experts(tmp_path, capfd, caplog):
+def test_two_ranks_of_experts(reference_tokens, tiny_folder, tmp_path, capfd, caplog):
     sizes = {"head_dim": 16, "moe_intermediate_size": 64}
-    plain = write_tiny("qwen3_moe", tmp_path / "plain", **sizes)
+    plain = tiny_folder("qwen3_moe", **sizes)
     quantised, dequantised = quantised_pair(tmp_path, "awq 32", plain)
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
         found = tokens_of(quantised, tensor_parallel_size=2)
@@ -356,8 +359,8 @@ def test_two_ranks_of_experts(tmp_path, capfd, caplog):
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("key", ["layers.1.mlp.down_proj.weight", "embed_tokens.weight"])
-def test_values_that_cannot_be_rounded(tmp_path, key, value):
-    folder = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+def test_values_that_cannot_be_rounded(tiny_copy, tmp_path, key, value):
+    folder = tiny_copy("qwen2", tmp_path / "plain", **SIZES)
     tensors = load_file(folder / "model.safetensors")
     tensors[f"model.{key}"][3, 5] = value
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

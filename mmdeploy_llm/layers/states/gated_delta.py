@@ -1,9 +1,8 @@
-"""GatedDeltaNet: the linear attention of Qwen3-Next and Qwen3.5, with a state instead of keys and
-values.
+"""GatedDeltaNet: linear attention with a state instead of keys and values.
 
-    qkv = silu(conv(in_proj_qkv(x)))        z = in_proj_z(x)
-    beta = sigmoid(in_proj_b(x))            g = -exp(A_log) softplus(in_proj_a(x) + dt_bias)
-    out = out_proj(norm(delta rule(q, k, v, g, beta)) * silu(z))
+qkv = silu(conv(in_proj_qkv(x)))        z = in_proj_z(x)
+beta = sigmoid(in_proj_b(x))            g = -exp(A_log) softplus(in_proj_a(x) + dt_bias)
+out = out_proj(norm(delta rule(q, k, v, g, beta)) * silu(z))
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.linear import Linear, MergedLinear, empty_parameter
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
 from mmdeploy_llm.kernels.states import DeltaInputs
-from mmdeploy_llm.layers.kernel_layer import KernelLayer
-from mmdeploy_llm.layers.linear import Linear, MergedLinear, empty_parameter
 
 from .delta_rule import delta_sequence, delta_step, normalized
 from .short_conv import ShortConv
