@@ -29,8 +29,8 @@ from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import testing
-from mmdeploy_llm.testing.checks.models import transformers_reference
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.model_checks.models import transformers_reference
+from mmdeploy_llm.tiny import write_tiny
 
 LIBRARIES = (np, safetensors, tokenizers, torch, transformers)
 DAY = 24 * 60 * 60

@@ -17,9 +17,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
+    from mmdeploy_llm.tiny import make_tokenizer, write_tiny
+
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
-    from .checks.base import CheckFailed, CheckSkipped
     from .checks.logits import LogitsExample
     from .checks.parsers import ParserExample
     from .checks.tools import ToolParserExample
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
     from .model_conformance import ModelConformance, ModelVariantConformance
-    from .tiny import make_tokenizer, write_tiny
 
 __all__ = [
     "CheckFailed",

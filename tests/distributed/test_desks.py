@@ -14,7 +14,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.remote import RemoteDesk
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 OPTIONS = {
     "dtype": "float32",

@@ -18,7 +18,7 @@ from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.sinks.scan import read_records
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 pytestmark = pytest.mark.full
 

@@ -17,7 +17,7 @@ from mmdeploy_llm.gguf.codes import LAYOUTS
 from mmdeploy_llm.gguf.library import known_keys, readable_types
 from mmdeploy_llm.gguf.tables import GGUFTable
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 from .gguf_writing import random_blocks, write_gguf
 from .opening import opened, tables_of, usual_key

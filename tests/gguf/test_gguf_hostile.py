@@ -19,7 +19,7 @@ from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import read_headers
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder.gguf import check_tokenizer, described
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 from .gguf_writing import write_gguf
 from .opening import opened, usual_key

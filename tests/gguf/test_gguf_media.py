@@ -20,7 +20,7 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, ModelError, ModelNotSupportedError
 from mmdeploy_llm.gguf import find_tower, media_config, read_headers
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 from .gguf_writing import write_gguf
 from .mmproj_writing import PROJECTORS, write_pair, write_qwen25_vl, write_tower

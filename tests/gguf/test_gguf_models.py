@@ -18,9 +18,9 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
+from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
+from mmdeploy_llm.tiny import make_tokenizer, write_tiny
 
 from .gguf_writing import ARCHITECTURES, separate_qkv, write_gguf
 from .opening import opened, stored

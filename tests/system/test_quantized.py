@@ -12,7 +12,7 @@ from mmdeploy_llm.native import BuildError, load
 from mmdeploy_llm.native.coded import CodedPanels
 from mmdeploy_llm.native.products import FloatWeight, S8Weight
 from mmdeploy_llm.startup.start import start
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 PROMPTS = ["The quick brown fox", "A red circle and a blue square", "How many are there?"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 OPTIONS = {
     "dtype": "float32",
