@@ -566,7 +566,7 @@ class TestPlugins:
 
     def test_the_list_as_json(self, run):
         found = {plugin["name"]: plugin for plugin in json.loads(run("plugins", "--json").stdout)}
-        assert {"ernie", "image", "qwen", "reasoning", "sources"} <= set(found)
+        assert {"ernie", "qwen", "reasoning", "sources"} <= set(found)
         assert "reasoning parser qwen3" in found["reasoning"]["provides"]
 
     def test_failures_are_shown_and_strict_counts_them(self, run, plugged):
@@ -601,10 +601,10 @@ class TestPlugins:
         assert json.loads(run("plugins", "--json").stdout) == []
 
     def test_a_wrong_name_in_the_environment_is_an_error(self, run, monkeypatch):
-        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "imag")
+        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "source")
         result = run("plugins")
         assert result.exit_code == 2
-        assert "did you mean 'image'" in result.stderr
+        assert "did you mean 'sources'" in result.stderr
 
 
 def test_version(run):

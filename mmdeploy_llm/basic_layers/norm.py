@@ -69,7 +69,7 @@ class RMSNorm(KernelLayer):
 
 class ZeroCenteredRMSNorm(RMSNorm):
     """Computes x / sqrt(mean(x ** 2) + eps) * (1 + weight) over the last axis in float32, and casts
-    the result to x's dtype, as Gemma and Qwen3.5 do."""
+    the result to x's dtype."""
 
     is_centred = True
 

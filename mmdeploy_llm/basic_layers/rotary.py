@@ -2,8 +2,8 @@
 
 Channel pair c of a head is rotated by the angle position[axis(c)] * frequency(c). Pairs have one of
 two layouts:
-    half-split (Qwen)     (0, D/2) (1, D/2+1) ...
-    interleaved (ERNIE)   (0, 1) (2, 3) ...
+    half-split      (0, D/2) (1, D/2+1) ...
+    interleaved     (0, 1) (2, 3) ...
 A token has one position, or one per axis (M-RoPE: time, height, width); `axes` then names the axis
 of each channel pair.
 
@@ -303,14 +303,15 @@ def base_frequencies(size: int, theta: float) -> Tensor:
 
 
 def sectioned_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """Returns the axes of Qwen's M-RoPE: the first sections[0] pairs follow time, the next height,
-    then width."""
+    """Returns the axes of an M-RoPE in sections: the first sections[0] pairs follow time, the
+    next height, then width."""
     return tuple(axis % 3 for axis, size in enumerate(sections) for _ in range(size))
 
 
 def alternating_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """Returns the axes of ERNIE's M-RoPE, with sections (height, width, time): pairs of height and
-    width alternate, then come those of time. Raises ValueError if height and width differ."""
+    """Returns the axes of an alternating M-RoPE, with sections (height, width, time): pairs
+    of height and width alternate, then come those of time. Raises ValueError if height and
+    width differ."""
     height, width, time = sections
     if height != width:
         raise ValueError(f"height and width must have equally many channels, got {list(sections)}")

@@ -11,7 +11,7 @@ Examples:
   mmdeploy-llm caption photos/ -r -p "Write one sentence for a blind reader."
   mmdeploy-llm caption photos/ --resume          continue an interrupted run
   mmdeploy-llm caption photos/ -o captions.tar   WebDataset: captions beside images
-  mmdeploy-llm caption photos/ --model baidu/ERNIE-4.5-VL-28B-A3B-PT
+  mmdeploy-llm caption photos/ --model models/acme-vl
   mmdeploy-llm caption photos/ --engine max_model_len=8192
 
 \b

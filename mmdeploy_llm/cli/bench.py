@@ -39,7 +39,7 @@ Figures (a round runs all requests together):
 Examples:
   mmdeploy-llm bench
   mmdeploy-llm bench photo --requests 8 --threads 4
-  mmdeploy-llm bench text -m Qwen/Qwen2.5-0.5B-Instruct --quantization int8 --profile
+  mmdeploy-llm bench text -m models/acme-1b --quantization int8 --profile
   mmdeploy-llm bench vl -m folder/with/config --dummy --json > vl.json"""
 
 

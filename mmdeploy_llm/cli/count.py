@@ -58,7 +58,7 @@ An item that cannot be counted gets a line with its error and affects no other.
 \b
 Examples:
   mmdeploy-llm count shapes-vl --prompt "What is in this picture?" --image a.png
-  mmdeploy-llm count Qwen/Qwen2.5-VL-3B-Instruct prompts.jsonl --total
+  mmdeploy-llm count models/acme-vl prompts.jsonl --total
   mmdeploy-llm count folder/with/config photos/ -r --json > counts.jsonl
   cat story.txt | mmdeploy-llm count shapes-vl --raw --prompt -
 

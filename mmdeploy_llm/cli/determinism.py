@@ -38,7 +38,7 @@ breaks it has a compiler or a processor that we do not know: please report it.
 \b
 Examples:
   mmdeploy-llm check-determinism shapes-vl --mode
-  mmdeploy-llm check-determinism Qwen/Qwen2.5-0.5B-Instruct --dtype float32
+  mmdeploy-llm check-determinism models/acme-1b --dtype float32
   mmdeploy-llm check-determinism folder/ --mode --quantization int8 --longest 1500
   mmdeploy-llm check-determinism folder/ --engine native_kernels=False
 

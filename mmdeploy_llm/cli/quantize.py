@@ -35,10 +35,10 @@ OUTPUT/quantization_loss.json.
 
 \b
 Examples:
-  mmdeploy-llm quantize models/Qwen3-4B models/Qwen3-4B-int4
-  mmdeploy-llm quantize models/Qwen3-4B out --scheme int8 --group-size 128
-  mmdeploy-llm quantize models/Qwen3-4B out --calibrate requests.jsonl
-  mmdeploy-llm generate "What is a plug-in?" --model models/Qwen3-4B-int4"""
+  mmdeploy-llm quantize models/acme-4b models/acme-4b-int4
+  mmdeploy-llm quantize models/acme-4b out --scheme int8 --group-size 128
+  mmdeploy-llm quantize models/acme-4b out --calibrate requests.jsonl
+  mmdeploy-llm generate "What is a plug-in?" --model models/acme-4b-int4"""
 
 
 class Scheme(StrEnum):

@@ -67,6 +67,5 @@ class Model(Protocol):
 
 def media_size(model: Model) -> int:
     """Returns the width of a row of `model.encode_media`: the embedding, followed by whatever
-    else the model adds at media positions (for example Qwen3-VL's features for the first
-    layers)."""
+    else the model adds at media positions (for example features for the first layers)."""
     return int(getattr(model, "media_size", model.hidden_size))

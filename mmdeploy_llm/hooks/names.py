@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]{4,}")
 
 
 def normalise(name: str) -> str:
-    """Returns the form in which names are compared: "Ernie_45_VL" becomes "ernie-45-vl"."""
+    """Returns the form in which names are compared: "Acme_45_VL" becomes "acme-45-vl"."""
     return name.strip().replace("_", "-").lower()
 
 

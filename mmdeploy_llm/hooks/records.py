@@ -36,7 +36,7 @@ class PluginOrigin:
     version: str | None = None
 
     def __str__(self) -> str:
-        """Text for messages, such as: plugin 'ernie' (mmdeploy-llm 0.1.0)."""
+        """Text for messages, such as: plugin 'acme' (mmdeploy-llm 0.1.0)."""
         package = " ".join(part for part in (self.distribution, self.version) if part)
         return f"plugin {self.name!r} ({package or 'registered in process'})"
 
@@ -61,7 +61,7 @@ class PluginFailure:
 class PluginInfo:
     """One plugin as `mmdeploy-llm plugins` shows it; plugins that could not be loaded are included.
 
-    provides: such as "model ernie4_5", "reasoning parser qwen3", "image processor qwen2_5_vl",
+    provides: such as "model acme", "reasoning parser acme", "image processor acme-image",
         "hook on_step".
     """
 

@@ -17,7 +17,7 @@ class DecoderConfig:
     """Sizes and options of a Decoder.
 
     qk_norm: norm the channels of every head before rope (q_norm, k_norm).
-    has_full_qk_norm: norm all channels of q together, and all of k, before rope (OLMoE). Heads then
+    has_full_qk_norm: norm all channels of q together, and all of k, before rope. Heads then
         cannot be divided among ranks.
     post_norms: norm the outputs of attention and MLP before they are added to the residual stream
         (post_self_attn_layernorm, post_mlp_layernorm).

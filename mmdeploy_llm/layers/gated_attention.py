@@ -15,7 +15,7 @@ from .decoder_config import DecoderConfig
 
 
 class GatedAttention(Attention, KernelLayer):
-    """Grouped-query attention with a gate for each channel of its output (Qwen3-Next, Qwen3.5). The
+    """Grouped-query attention with a gate for each channel of its output. The
     rows of q_proj hold query and gate of each head in turn."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:

@@ -137,7 +137,7 @@ class ConfigFile(_File):
     vocab_size: Annotated[Any, _whole(1, MAX_VOCABULARY)] = None
     hidden_size: Size = None
     intermediate_size: Annotated[Any, _whole(0, 2**24)] = None
-    head_dim: Annotated[Any, _whole(0, 65_536)] = None  # 0: without rotary embedding (GLM-5-Next)
+    head_dim: Annotated[Any, _whole(0, 65_536)] = None  # 0: without rotary embedding
     num_attention_heads: Annotated[Any, _whole(1, 65_536)] = None
     num_key_value_heads: Annotated[Any, _whole(1, 65_536)] = None
     num_hidden_layers: Annotated[Any, _whole(1, MAX_LAYERS)] = None

@@ -16,7 +16,7 @@ class CheckedModel:
     """Calls a plugin's model and checks its outputs. Raises PluginContractError for one of a wrong
     shape, in which the runner might read rows of other requests.
 
-    name: the model in messages, such as "Qwen2ForCausalLM (plugin 'qwen')". num_axes: of its M-RoPE
+    name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
     positions; 0 where token i has position i.
     """
 

@@ -1,7 +1,7 @@
 """Fakes: a minimal model, parser and processor that keep their contracts, and a manager of chosen
 plugins, for tests that need the engine but no weights.
 
-    FAKE = ModelSpec(name="fake", architectures=("Qwen2ForCausalLM",), priority=100,
+    FAKE = ModelSpec(name="fake", architectures=("AcmeForCausalLM",), priority=100,
                      factory="mmdeploy_llm.testing.fakes:FakeModel", media=("image",))
 """
 

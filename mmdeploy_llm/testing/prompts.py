@@ -54,8 +54,7 @@ def make_prompt(
 
 def _marker(config: Any, kind: str, side: str, form: MediaForm) -> int:
     """Returns the id of a start or end marker; some families have different markers for images
-    and videos, others the same. The last id of the vocabulary does where the config
-    names none."""
+    and videos, others the same. The last id of the vocabulary does where the config names none."""
     if form.has_tiles:
         return int(config.get_text_config().vocab_size) - 1
     own = getattr(config, f"{kind}_{side}_token_id", None)

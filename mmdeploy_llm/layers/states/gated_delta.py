@@ -1,9 +1,8 @@
-"""GatedDeltaNet: the linear attention of Qwen3-Next and Qwen3.5, with a state instead of keys and
-values.
+"""GatedDeltaNet: linear attention with a state instead of keys and values.
 
-    qkv = silu(conv(in_proj_qkv(x)))        z = in_proj_z(x)
-    beta = sigmoid(in_proj_b(x))            g = -exp(A_log) softplus(in_proj_a(x) + dt_bias)
-    out = out_proj(norm(delta rule(q, k, v, g, beta)) * silu(z))
+qkv = silu(conv(in_proj_qkv(x)))        z = in_proj_z(x)
+beta = sigmoid(in_proj_b(x))            g = -exp(A_log) softplus(in_proj_a(x) + dt_bias)
+out = out_proj(norm(delta rule(q, k, v, g, beta)) * silu(z))
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mamba2: the state space layer of Granite 4, Bamba and others (arXiv 2405.21060), in plain torch.
+"""Mamba2: the state space layer of several families (arXiv 2405.21060), in plain torch.
 
     z, xBC, dt = in_proj(input)        x, B, C = silu(conv(xBC))        dt = softplus(dt + bias)
     S_t = exp(-exp(A_log) dt_t) S_{t-1} + B_t (dt_t x_t)^T              y_t = C_t^T S_t + D x_t

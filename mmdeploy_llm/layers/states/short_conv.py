@@ -1,5 +1,5 @@
 """Causal convolutions over a few tokens, whose last inputs are a state: ShortConv, and
-GatedShortConv with the gates and projections of LFM2."""
+GatedShortConv with gates and projections."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ShortConv(KernelLayer):
 
 
 class GatedShortConv(nn.Module):
-    """Computes out_proj(C * conv(B * x)), where in_proj gives B, C and x (LFM2)."""
+    """Computes out_proj(C * conv(B * x)), where in_proj gives B, C and x."""
 
     divided_counts = ("num_channels",)
 

@@ -1,4 +1,4 @@
-"""FP8 as Qwen and DeepSeek publish it: 8-bit floats with a scale for each block of a weight.
+"""FP8 as checkpoints are published in it: 8-bit floats with a scale for each block of a weight.
 
     weight [n, k] float8_e4m3fn    weight_scale_inv [n / 128, k / 128] (rounded up), or one number
 

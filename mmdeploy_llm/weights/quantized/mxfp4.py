@@ -1,4 +1,4 @@
-"""MXFP4 as gpt-oss is published: 4-bit floats in blocks of 32 with an exponent each.
+"""MXFP4 as checkpoints are published in it: 4-bit floats in blocks of 32 with an exponent each.
 
 X_blocks [E, n, k / 32, 16] uint8    X_scales [E, n, k / 32] uint8    appear as X [E, k, n]
 """
