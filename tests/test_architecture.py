@@ -84,7 +84,7 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "messages", "forward", "request", "errors", "layers"}
-PLUGIN_API |= {"attention.base", "weights.map"}
+PLUGIN_API |= {"attention.base", "gguf.tables", "weights.map"}
 ANY_FAMILY = "transformers_any"
 TINY = "testing.tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
 TORCH_FREE = {"schedule", "delivery", "datasets"} | {

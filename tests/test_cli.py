@@ -29,7 +29,7 @@ PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
 
 @dataclass
 class Answer:
-    index: int
+    ask: object
     output: RequestOutput
     error: Exception | None
 

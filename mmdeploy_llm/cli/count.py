@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.datasets.rows import BadItem
     from mmdeploy_llm.records.item import Item
 
-MAX_THREADS, NUM_AHEAD = 8, 64
+MAX_THREADS, NUM_PENDING = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
 
 # click does not rewrap a paragraph that begins with "\b".
@@ -187,7 +187,7 @@ def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[
     try:
         for item in items:
             pending.append(pool.submit(result_of, item, counter))
-            if len(pending) == NUM_AHEAD:
+            if len(pending) == NUM_PENDING:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

@@ -24,7 +24,7 @@ them; greedy and sampled) are computed alone, each in one step, and then
   in chunks             all at once, few tokens in a step, prompts and decoding
                         mixed
   with prefix hits      again, with the KV cache of the first time
-  after a preemption    each twice, in a cache that has no room for both
+  after a preemption    each twice, in a cache that is too small for both
   with other threads    in a batch, with one thread instead of several
 Tokens and log-probabilities must be the same bits. Where they are not, the
 operations of the model whose results differ first are named, in the order of

@@ -1,5 +1,5 @@
-"""Trace: records the rows that go into and come out of every module of a model, to find the
-operation at which two runs of the same tokens part."""
+"""Trace: records the rows that go into and come out of every module of a model, to find the first
+operation whose results differ between two runs of the same tokens."""
 
 from __future__ import annotations
 

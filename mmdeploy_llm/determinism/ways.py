@@ -34,7 +34,7 @@ class Way(StrEnum):
     ALONE: one after the other, each prompt in one step; all others are compared with it.
     BATCH: all at once. CHUNKS: all at once, with few tokens in a step, prompts and decoding mixed.
     PREFIX: all at once, a second time, with the KV blocks of the first.
-    PREEMPTED: each twice at once, in a cache that has no room for both.
+    PREEMPTED: each twice at once, in a cache that is too small for both.
     THREADS: all at once, with another number of threads.
     """
 
@@ -88,7 +88,7 @@ class Ways:
     """Runs requests in every way on runners of one model.
 
     new_runner: returns a runner with the KV blocks of a SchedulerConfig.
-    config: with room for all requests at once.
+    config: its KV cache holds all requests at once.
     requests: with max_tokens, `logprobs` and a seed; in the order of their arrival.
     """
 

@@ -3,15 +3,16 @@
     find --> header (checked before anything is allocated) --> config    for transformers
                                                            --> reading   entries of floats
 
-A second file may hold the vision tower: tower/.
+lookup finds the table of the file's architecture among the plugins (tables: what a table is); names
+finds the keys of tensors. A second file may hold the vision tower: tower/.
 
 Only library.py imports the package `gguf`.
 """
 
 from .config import gguf_config
-from .families import family_of
 from .find import GGUF_SUFFIX, find_gguf, find_tower
 from .header import Header, read_headers
+from .lookup import Tables, find_tables
 from .reading import GGUFFile
 from .tower import MediaConfig, TowerFile, media_config
 
@@ -20,9 +21,10 @@ __all__ = [
     "GGUFFile",
     "Header",
     "MediaConfig",
+    "Tables",
     "TowerFile",
-    "family_of",
     "find_gguf",
+    "find_tables",
     "find_tower",
     "gguf_config",
     "media_config",

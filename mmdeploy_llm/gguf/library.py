@@ -96,3 +96,31 @@ def _can_dequantize(kind: Any, block_bytes: int) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+def known_keys(architecture: str) -> Mapping[str, tuple[str, ...]]:
+    """Returns the keys that checkpoints of all kinds have for a tensor, by its name in GGUF, both
+    without ".weight" and ".bias" and with "{bid}" for the number of the layer.
+
+    The package maps keys to names, for one architecture without doubt: only keys that lead to the
+    name are returned. Of an architecture that it does not know, all tensors are.
+    """
+    from gguf import MODEL_ARCH_NAMES, MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
+    from gguf.tensor_mapping import TensorNameMap
+
+    numbers: Mapping[str, Any] = {name: key for key, name in MODEL_ARCH_NAMES.items()}
+    number = numbers.get(architecture)
+    tables = (TensorNameMap.mappings_cfg, TensorNameMap.block_mappings_cfg)
+    if number is None:
+        tensors, leads = list(MODEL_TENSOR), None
+    else:
+        tensors, leads = MODEL_TENSORS[number], TensorNameMap(number, 1).mapping
+    found: dict[str, tuple[str, ...]] = {}
+    for tensor in tensors:
+        name = TENSOR_NAMES[tensor]
+        keys = [key for table in tables for key in table.get(tensor, ())]
+        if leads is not None:
+            wanted = tensor, name.replace("{bid}", "0")
+            keys = [key for key in keys if leads.get(key.replace("{bid}", "0")) == wanted]
+        found[name] = (*found.get(name, ()), *keys)
+    return found

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from mmdeploy_llm.errors import CheckpointError
+
+from .header import StoredTensor
+from .metadata import Metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +46,23 @@ class Order:
         return torch.where((base < 0) | (within >= self.group - self.rest), row, moved)
 
 
-def halves_to_pairs(num_rows: int, num_heads: int) -> Order:
-    """Returns the order of queries and keys of Llama: the halves of a head that transformers
-    rotates became the pairs that llama.cpp rotates."""
-    return Order(first=2, second=num_rows // num_heads // 2)
+# The order in one tensor of a model, None where the converter kept it. Raises CheckpointError where
+# the sizes that the metadata state do not fit the tensor.
+OrderOf: TypeAlias = Callable[[Metadata, StoredTensor], Order | None]
 
 
-def pairs_to_halves(head_dim: int, rotary_dim: int) -> Order:
-    """Returns the order of queries and keys of GLM-4V: the adjacent channels that transformers
-    rotates became the halves that llama.cpp rotates. The channels after them stayed."""
-    return Order(first=rotary_dim // 2, second=2, rest=head_dim - rotary_dim)
+def halves_to_pairs(key: str) -> OrderOf:
+    """Returns the order of heads whose halves transformers rotates, and which became the pairs that
+    llama.cpp rotates. key: of the metadata, for the number of heads."""
 
+    def order(metadata: Metadata, tensor: StoredTensor) -> Order:
+        heads = metadata.most(key, metadata.whole("attention.head_count"))
+        num_rows = tensor.shape[0]
+        if num_rows % (2 * heads):
+            raise CheckpointError(
+                f"{tensor.name} of {metadata.header.paths[0]} has {num_rows} rows, which are not "
+                f"{heads} heads of an even size"
+            )
+        return Order(first=2, second=num_rows // heads // 2)
 
-def tiled_heads(num_keys: int, num_values: int, size: int = 1, offset: int = 0) -> Order:
-    """Returns the order of the value heads of Qwen3.5: those of one key head lay side by side and
-    became one of each key head in turn. size: rows of a value head."""
-    return Order(first=num_keys, second=num_values // num_keys, size=size, offset=offset)
+    return order

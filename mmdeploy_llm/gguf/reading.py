@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,34 +19,36 @@ from mmdeploy_llm.tensor_file import WeightRows
 
 from .codes import LAYOUTS, coded_rows
 from .entries import EntryFile
-from .families import NOT_WEIGHTS, Family, family_of
 from .header import Header, StoredTensor
-from .metadata import MAX_HEAD_DIM, Metadata, num_layers
-from .order import Order, halves_to_pairs, pairs_to_halves, tiled_heads
+from .metadata import Metadata, num_layers
+from .names import HasKey, Key, Names
+from .order import Order
 from .rows import TensorRows
+from .tables import Change, TextModel
 
 LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(.+)")
-OUTER_NAME = re.compile(r"([a-z_]+)\.(weight|bias)")
 MAX_ENTRIES = 500_000
+# Factors of rotary frequencies, which the config describes.
+NOT_WEIGHTS = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """Tells where the values of an entry come from.
 
-    first_row: the first row of the entry in the stored tensor, all but its last axis as one.
     shape: of the entry.
-    rows, columns: their order, where the converter changed it.
-    subtracts: what the converter added to every value. is_log: it stored -exp(value).
+    first_row: the first row of the entry in the stored tensor, all but its last axis as one.
+    rows: their order, where the converter changed it.
+    undo: what is done with rows [n, k] after they were read, one after the other.
     """
 
     tensor: StoredTensor
-    first_row: int
     shape: tuple[int, ...]
+    first_row: int = 0
     rows: Order | None = None
-    columns: Order | None = None
-    subtracts: float = 0.0
-    is_log: bool = False
+    undo: tuple[Callable[[Tensor], Tensor], ...] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,10 +58,10 @@ class _Source:
 class GGUFFile(EntryFile[_Source]):
     """The weights in the GGUF files of one model."""
 
-    def __init__(self, header: Header) -> None:
-        """Raises ModelNotSupportedError for an unknown architecture, CheckpointError for a tensor
-        that this architecture does not have."""
-        super().__init__(header, dict(_sources(header)))
+    def __init__(self, header: Header, model: TextModel, has_key: HasKey) -> None:
+        """model: of the file's architecture. has_key: see names.py. Raises CheckpointError for a
+        tensor that the model does not have."""
+        super().__init__(header, dict(_sources(header, model, has_key)))
 
     def _weight(self, source: _Source) -> WeightRows:
         return _Weight(source, self._rows)
@@ -65,9 +69,8 @@ class GGUFFile(EntryFile[_Source]):
     def layout(self, key: str) -> CodeLayout | None:
         """Returns the layout of a weight that can stay in few bits; None where it cannot."""
         source = self._sources[key]
-        is_changed = source.columns is not None or source.subtracts or source.is_log
         is_matrix = len(source.shape) == 2 and source.shape[1] == source.tensor.shape[-1]
-        return LAYOUTS.get(source.tensor.type.name) if is_matrix and not is_changed else None
+        return LAYOUTS.get(source.tensor.type.name) if is_matrix and not source.undo else None
 
     def read_coded(self, key: str, out: Tensor | None = None) -> CodedWeight:
         """Reads a weight that has a layout. out: not used, since blocks are taken apart first."""
@@ -89,38 +92,57 @@ class _Weight:
     def rows(self, start: int, end: int) -> Tensor:
         """Returns rows start .. end (first axis) of the entry."""
         source = self._source
-        if len(source.tensor.shape) == 1 or len(source.shape) == 1:  # few values
-            num_rows = math.prod(source.tensor.shape[:-1])
-            values = self._rows.read(source.tensor, 0, num_rows).view(source.shape)
-            places = torch.arange(start, end)
-            values = values[places if source.rows is None else source.rows.places(start, end)]
-        elif source.rows is None:
-            first, inner = source.first_row, math.prod(source.shape[1:-1])
-            values = self._rows.read(source.tensor, first + start * inner, first + end * inner)
+        if source.rows is None:
+            values = self._stored(start, end)
         else:
             places = source.rows.places(start, end)
-            low, high = int(places.min()), int(places.max()) + 1
-            values = self._rows.read(source.tensor, low, high)[places - low]
-        if source.columns is not None:
-            values = values[:, source.columns.places(0, values.shape[1])]
-        if source.is_log:
-            values = torch.log(-values.float()).to(values.dtype)
-        if source.subtracts:
-            values = (values.float() - source.subtracts).to(values.dtype)
+            low = int(places.min())
+            values = self._stored(low, int(places.max()) + 1)[places - low]
+        for step in source.undo:
+            values = step(values)
         return values.view(end - start, *source.shape[1:])
 
+    def _stored(self, start: int, end: int) -> Tensor:
+        """Returns rows start .. end of the entry, [n, k], in the order in which they are stored."""
+        source, stored = self._source, self._source.tensor.shape
+        if len(stored) == 1 or len(source.shape) == 1:  # few values: rows are no rows of both
+            whole = self._rows.read(source.tensor, 0, math.prod(stored[:-1]))
+            return whole.view(source.shape[0], -1)[start:end]
+        inner = math.prod(source.shape[1:-1])  # stored rows of one row of the entry
+        first = source.first_row
+        values = self._rows.read(source.tensor, first + start * inner, first + end * inner)
+        return values.view(end - start, -1)
 
-def _sources(header: Header) -> Iterator[tuple[str, _Source]]:
+
+def _reordered(order: Order, values: Tensor) -> Tensor:
+    return values[:, order.places(0, values.shape[1])]
+
+
+def _logarithm(values: Tensor) -> Tensor:
+    return torch.log(-values.float()).to(values.dtype)
+
+
+def _reduced(number: float, values: Tensor) -> Tensor:
+    return (values.float() - number).to(values.dtype)
+
+
+def _sources(header: Header, model: TextModel, has_key: HasKey) -> Iterator[tuple[str, _Source]]:
     """Yields key and source of every entry."""
-    family, metadata = family_of(header.architecture), Metadata(header)
+    metadata = Metadata(header)
+    names = Names(header.architecture, model.names, has_key)
+    last = num_layers(metadata) if model.has_extra_layers else None
     unknown: list[str] = []
     num_entries = 0
     for name, tensor in header.tensors.items():
-        if name in NOT_WEIGHTS or _is_extra(family, metadata, name):
+        layer = LAYER_NAME.fullmatch(name)
+        if name in NOT_WEIGHTS or (last and layer is not None and int(layer[1]) >= last):
             continue
-        found = dict(_entries(family, metadata, name, tensor))
-        if not found:
+        key = names.key(name)
+        if key is None:
             unknown.append(name)
+            continue
+        change = _change(model.changes, name if layer is None else layer[2])
+        found = _entries(metadata, key, tensor, change)
         num_entries += len(found)
         if num_entries > MAX_ENTRIES:
             raise CheckpointError(
@@ -135,108 +157,48 @@ def _sources(header: Header) -> Iterator[tuple[str, _Source]]:
         )
 
 
+def _change(changes: Mapping[str, Change], name: str) -> Change:
+    """Returns the change of the tensors of a name."""
+    found = (change for pattern, change in changes.items() if fnmatchcase(name, pattern))
+    return next(found, Change())
+
+
 def _entries(
-    family: Family, metadata: Metadata, name: str, tensor: StoredTensor
-) -> Iterator[tuple[str, _Source]]:
-    """Yields the entries that one stored tensor holds; none for a name that is not known."""
-    outer = OUTER_NAME.fullmatch(name)
-    if outer is not None and outer[1] in family.outer:
-        key = f"{family.outer[outer[1]]}.{outer[2]}"
-        yield key, _source(family, metadata, outer[1], tensor)
-    layer = LAYER_NAME.fullmatch(name)
-    if layer is None:
-        return
-    prefix = f"model.layers.{int(layer[1])}"
-    leaf, _, suffix = layer[2].rpartition(".")
-    if layer[2] in family.whole:
-        yield f"{prefix}.{family.whole[layer[2]]}", _source(family, metadata, layer[2], tensor)
-    elif suffix not in ("weight", "bias"):
-        return
-    elif leaf in family.layer:
-        yield f"{prefix}.{family.layer[leaf]}.{suffix}", _source(family, metadata, leaf, tensor)
-    elif leaf in family.experts and suffix == "weight":
-        num_experts, num_rows, size = metadata.shape(name, 3)
-        if num_experts > MAX_ENTRIES:
-            raise CheckpointError(
-                f"{name} of {metadata.header.paths[0]} holds {num_experts} experts"
-            )
-        for expert in range(num_experts):
-            key = f"{prefix}.{family.experts[leaf].format(expert)}.weight"
-            shape = (num_rows, size)
-            yield key, _Source(tensor=tensor, first_row=expert * num_rows, shape=shape)
+    metadata: Metadata, key: Key, tensor: StoredTensor, change: Change
+) -> Mapping[str, _Source]:
+    """Returns the entries that one stored tensor holds."""
+    if not key.is_stack:
+        return {key.text: _source(metadata, tensor, change)}
+    num_experts, num_rows, size = metadata.shape(tensor.name, 3)
+    if num_experts > MAX_ENTRIES:
+        raise CheckpointError(
+            f"{tensor.name} of {metadata.header.paths[0]} holds {num_experts} experts"
+        )
+    return {
+        key.text.format(expert): _Source(
+            tensor=tensor, shape=(num_rows, size), first_row=expert * num_rows
+        )
+        for expert in range(num_experts)
+    }
 
 
-def _source(family: Family, metadata: Metadata, leaf: str, tensor: StoredTensor) -> _Source:
-    shape = tensor.shape
-    axis = None if tensor.name.endswith(f"{leaf}.bias") else family.new_axes.get(leaf)
+def _source(metadata: Metadata, tensor: StoredTensor, change: Change) -> _Source:
+    shape, axis = tensor.shape, change.new_axis
     if axis is not None and len(shape) < axis + 2:
         shape = (*shape[:axis], 1, *shape[axis:])
-    if leaf in family.flat:
+    if change.is_flat:
         shape = (math.prod(shape),)
-    rows = columns = None
-    if leaf in family.permuted:
-        rows = _halves(metadata, tensor, family.permuted[leaf])
-    elif leaf in family.halved and metadata.has("rope.dimension_sections"):
-        rows = _pairs(metadata, tensor, family.halved[leaf])
-    elif leaf in family.tiled or leaf == family.tiled_columns:
-        heads = _tiled(metadata, tensor, family.tiled.get(leaf))
-        rows, columns = (None, heads) if leaf == family.tiled_columns else (heads, None)
-    is_shifted = family.adds_one and leaf.endswith("norm") and leaf not in family.plain_norms
+    columns = None if change.columns is None else change.columns(metadata, tensor)
+    undo: list[Callable[[Tensor], Tensor]] = []
+    if columns is not None:
+        undo.append(partial(_reordered, columns))
+    if change.is_log:
+        undo.append(_logarithm)
+    if change.added:
+        undo.append(partial(_reduced, change.added))
     return _Source(
         tensor=tensor,
-        first_row=0,
         shape=shape,
-        rows=rows,
-        columns=columns,
-        subtracts=1.0 if is_shifted else 0.0,
-        is_log=leaf in family.logs,
+        rows=None if change.rows is None else change.rows(metadata, tensor),
+        undo=tuple(undo),
     )
-
-
-def _halves(metadata: Metadata, tensor: StoredTensor, key: str) -> Order:
-    heads = metadata.most(key, metadata.whole("attention.head_count"))
-    num_rows = tensor.shape[0]
-    if num_rows % (2 * heads):
-        raise CheckpointError(
-            f"{tensor.name} of {metadata.header.paths[0]} has {num_rows} rows, which are not "
-            f"{heads} heads of an even size"
-        )
-    return halves_to_pairs(num_rows, heads)
-
-
-def _pairs(metadata: Metadata, tensor: StoredTensor, key: str) -> Order:
-    heads = metadata.most(key, metadata.whole("attention.head_count"))
-    num_rows = tensor.shape[0]
-    size = num_rows // heads
-    rotary_dim = metadata.whole("rope.dimension_count", max(1, size), high=MAX_HEAD_DIM)
-    if num_rows % heads or rotary_dim > size or rotary_dim % 2:
-        raise CheckpointError(
-            f"{tensor.name} of {metadata.header.paths[0]} has {num_rows} rows, which are not "
-            f"{heads} heads whose first {rotary_dim} rows are pairs"
-        )
-    return pairs_to_halves(size, rotary_dim)
-
-
-def _tiled(metadata: Metadata, tensor: StoredTensor, kind: str | None) -> Order:
-    """Returns the order of the value heads in a tensor of Qwen3.5. kind: see Family.tiled; None:
-    columns of values. Raises CheckpointError where the sizes do not fit."""
-    num_keys = metadata.whole("ssm.group_count")
-    num_values = metadata.whole("ssm.time_step_rank")
-    size = metadata.whole("ssm.inner_size") // num_values
-    length = tensor.shape[-1] if kind is None else tensor.shape[0]
-    offset = 2 * num_keys * metadata.whole("ssm.state_size") if kind == "after keys" else 0
-    size = 1 if kind == "heads" else size
-    if size < 1 or num_values % num_keys or length != offset + num_values * size:
-        raise CheckpointError(
-            f"{tensor.name} of {metadata.header.paths[0]} has the shape {list(tensor.shape)}, "
-            f"which does not fit {num_values} value heads of {num_keys} key heads"
-        )
-    return tiled_heads(num_keys, num_values, size, offset)
-
-
-def _is_extra(family: Family, metadata: Metadata, name: str) -> bool:
-    """Whether a tensor belongs to a layer that predicts further tokens, which is not used."""
-    layer = LAYER_NAME.fullmatch(name)
-    if not family.has_extra_layers or layer is None:
-        return False
-    return int(layer[1]) >= num_layers(metadata)

@@ -13,11 +13,10 @@ from .header import Header
 from .metadata import MAX_HEAD_DIM, Metadata
 from .rows import TensorRows
 
-LLAMA3_FACTORS = "rope_freqs.weight"
+FREQUENCY_FACTORS = "rope_freqs.weight"
 LONG_FACTORS = "rope_factors_long.weight"
-# Llama 3.1 and later; the converter writes the factors that follow, and not these numbers.
+# Of rope_type "llama3": the converter writes the factors that follow, and not these numbers.
 LOW_FACTOR, HIGH_FACTOR, ORIGINAL_POSITIONS = 1.0, 4.0, 8192
-NOT_ROTATED = 1e20  # and larger factors: the angles vanish
 MAX_FACTORS = 65_536
 
 
@@ -27,7 +26,7 @@ def rope_parameters(
     """Returns rope_parameters, without the factors of "longrope". theta: where the file states
     none.
 
-    Raises CheckpointError for scaling of another kind than linear, yarn and Llama 3's.
+    Raises CheckpointError for scaling of another kind than "linear", "yarn" and "llama3".
     """
     values: dict[str, Any] = {
         "rope_type": "default",
@@ -53,47 +52,27 @@ def rope_parameters(
         }
     elif kind not in ("none", "linear", "longrope" if LONG_FACTORS in metadata.tensors else "none"):
         raise metadata.wrong("rope.scaling.type", "none, linear, yarn")
-    if LLAMA3_FACTORS in metadata.tensors:
-        values |= _llama3(metadata, values["rope_theta"], rotary_dim)
+    if FREQUENCY_FACTORS in metadata.tensors:
+        values |= _by_factors(metadata, values["rope_theta"], rotary_dim)
     return values
 
 
-def proportional_rope(metadata: Metadata) -> dict[str, Any]:
-    """Returns the parameters of Gemma 4's layers without a window: those channels are rotated whose
-    factor is 1; the others have huge ones. Raises CheckpointError for other factors."""
-    stored = factors_of(metadata.header, LLAMA3_FACTORS)
-    num_rotated = sum(factor == 1 for factor in stored)
-    if any(factor != 1 for factor in stored[:num_rotated]) or any(
-        factor < NOT_ROTATED for factor in stored[num_rotated:]
-    ):
-        raise CheckpointError(
-            f"{LLAMA3_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that is "
-            "not Gemma 4's; put the model's config.json into the folder, which says how"
-        )
-    return {
-        "rope_type": "proportional",
-        "rope_theta": metadata.number("rope.freq_base", 1e6),
-        "partial_rotary_factor": num_rotated / len(stored),
-    }
-
-
-def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]:
-    """Returns the fields of Llama 3's scaling, if they yield the factors that the file holds.
+def _by_factors(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]:
+    """Returns the fields of rope_type "llama3", if they yield the factors that the file holds.
 
     Raises CheckpointError for others: then config.json is needed.
     """
-    stored = factors_of(metadata.header, LLAMA3_FACTORS)
+    stored = factors_of(metadata.header, FREQUENCY_FACTORS)
     factor = round(max(stored), 3)
-    wanted = [
-        _llama3_factor(theta ** (-2 * i / rotary_dim), factor) for i in range(rotary_dim // 2)
-    ]
+    wanted = [_factor(theta ** (-2 * i / rotary_dim), factor) for i in range(rotary_dim // 2)]
     is_same = len(stored) == len(wanted) and all(
         math.isclose(own, other, rel_tol=1e-3) for own, other in zip(stored, wanted, strict=True)
     )
     if not is_same:
         raise CheckpointError(
-            f"{LLAMA3_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that is "
-            "not Llama 3's; put the model's config.json into the folder, which says how"
+            f"{FREQUENCY_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that "
+            "is not that of rope_type llama3; put the model's config.json into the folder, which "
+            "says how"
         )
     return {
         "rope_type": "llama3",
@@ -104,7 +83,7 @@ def _llama3(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, Any]
     }
 
 
-def _llama3_factor(frequency: float, factor: float) -> float:
+def _factor(frequency: float, factor: float) -> float:
     """Returns by what a frequency is divided: 1 for short waves, `factor` for long ones, and
     something between them in between."""
     length = 2 * math.pi / frequency
@@ -114,6 +93,12 @@ def _llama3_factor(frequency: float, factor: float) -> float:
         return factor
     share = (ORIGINAL_POSITIONS / length - LOW_FACTOR) / (HIGH_FACTOR - LOW_FACTOR)
     return 1 / ((1 - share) / factor + share)
+
+
+def rope_sections(metadata: Metadata) -> dict[str, Any]:
+    """Returns the channel pairs of time, height and width, where the file states them."""
+    found = [each for each in metadata.values("rope.dimension_sections") or () if each]
+    return {"mrope_section": found} if found else {}
 
 
 def factors_of(header: Header, name: str) -> list[float]:

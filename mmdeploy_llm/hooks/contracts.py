@@ -43,6 +43,8 @@ class ModelSpec:
         with it, on the CPU kernels; needed by LLM(deterministic=True). True of a model whose
         weights are all in the package's layers, and whose other operations compute each row or
         media item alone.
+    gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
+        family are read; specs may share one. None: they are not.
     tiny: "module:FAMILY", a Family of mmdeploy_llm.testing.tiny: how to write a tiny checkpoint of
         the family, and how transformers takes its media; imported by tests only.
     priority: in-tree plugins use 0; the highest wins and a tie is an error.
@@ -57,6 +59,7 @@ class ModelSpec:
     atomic_media: bool = False
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = False
+    gguf: str | None = None
     tiny: str | None = None
     priority: int = 0
 
@@ -116,6 +119,7 @@ class Checkpoint:
     generation: generation_config.json.
     gguf_files: the GGUF files that hold the weights; (): safetensors files of the folder do.
     gguf_tower: the GGUF file that holds the vision tower's weights; None: the others hold all.
+    gguf_tables: ModelSpec.gguf of the plugins by whose tables these files are read.
     """
 
     folder: Path
@@ -125,6 +129,7 @@ class Checkpoint:
     generation: Mapping[str, Any] = field(default_factory=dict)
     gguf_files: tuple[Path, ...] = ()
     gguf_tower: Path | None = None
+    gguf_tables: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> str:

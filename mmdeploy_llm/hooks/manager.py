@@ -12,11 +12,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import pluggy
 
-from mmdeploy_llm.errors import MediaError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.errors import (
+    MediaError,
+    PluginContractError,
+    PluginError,
+    RequestError,
+    UnsupportedMediaError,
+)
 from mmdeploy_llm.messages import MediaRef
 
 from . import discovery, factories, names, selection
@@ -36,6 +42,8 @@ from .model import Model
 from .names import error_text, listing
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
+
+T = TypeVar("T")
 
 
 class PluginManager:
@@ -172,6 +180,25 @@ class PluginManager:
     def resolve(self, spec: Spec) -> Callable[..., Any]:
         """Imports the factory of `spec`. Raises PluginError naming the plugin and its package."""
         return factories.resolve(spec, self._registry.origin(spec))
+
+    def gguf_table(self, spec: ModelSpec, kind: type[T]) -> T:
+        """Imports the GGUF table of `spec`, which names one. kind: its class, of a room that this
+        one does not know. Raises PluginError, naming the plugin, when there is no such table."""
+        assert spec.gguf is not None
+        origin = self._registry.origin(spec)
+        what = f"the GGUF table of model {spec.name}"
+        try:
+            found = factories.imported(spec.gguf)
+        except FAULTS as error:
+            raise PluginError(
+                f"{origin}: {spec.gguf}, {what}, cannot be imported: {error_text(error)}"
+            ) from error
+        if not isinstance(found, kind):
+            raise PluginContractError(
+                f"{origin}: {spec.gguf}, {what}, must be a {kind.__name__}, "
+                f"got {type(found).__name__}"
+            )
+        return found
 
     @overload
     def build(self, spec: ModelSpec, *args: Any) -> Model: ...

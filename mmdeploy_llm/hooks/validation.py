@@ -194,6 +194,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "reasoning": _NAME_OR_NONE,
             "tools": _NAME_OR_NONE,
             "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
+            "gguf": ('"module:TABLE" or None', lambda value: value is None or _is_factory(value)),
             "tiny": (
                 '"module:FAMILY" or None',
                 lambda value: value is None or _is_factory(value),

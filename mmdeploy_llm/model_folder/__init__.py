@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
-from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from mmdeploy_llm.hooks.folder_files import check_folder, library_error, read_object, validated
 
-from .gguf import Described, described
+from .gguf import described, table_names
 from .schema import (
     ChatTemplateFile,
     GenerationFile,
@@ -75,35 +75,49 @@ def resolve_model(
     return _from_hub(name, revision, patterns)
 
 
-def read_checkpoint(place: Path) -> Checkpoint:
+def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkpoint:
     """Reads the JSON files of a model, without running code of the checkpoint.
 
     place: its folder, or its GGUF file; where there is no config.json, the config is made of the
-    metadata of this file and of the one with the vision tower.
+    metadata of this file and of the one with the vision tower. plugins: whose tables say how a GGUF
+    file is read; None: those that are installed.
 
     Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
-    that is not known.
+    that no plugin knows.
     """
     folder = place if place.is_dir() else place.parent
-    gguf_files = find_gguf(place)
-    tower = find_tower(place) if gguf_files else None
-    if gguf_files and not os.path.lexists(folder / "config.json"):
-        found = described(gguf_files, tower)
-    else:
-        found = Described(config=_read_config(folder))
-        if getattr(found.config, "vision_config", None) is None:
-            tower = None
     image = _preprocessor(folder, "image_processor", "preprocessor_config.json")
     video = _preprocessor(folder, "video_processor", "video_preprocessor_config.json")
+    generation = read_json(folder / "generation_config.json")
+    files = find_gguf(place)
+    if not files:
+        return Checkpoint(
+            folder=folder,
+            config=_read_config(folder),
+            preprocessor=image,
+            video_preprocessor=video,
+            generation=generation,
+        )
+    tower = find_tower(place)
+    plugins = PluginManager.load() if plugins is None else plugins
+    if os.path.lexists(folder / "config.json"):
+        config = _read_config(folder)
+        tower = tower if getattr(config, "vision_config", None) is not None else None
+        tables = table_names(files, tower, plugins)
+    else:
+        found = described(files, tower, plugins)
+        config, tables = found.config, found.tables
+        image, video = image or found.image, video or found.video
     return Checkpoint(
         folder=folder,
-        config=found.config,
-        preprocessor=image or found.image,
-        video_preprocessor=video or found.video,
-        generation=read_json(folder / "generation_config.json"),
-        gguf_files=gguf_files,
+        config=config,
+        preprocessor=image,
+        video_preprocessor=video,
+        generation=generation,
+        gguf_files=files,
         gguf_tower=tower,
+        gguf_tables=tables,
     )
 
 

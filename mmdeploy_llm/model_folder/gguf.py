@@ -13,12 +13,13 @@ from typing import Any
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.gguf import (
     Header,
-    family_of,
     find_gguf,
+    find_tables,
     gguf_config,
     media_config,
     read_headers,
 )
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.hooks.folder_files import fault, library_error, shown
 
 from .schema import MAX_VOCABULARY, check_config
@@ -41,30 +42,51 @@ def has_tokenizer(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A model that its GGUF files describe. config: transformers'. image, video: options of the
-    processors, {} for a text model."""
+    """A model that its GGUF files describe. config: transformers'. tables: see
+    Checkpoint.gguf_tables. image, video: options of the processors, {} for a text model."""
 
     config: Any
+    tables: tuple[str, ...]
     image: Mapping[str, Any] = field(default_factory=dict)
     video: Mapping[str, Any] = field(default_factory=dict)
 
 
-def described(paths: Sequence[Path], tower: Path | None) -> Described:
+def described(paths: Sequence[Path], tower: Path | None, plugins: PluginManager) -> Described:
     """Describes a model by the metadata of its GGUF files. tower: the file with its vision tower.
 
-    Raises ModelNotSupportedError for an architecture that is not known, CheckpointError for
+    Raises ModelNotSupportedError for an architecture that no plugin knows, CheckpointError for
     metadata that are missing or out of range, and for a missing vision tower.
     """
-    text = read_headers(paths)
-    if tower is None:
-        if family_of(text.architecture).needs_tower:
-            raise CheckpointError(
-                f"{paths[0]} is the text model of an image-text model; put the file with its "
-                "vision tower, mmproj-*.gguf, into the same folder"
-            )
-        return Described(config=_config(gguf_config(text), paths[0]))
-    media = media_config(text, read_headers([tower]))
-    return Described(config=_config(media.values, paths[0]), image=media.image, video=media.video)
+    text, media = read_headers(paths), None if tower is None else read_headers([tower])
+    names, tables = find_tables(plugins, text, media)
+    if media is not None:
+        found = media_config(text, media, tables)
+        return Described(
+            config=_config(found.values, paths[0]),
+            tables=names,
+            image=found.image,
+            video=found.video,
+        )
+    model = tables.model(text)
+    if model.needs_tower:
+        raise CheckpointError(
+            f"{paths[0]} is the text model of an image-text model; put the file with its vision "
+            "tower, mmproj-*.gguf, into the same folder"
+        )
+    return Described(config=_config(gguf_config(text, model), paths[0]), tables=names)
+
+
+def table_names(
+    paths: Sequence[Path], tower: Path | None, plugins: PluginManager
+) -> tuple[str, ...]:
+    """Returns Checkpoint.gguf_tables of GGUF files beside a config.json. Raises
+    ModelNotSupportedError and CheckpointError for files that no plugin can read."""
+    text, media = read_headers(paths), None if tower is None else read_headers([tower])
+    names, tables = find_tables(plugins, text, media)
+    tables.model(text)
+    if media is not None:
+        tables.tower(media)
+    return names
 
 
 def _config(values: Mapping[str, Any], path: Path) -> Any:

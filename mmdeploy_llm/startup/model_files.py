@@ -85,7 +85,7 @@ def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FIL
 
 def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
-    checkpoint = read_checkpoint(resolve_model(config.model, config.revision, patterns))
+    checkpoint = read_checkpoint(resolve_model(config.model, config.revision, patterns), plugins)
     tokenizer = _tokenizer(config, checkpoint)
     text = read_text_sizes(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from mmdeploy_llm.errors import (
     ModelNotSupportedError,
     PluginContractError,
 )
-from mmdeploy_llm.gguf import GGUFFile, TowerFile, read_headers
+from mmdeploy_llm.gguf import GGUFFile, Tables, TowerFile, read_headers
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.sharding import Share
@@ -90,7 +91,7 @@ def build_model(
     with ExitStack() as stack:
         reads: list[Read] = []
         if load_format != "dummy":
-            reads = _plan(model, _open(checkpoint, load_format, stack), whole)
+            reads = _plan(model, _open(model, checkpoint, load_format, stack), whole)
         shares = split(model) if split is not None else {}
         kept: Mapping[str, Kept] = {}
         if can_keep is not None:
@@ -107,18 +108,28 @@ def build_model(
 
 
 def _open(
-    checkpoint: Checkpoint, load_format: LoadFormat, stack: ExitStack
+    model: nn.Module, checkpoint: Checkpoint, load_format: LoadFormat, stack: ExitStack
 ) -> Sequence[TensorFile]:
     """Returns the files of a checkpoint, ready to be read. stack: closes them."""
     if checkpoint.gguf_files and load_format != "safetensors":
-        found: list[TensorFile] = []
-        found.append(stack.enter_context(GGUFFile(read_headers(checkpoint.gguf_files))))
-        if checkpoint.gguf_tower is not None:
-            found.append(stack.enter_context(TowerFile(read_headers([checkpoint.gguf_tower]))))
-        return found
+        return _open_gguf(model, checkpoint, stack)
     paths = find_weights(checkpoint.folder)
     files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
     return readable_files(files, checkpoint.config)
+
+
+def _open_gguf(model: nn.Module, checkpoint: Checkpoint, stack: ExitStack) -> Sequence[TensorFile]:
+    def has_key(key: str) -> bool:
+        return bool(_targets(model, key))
+
+    tables, text = Tables.named(checkpoint.gguf_tables), read_headers(checkpoint.gguf_files)
+    found: list[TensorFile] = []
+    found.append(stack.enter_context(GGUFFile(text, tables.model(text), has_key)))
+    if checkpoint.gguf_tower is not None:
+        header = read_headers([checkpoint.gguf_tower])
+        tower = TowerFile(header, tables.tower(header), has_key)
+        found.append(stack.enter_context(tower))
+    return found
 
 
 def _plan(
@@ -156,29 +167,14 @@ def _piece(
             "floats: either the weights are quantised and config.json has no quantization_config "
             "that says how, or it does not name this layer"
         )
-    stored, wanted = file.entries[key].shape, shapes[target.name]
-    if target.index is not None:
-        start, wanted = target.index * math.prod(wanted[1:]), wanted[1:]
-    else:
-        start = 0
-    if target.rows is not None:
-        first, last, _ = target.rows.indices(wanted[0])
-        start += first * math.prod(wanted[1:])
-        wanted = (last - first, *wanted[1:])
-    first_value = 0
-    found = stored
-    if target.source_index is not None:
-        is_there = len(found) > 0 and target.source_index < found[0]
-        is_there = is_there and target.num_sources in (None, found[0])
-        first_value = target.source_index * math.prod(found[1:])
-        found = found[1:] if is_there else ()
-    if target.source is not None and found:
-        first, last, _ = target.source.indices(found[0])
-        first_value += first * math.prod(found[1:])
-        found = (last - first, *found[1:])
-    transpose = found != wanted if target.transpose is None else target.transpose
-    expected = (*wanted[:-2], *wanted[:-3:-1]) if transpose else wanted
-    if found != expected:
+    stored, into = file.entries[key].shape, _run(shapes[target.name], target.index, target.rows)
+    source = _Run(first=0, shape=())
+    if _has_index(stored, target):
+        source = _run(stored, target.source_index, target.source)
+    wanted = into.shape
+    transpose = source.shape != wanted if target.transpose is None else target.transpose
+    expected = (*wanted[:-2], *wanted[:-3:-1]) if transpose else wanted  # last two axes swapped
+    if source.shape != expected:
         raise CheckpointError(
             f"{key} in {file.path} has shape {list(stored)}, but {target.name} needs "
             f"{list(expected)}: config.json and the weights do not belong together"
@@ -187,11 +183,46 @@ def _piece(
         file=file,
         key=key,
         name=target.name,
-        start=start,
+        start=into.first,
         shape=wanted,
-        first_value=first_value,
+        first_value=source.first,
         transpose=transpose,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Values of a tensor that follow each other, from value number `first` on. shape: of them."""
+
+    first: int
+    shape: tuple[int, ...]
+
+
+def _run(shape: tuple[int, ...], index: int | None, rows: slice | None) -> _Run:
+    """Returns the values of a tensor of `shape` at one index of its first axis, and of these some
+    rows. None takes all.
+
+    The last axis is contiguous, so both leave one run. With shape [E, n, k], index e, rows a:b:
+
+        value   0          e n k    (e n + a) k      (e n + b) k    (e + 1) n k          E n k
+                |  ......  |  rows < a  |== the run ==|  rows >= b  |  .................  |
+                           |<-------------- index e -------------->|
+    """
+    first = 0
+    if index is not None:
+        first, shape = index * math.prod(shape[1:]), shape[1:]
+    if rows is not None and shape:
+        begin, end, _ = rows.indices(shape[0])
+        first, shape = first + begin * math.prod(shape[1:]), (end - begin, *shape[1:])
+    return _Run(first=first, shape=shape)
+
+
+def _has_index(stored: tuple[int, ...], target: Target) -> bool:
+    """Whether a stored tensor has the index, and as many of them, that a target asks for."""
+    if target.source_index is None:
+        return True
+    num_sources = stored[0] if stored else 0
+    return target.source_index < num_sources and target.num_sources in (None, num_sources)
 
 
 def _dtype_name(file: TensorFile, key: str) -> str:
@@ -209,7 +240,7 @@ def _check_coverage(
         by_name[piece.name].append(piece)
     missing, twice = [], []
     for name, shape in shapes.items():
-        end, has_gap = 0, False
+        end, has_gap = 0, False  # reads in order: one that begins before `end` overlaps the last
         for piece in sorted(by_name[name], key=lambda piece: piece.start):
             if piece.start < end:
                 twice.append(f"{piece.key} (for {name})")

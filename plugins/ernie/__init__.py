@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
+GGUF = "mmdeploy_llm_plugins.ernie.gguf:TABLE"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -13,6 +15,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="ernie4_5",
             architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5",
             deterministic=True,
             tools="ernie-x1",
@@ -21,6 +24,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="ernie4_5_moe",
             architectures=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5_MOE",
             deterministic=True,
             tools="ernie-x1",

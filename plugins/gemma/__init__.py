@@ -6,30 +6,51 @@ from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 FACTORY = "mmdeploy_llm_plugins.gemma.text:GemmaForCausalLM"
 MODULE4 = "mmdeploy_llm_plugins.gemma.model4"
+GGUF = "mmdeploy_llm_plugins.gemma.gguf:TABLE"
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of all versions."""
+    return (*_text_models(), *_media_models())
+
+
+def _text_models() -> tuple[ModelSpec, ...]:
     return (
         ModelSpec(
             name="gemma",
             architectures=("GemmaForCausalLM",),
             factory=FACTORY,
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny:GEMMA",
         ),
         ModelSpec(
             name="gemma2",
             architectures=("Gemma2ForCausalLM",),
             factory=FACTORY,
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny:GEMMA2",
         ),
         ModelSpec(
             name="gemma3_text",
             architectures=("Gemma3ForCausalLM",),
             factory=FACTORY,
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny:GEMMA3_TEXT",
         ),
+        ModelSpec(
+            name="gemma4_text",
+            architectures=("Gemma4ForCausalLM",),
+            factory=f"{MODULE4}:Gemma4ForCausalLM",
+            gguf=GGUF,
+            tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_TEXT",
+            reasoning="gemma4",
+        ),
+    )
+
+
+def _media_models() -> tuple[ModelSpec, ...]:
+    return (
         ModelSpec(
             name="gemma3",
             architectures=("Gemma3ForConditionalGeneration",),
@@ -39,16 +60,10 @@ def provide_models() -> tuple[ModelSpec, ...]:
             atomic_media=True,
         ),
         ModelSpec(
-            name="gemma4_text",
-            architectures=("Gemma4ForCausalLM",),
-            factory=f"{MODULE4}:Gemma4ForCausalLM",
-            tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_TEXT",
-            reasoning="gemma4",
-        ),
-        ModelSpec(
             name="gemma4",
             architectures=("Gemma4ForConditionalGeneration",),
             factory=f"{MODULE4}:Gemma4ForConditionalGeneration",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4",
             media=("image", "video"),
             reasoning="gemma4",

@@ -6,6 +6,7 @@ from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 TEXT = "mmdeploy_llm_plugins.glm.text:GlmForCausalLM"
 MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
+GGUF = "mmdeploy_llm_plugins.glm.gguf:TABLE"
 
 
 @hookimpl
@@ -28,6 +29,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="glm4",
             architectures=("Glm4ForCausalLM",),
             factory=TEXT,
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.glm.tiny:GLM4",
             deterministic=True,
         ),
@@ -40,6 +42,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="glm4v",
             architectures=("Glm4vForConditionalGeneration",),
             factory=MEDIA,
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM4V",
             deterministic=True,
             media=("image", "video"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
+GGUF = "mmdeploy_llm_plugins.granite.gguf:TABLE"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -13,12 +15,14 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="granite",
             architectures=("GraniteForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.text:GraniteForCausalLM",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.granite.tiny:GRANITE",
         ),
         ModelSpec(
             name="granite_hybrid",
             architectures=("GraniteMoeHybridForCausalLM",),
             factory="mmdeploy_llm_plugins.granite.hybrid:GraniteHybridForCausalLM",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.granite.tiny:GRANITE_HYBRID",
         ),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
+GGUF = "mmdeploy_llm_plugins.internvl.gguf:TABLE"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -13,6 +15,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="internvl",
             architectures=("InternVLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.internvl.model:InternVLForConditionalGeneration",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.internvl.tiny:INTERNVL",
             deterministic=True,
             media=("image", "video"),

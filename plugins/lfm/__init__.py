@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 FACTORY = "mmdeploy_llm_plugins.lfm.text:Lfm2ForCausalLM"
+GGUF = "mmdeploy_llm_plugins.lfm.gguf:TABLE"
 
 
 @hookimpl
@@ -15,18 +16,21 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="lfm2",
             architectures=("Lfm2ForCausalLM",),
             factory=FACTORY,
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.lfm.tiny:LFM2",
         ),
         ModelSpec(
             name="lfm2_moe",
             architectures=("Lfm2MoeForCausalLM",),
             factory=FACTORY,
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.lfm.tiny:LFM2_MOE",
         ),
         ModelSpec(
             name="lfm2_vl",
             architectures=("Lfm2VlForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.lfm.vl:Lfm2VlForConditionalGeneration",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.lfm.tiny:LFM2_VL",
             media=("image",),
         ),

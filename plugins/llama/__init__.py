@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
+GGUF = "mmdeploy_llm_plugins.llama.gguf:TABLE"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -13,6 +15,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="llama",
             architectures=("LlamaForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:LlamaForCausalLM",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.llama.tiny:LLAMA",
             deterministic=True,
         ),
@@ -20,6 +23,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="mistral",
             architectures=("MistralForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:MistralForCausalLM",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.llama.tiny:MISTRAL",
             deterministic=True,
         ),

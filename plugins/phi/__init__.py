@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
+GGUF = "mmdeploy_llm_plugins.phi.gguf:TABLE"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -13,6 +15,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="phi3",
             architectures=("Phi3ForCausalLM",),
             factory="mmdeploy_llm_plugins.phi.text:Phi3ForCausalLM",
+            gguf=GGUF,
             tiny="mmdeploy_llm_plugins.phi.tiny:PHI3",
             deterministic=True,
         ),

@@ -3,13 +3,18 @@ Qwen3-Next; Qwen3.5 with and without media."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+
+GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of the families, named as in transformers."""
-    return (*_text_models(), *_vl_models(), *_hybrid_models())
+    specs = (*_text_models(), *_vl_models(), *_hybrid_models())
+    return tuple(replace(spec, gguf=GGUF) for spec in specs)
 
 
 def _text_models() -> tuple[ModelSpec, ...]:

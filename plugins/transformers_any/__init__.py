@@ -14,6 +14,7 @@ ANY = ModelSpec(
     name="transformers_any",
     architectures=("*",),
     factory=MODEL,
+    gguf="mmdeploy_llm_plugins.transformers_any.gguf:TABLE",
     media=("image", "video"),
     priority=PRIORITY,
 )

@@ -51,20 +51,24 @@ WITH_TOWER = {  # whose text models are written
 PERMUTED = ("llama", "granite", "granitehybrid")
 # Whose configs, and so whose files, state no channels of a head.
 WITHOUT_SIZE = ("granite", "granitehybrid", "phi3", "gemma4", "qwen2vl", "glm4", "lfm2", "lfm2moe")
+WITHOUT_SIZE += ("starcoder2", "olmo2", "command-r", "exaone4", "phi2")
 # Whose files state the rotated channels.
-WITH_ROTARY = (*PERMUTED, "glm4", "phi3", "qwen35", "qwen35moe", "qwen3next")
+WITH_ROTARY = (*PERMUTED, "glm4", "phi2", "phi3", "qwen35", "qwen35moe", "qwen3next")
 ADDS_ONE = ("gemma", "gemma2", "gemma3")
 QUERY = re.compile(r"\.[qk]_proj\.")
 EXPERT = re.compile(r"(model\.layers\.\d+\.(?:mlp|feed_forward)\.experts)\.(\d+)\.(\w+)\.weight")
 
 
-def write_gguf(folder, path, family, *, kind="F32", num_files=1, tokenizer=True, extra=None):
+def write_gguf(
+    folder, path, family="", *, arch="", kind="F32", num_files=1, tokenizer=True, extra=None
+):
     """Writes the checkpoint in `folder` to `path`.
 
-    kind: type of the matrices. num_files: path becomes NAME-00001-of-0000N.gguf and so on.
+    arch: general.architecture, by default that of the family. kind: type of the matrices.
+    num_files: path becomes NAME-00001-of-0000N.gguf and so on.
     extra: called with the writer, to change the metadata.
     """
-    arch = {**ARCHITECTURES, **WITH_TOWER}[family]
+    arch = arch or {**ARCHITECTURES, **WITH_TOWER}[family]
     config = json.loads((folder / "config.json").read_text())
     # The converter computes in float32.
     tensors = {key: each.float() for key, each in load_file(folder / "model.safetensors").items()}
@@ -335,7 +339,11 @@ def add_metadata(writer, arch, config):
         writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    eps = config.get("rms_norm_eps") or config.get("norm_eps")
+    if eps is None:
+        writer.add_layer_norm_eps(config.get("norm_epsilon") or config["layer_norm_eps"])
+    else:
+        writer.add_layer_norm_rms_eps(eps)
     writer.add_rope_freq_base(shared["rope_theta"])
     if "mrope_section" in shared and not arch.startswith("qwen35"):
         writer.add_rope_dimension_sections([*shared["mrope_section"], 0])
@@ -485,6 +493,18 @@ def lfm2_size(config):
     return multiple * math.ceil(int(config["block_ffn_dim_multiplier"] * size) / multiple)
 
 
+def _cohere(writer, config):
+    writer.add_logit_scale(config["logit_scale"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def _windows(writer, config):
+    if config.get("sliding_window") is not None:
+        writer.add_sliding_window(config["sliding_window"])
+        kinds = config["layer_types"]
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+
+
 def _phi3(writer, config):
     writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
     writer.add_sliding_window(config["sliding_window"] or 0)
@@ -506,6 +526,9 @@ OWN = {
     "qwen3next": _qwen35moe,
     "granitehybrid": _granite_hybrid,
     "phi3": _phi3,
+    "command-r": _cohere,
+    "exaone4": _windows,
+    "olmo2": _windows,
 }
 
 

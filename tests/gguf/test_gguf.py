@@ -12,13 +12,15 @@ import torch
 
 from mmdeploy_llm import tensor_file
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
-from mmdeploy_llm.gguf import GGUFFile, find_gguf, gguf_config, read_headers, rows
+from mmdeploy_llm.gguf import find_gguf, gguf_config, read_headers, rows
 from mmdeploy_llm.gguf.codes import LAYOUTS
-from mmdeploy_llm.gguf.families import FAMILIES
-from mmdeploy_llm.gguf.library import readable_types
+from mmdeploy_llm.gguf.library import known_keys, readable_types
+from mmdeploy_llm.gguf.tables import GGUFTable
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.testing.tiny import write_tiny
 
 from .gguf_writing import random_blocks, write_gguf
+from .opening import opened, tables_of, usual_key
 
 BLOCKS = [
     kind.name
@@ -41,7 +43,7 @@ def write_tensors(path, tensors, arch="qwen2"):
 
 
 def read(path, key, shape, dtype=torch.float32, **options):
-    with GGUFFile(read_headers([path])) as file:
+    with opened([path], usual_key) as file:
         out = torch.full(shape, 7.0, dtype=dtype)
         file.read_into(key, out, **{"first_value": 0, "transpose": False, **options})
         return file.entries[key], out
@@ -80,7 +82,7 @@ def test_weights_that_stay_in_few_bits(tmp_path, kind):
     with np.errstate(all="ignore"):
         wanted = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
     key = "model.layers.3.self_attn.v_proj.weight"
-    with GGUFFile(read_headers([path])) as file:
+    with opened([path], {key}.__contains__) as file:
         layout, weight = file.layout(key), file.read_coded(key)
     assert (weight.bits, weight.group_size) == (layout.bits, layout.group_size)
     found, wanted = weight.dequantize(), torch.from_numpy(wanted.copy())
@@ -94,7 +96,7 @@ def test_reordered_rows_stay_in_few_bits(tmp_path):
         tmp_path / "a.gguf", {"blk.0.attn_q.weight": (random_blocks("Q4_0", 24, 2), "Q4_0")}
     )
     key = "model.layers.0.self_attn.q_proj.weight"
-    with GGUFFile(read_headers([path])) as file:
+    with opened([path], {key}.__contains__) as file:
         assert file.layout(key) is not None
         weight = file.read_coded(key).dequantize()
         out = torch.empty(weight.shape)
@@ -125,26 +127,25 @@ def test_a_share_of_reordered_rows(tmp_path):
     assert torch.equal(part, whole[5:25])
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
-def test_names_are_those_of_the_library(arch):
-    """The library maps the names of transformers to the same names in GGUF."""
-    number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
-    names = gguf.get_tensor_name_map(number, 4)
-    family = FAMILIES[arch]
-    for leaf, name in family.layer.items():
-        assert names.get_name(f"model.layers.2.{name}") == f"blk.2.{leaf}"
-    for leaf, name in family.whole.items():
-        if leaf.endswith(".scale"):  # the converter names them itself
-            continue
-        own = name.replace("dt_bias", "dt_proj")
-        if not own.endswith("expert_bias"):
-            own = own.removesuffix("_bias")
-        known = names.get_name(f"model.layers.2.{own}")
-        assert known == f"blk.2.{leaf}".removesuffix(".bias").removesuffix(".weight")
-    for leaf, name in family.outer.items():
-        found = names.get_name(name)
-        # No head of its own in the library's table of Gemma; LFM2's norm has two names.
-        assert found in (leaf, None, "token_embd_norm"), name
+def own_names():
+    """Yields (architecture, name, key) of what the tables of the built-in plugins add."""
+    plugins = PluginManager.load()
+    for spec in {spec.gguf: spec for spec in plugins.models if spec.gguf}.values():
+        table = plugins.gguf_table(spec, GGUFTable)
+        for arch, model in table.models.items():
+            yield from ((arch, name, key) for name, key in model.names.items())
+        for tower in table.towers.values():
+            yield from (("clip", name, key) for name, key in tower.names.items())
+
+
+def test_tables_have_no_name_that_the_library_has():
+    """Or the library has another one first."""
+    names = list(own_names())
+    assert len(names) > 20
+    for arch, name, key in names:
+        stem, whole = name.removesuffix(".weight"), key.removesuffix(".weight")
+        first = next(iter(known_keys(arch).get(stem, ())), None)
+        assert whole not in (first, f"model.{first}"), name
 
 
 class TestChoiceOfAFile:
@@ -195,6 +196,11 @@ class TestChoiceOfAFile:
             read_headers(paths[:1])
 
 
+def config_of(path):
+    header = read_headers([path])
+    return gguf_config(header, tables_of(header).model(header))
+
+
 class TestRefusals:
     def test_a_type_that_nobody_dequantises(self, tmp_path):
         data = np.zeros((2, 32), dtype=np.int8)
@@ -204,14 +210,16 @@ class TestRefusals:
 
     def test_an_unknown_architecture(self, tmp_path):
         path = write_tensors(tmp_path / "a.gguf", {}, arch="mamba")
-        with pytest.raises(ModelNotSupportedError, match=r"'mamba' cannot be read; known: llama,"):
-            gguf_config(read_headers([path]))
+        with pytest.raises(
+            ModelNotSupportedError, match=r"'mamba' cannot be read; known: command-r, .* llama, "
+        ):
+            tables_of(read_headers([path])).model(read_headers([path]))
 
     def test_an_unknown_tensor(self, tmp_path):
         data = np.zeros((2, 2), dtype=np.float32)
         path = write_tensors(tmp_path / "a.gguf", {"blk.0.attn_sinks.weight": (data, "F32")})
         with pytest.raises(CheckpointError, match=r"1 tensors .*\(qwen2\) .*attn_sinks.weight"):
-            GGUFFile(read_headers([path]))
+            opened([path])
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -236,7 +244,7 @@ class TestRefusals:
 
         path = write_gguf(tmp_path, tmp_path / "a.gguf", "llama", extra=extra)
         with pytest.raises(CheckpointError, match=message):
-            gguf_config(read_headers([path]))
+            config_of(path)
 
     def test_factors_of_frequencies_that_are_not_llamas(self, tmp_path):
         factors = np.full(10, 3.0, dtype=np.float32)
@@ -248,8 +256,10 @@ class TestRefusals:
             "llama",
             extra=lambda writer: writer.add_tensor("rope_freqs.weight", factors),
         )
-        with pytest.raises(CheckpointError, match=r"not Llama 3's; put the model's config.json"):
-            gguf_config(read_headers([path]))
+        with pytest.raises(
+            CheckpointError, match=r"not that of rope_type llama3; put the model's config.json"
+        ):
+            config_of(path)
 
     def test_without_the_library(self, tmp_path, monkeypatch):
         path = write_tensors(tmp_path / "a.gguf", {})

@@ -16,11 +16,13 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelError
-from mmdeploy_llm.gguf import GGUFFile, read_headers
+from mmdeploy_llm.gguf import read_headers
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder.gguf import check_tokenizer, described
 from mmdeploy_llm.testing.tiny import write_tiny
 
 from .gguf_writing import write_gguf
+from .opening import opened, usual_key
 
 HUGE = 2**60
 STRING, ARRAY, UINT32, FLOAT32 = 8, 9, 4, 6
@@ -120,9 +122,9 @@ FILES = {
 def everything(path):
     """Reads all that is read of a GGUF file before its weights."""
     found = read_headers([path])
-    described([path], None)
+    described([path], None, PluginManager.load())
     check_tokenizer(found)
-    with GGUFFile(found):
+    with opened([path]):
         pass
 
 
@@ -274,14 +276,14 @@ def test_infinite_scales_are_values_and_no_warnings(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with GGUFFile(read_headers([path])) as file:
+    with opened([path], {"model.embed_tokens.weight"}.__contains__) as file:
         out = torch.empty(4, 256)
         file.read_into("model.embed_tokens.weight", out, first_value=0, transpose=False)
     assert not out.isfinite().all()
 
 
 def test_a_file_that_shrinks_while_it_is_read(tiny):
-    with GGUFFile(read_headers([tiny])) as file:
+    with opened([tiny], usual_key) as file:
         os.truncate(tiny, 5000)
         out = torch.empty(384, 64)
         with pytest.raises(CheckpointError, match="it changed while it was being read"):

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.gguf import GGUFFile, read_headers
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 
 from .gguf_writing import ARCHITECTURES, separate_qkv, write_gguf
+from .opening import opened, stored
 
 PROMPTS = ([5, 9, 200, 31, 7, 77, 78, 79, 80], [40, 41, 42])
 NUM_TOKENS = 6
@@ -164,15 +164,15 @@ def test_tokens_of_a_file_alone(tmp_path, case):
     assert generated(tmp_path / "alone") == wanted
 
 
-def stored(paths):
-    """Reads all that a model would see, by key."""
-    with GGUFFile(read_headers(paths)) as file:
-        found = {}
-        for key, entry in file.entries.items():
-            out = torch.empty(entry.shape, dtype=entry.dtype)
-            file.read_into(key, out, first_value=0, transpose=False)
-            found[key] = out
-        return found
+def keys_of(folder):
+    """Says which keys the checkpoint of a folder has."""
+    return set(load_file(folder / "model.safetensors")).__contains__
+
+
+def floats(path, source):
+    """Returns the weights of a file, under the keys of the checkpoint in `source`, as floats."""
+    found = stored(opened([path], keys_of(source)))
+    return {key: tensor.float() for key, tensor in found.items()}
 
 
 def as_stored(family, folder):
@@ -205,8 +205,8 @@ def as_stored(family, folder):
 def test_weights_are_those_that_were_converted(tmp_path, family):
     write_model(family, tmp_path / "source", **SPARSE.get(family, {}))
     write_gguf(tmp_path / "source", tmp_path / "tiny.gguf", family)
-    found = stored([tmp_path / "tiny.gguf"])
     wanted = as_stored(family, tmp_path / "source")
+    found = stored(opened([tmp_path / "tiny.gguf"], wanted.__contains__))
     has_head = "lm_head.weight" in found
     assert sorted(found) == sorted(key for key in wanted if has_head or key != "lm_head.weight")
     for key, tensor in found.items():
@@ -229,7 +229,7 @@ def test_weights_are_those_that_transformers_reads(tmp_path, family, kind):
     config = transformers.AutoConfig.from_pretrained(tmp_path / "source")
     model = getattr(transformers, config.architectures[0])(config)
     theirs = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-    found = stored([path])
+    found = stored(opened([path], theirs.__contains__))
     assert sorted(found) == sorted(theirs)
     for key, tensor in found.items():
         assert torch.equal(tensor.float(), theirs[key]), key
@@ -248,7 +248,9 @@ def test_tokens_of_quantised_weights(tmp_path, kind, caplog):
     write_model("llama", source, head_dim=16)
     place.mkdir()
     path = write_gguf(source, place / "tiny.gguf", "llama", kind=kind)
-    weights = {key: tensor.float() for key, tensor in stored([path]).items()}
+    weights = {
+        key: tensor.float() for key, tensor in stored(opened([path], keys_of(source))).items()
+    }
     shutil.copytree(source, tmp_path / "plain")
     save_file(weights, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
     reference = Reference(tmp_path / "plain")
@@ -267,7 +269,9 @@ def test_stacked_experts_that_are_quantised(tmp_path):
     source = tmp_path / "source"
     write_model("qwen3_moe", source, moe_intermediate_size=32, head_dim=16, decoder_sparse_step=1)
     path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3_moe", kind="Q8_0")
-    weights = {key: tensor.float() for key, tensor in stored([path]).items()}
+    weights = {
+        key: tensor.float() for key, tensor in stored(opened([path], keys_of(source))).items()
+    }
     wanted = load_file(source / "model.safetensors")
     error = max(float((weights[key] - wanted[key]).abs().max()) for key in wanted)
     assert 0 < error < 0.02
@@ -393,7 +397,9 @@ def test_weights_in_8_bits(tmp_path):
     source = tmp_path / "source"
     write_model("qwen3", source, head_dim=16)
     path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3", kind="BF16")
-    weights = {key: tensor.float() for key, tensor in stored([path]).items()}
+    weights = {
+        key: tensor.float() for key, tensor in stored(opened([path], keys_of(source))).items()
+    }
     save_file(weights, source / "model.safetensors", {"format": "pt"})
     assert generated(path, quantization="int8") == generated(source, quantization="int8")
 

@@ -22,6 +22,7 @@ MODULES = (
     "mmdeploy_llm.errors",
     "mmdeploy_llm.caches",
     "mmdeploy_llm.forward",
+    "mmdeploy_llm.gguf.tables",
     "mmdeploy_llm.hooks",
     "mmdeploy_llm.hooks.specs",
     "mmdeploy_llm.layers",

@@ -15,19 +15,17 @@ from torch import Tensor
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.gguf.entries import EntryFile
 from mmdeploy_llm.gguf.header import Header, StoredTensor
+from mmdeploy_llm.gguf.names import HasKey, Names
 from mmdeploy_llm.gguf.rows import TensorRows
+from mmdeploy_llm.gguf.tables import Tower
 from mmdeploy_llm.tensor_file import WeightRows
 
-from .names import Tower, tower_of
-
-LAYER_NAME = re.compile(r"v\.blk\.(\d{1,5})\.(.+)")
-TAP_NAME = re.compile(r"v\.deepstack\.(\d{1,5})\.(norm|fc1|fc2)\.(weight|bias)")
-TAP_NAMES = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+# Features of inner layers that the decoder gets too: GGUF has the numbers of these layers, where
+# transformers counts them.
+TAPPED = re.compile(r"v\.deepstack\.(\d{1,5})\..+")
 PATCHES = "v.patch_embd.weight"
-SECOND_FRAME = f"{PATCHES}.1"
-SOUND = re.compile(r"(mm\.)?a\.")  # begins the names of an encoder of sounds
-BOUNDS = ("input_max", "input_min", "output_max", "output_min")
-HEADS = ("attn_q", "attn_k", "attn_v")
+BOUNDS = ("input_max", "input_min", "output_max", "output_min")  # of a linear layer
+PARTS = ("attn_q", "attn_k", "attn_v")  # in the order of rows of a matrix that holds all three
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +61,10 @@ class _Source:
 class TowerFile(EntryFile[_Source]):
     """The weights in an mmproj file. Towers are small, and a matrix is read as a whole."""
 
-    def __init__(self, header: Header) -> None:
-        """Raises CheckpointError for an unknown tower, and for a tensor that it does not have."""
-        super().__init__(header, _sources(header))
+    def __init__(self, header: Header, tower: Tower, has_key: HasKey) -> None:
+        """has_key: see names.py. Raises CheckpointError for a tensor that the model does not
+        have."""
+        super().__init__(header, _sources(header, tower, has_key))
 
     def _weight(self, source: _Source) -> WeightRows:
         return _Whole(source.read(self._rows).view(source.shape or (1,)))
@@ -81,79 +80,52 @@ class _Whole:
         return self._values[start:end]
 
 
-def _sources(header: Header) -> Mapping[str, _Source]:
+def _sources(header: Header, tower: Tower, has_key: HasKey) -> Mapping[str, _Source]:
     """Returns the source of every entry. Raises CheckpointError for names that are not known."""
-    tower, taps = tower_of(header), _taps(header)
-    names = [name for name in header.tensors if not (tower.has_sounds and SOUND.match(name))]
-    keys = {name: _key(tower, taps, name) for name in names}
-    unknown = [name for name, key in keys.items() if key is None]
+    names, numbers = Names(header.architecture, tower.names, has_key), _tapped(header)
+    grouped: dict[str, list[StoredTensor]] = {}
+    unknown: list[str] = []
+    for name in sorted(header.tensors, key=_place):
+        if name.startswith(tower.ignored):
+            continue
+        found = names.key(name, numbers.get(name))
+        if found is None:
+            unknown.append(name)
+        else:
+            grouped.setdefault(found.text, []).append(header.tensors[name])
     if unknown:
         raise CheckpointError(
             f"{header.paths[0]} holds {len(unknown)} tensors that vision towers of its kind do not "
             f"have here: {', '.join(map(ascii, unknown[:10]))}. Use the model's safetensors files"
         )
-    grouped: dict[str, list[StoredTensor]] = {}
-    for name in sorted(keys, key=_place):
-        grouped.setdefault(str(keys[name]), []).append(header.tensors[name])
-    return {key: _source(header, tower, tensors) for key, tensors in grouped.items()}
+    return {key: _source(header, tower, parts) for key, parts in grouped.items()}
 
 
 def _place(name: str) -> tuple[int, str]:
     """Orders queries before keys before values, and the first frame before the second."""
     leaf = name.rpartition(".")[0].rpartition(".")[2]
-    return (HEADS.index(leaf) if leaf in HEADS else 0, name)
+    return (PARTS.index(leaf) if leaf in PARTS else 0, name)
 
 
-def _taps(header: Header) -> Mapping[int, int]:
-    """Returns the layers whose features are tapped, by their numbers in order."""
-    matches = map(TAP_NAME.fullmatch, header.tensors)
-    layers = sorted({int(match[1]) for match in matches if match is not None})
-    return {layer: number for number, layer in enumerate(layers)}
-
-
-def _key(tower: Tower, taps: Mapping[int, int], name: str) -> str | None:
-    """Returns the key of the entry that a tensor is a part of; None for an unknown name."""
-    if name == SECOND_FRAME and tower.has_frames:
-        name = PATCHES
-    if name in tower.whole:
-        return tower.whole[name]
-    leaf, _, suffix = name.rpartition(".")
-    layer = LAYER_NAME.fullmatch(leaf)
-    if layer is not None and layer[2] in tower.clipped and suffix in ("weight", *BOUNDS):
-        inner = "linear.weight" if suffix == "weight" else suffix
-        return f"{tower.layers}.{int(layer[1])}.{tower.clipped[layer[2]]}.{inner}"
-    if suffix not in ("weight", "bias"):
-        return None
-    if leaf in tower.outer:
-        return f"{tower.outer[leaf]}.{suffix}"
-    tap = TAP_NAME.fullmatch(name)
-    if tap is not None and tower.has_taps:
-        prefix = f"model.visual.deepstack_merger_list.{taps[int(tap[1])]}"
-        return f"{prefix}.{TAP_NAMES[tap[2]]}.{suffix}"
-    if layer is None:
-        return None
-    prefix, inner = f"{tower.layers}.{int(layer[1])}", layer[2]
-    if f"{inner}.{suffix}" in tower.whole:
-        return f"{prefix}.{tower.whole[f'{inner}.{suffix}']}"
-    if tower.qkv and inner in HEADS:
-        return f"{prefix}.{tower.qkv}.{suffix}"
-    return f"{prefix}.{tower.layer[inner]}.{suffix}" if inner in tower.layer else None
+def _tapped(header: Header) -> Mapping[str, int]:
+    """Returns the place of a tapped layer among them, by the names of its tensors."""
+    found = {name: int(match[1]) for name in header.tensors if (match := TAPPED.fullmatch(name))}
+    layers = sorted(set(found.values()))
+    return {name: layers.index(layer) for name, layer in found.items()}
 
 
 def _source(header: Header, tower: Tower, tensors: Sequence[StoredTensor]) -> _Source:
     """Raises CheckpointError for tensors that cannot be joined."""
     first = tensors[0]
     name, shape = first.name, first.shape
-    if name == PATCHES:
-        if len(shape) != 4 or len({tensor.shape for tensor in tensors}) != 1:
+    if name == PATCHES and tower.patches:
+        num_parts = 2 if tower.patches == "frames" else 1
+        if len(shape) != 4 or [tensor.shape for tensor in tensors] != [shape] * num_parts:
             raise _unfit(header, tensors)
-        if tower.has_rows:
+        if tower.patches == "pixels":
             return _Source(tensors=(first,), shape=(shape[0], math.prod(shape[1:])), join="pixels")
-        if tower.has_frames:
-            if len(tensors) != 2:
-                raise _unfit(header, tensors)
-            shape = (*shape[:2], 2, *shape[2:])
-            return _Source(tensors=tuple(tensors), shape=shape, join="frames")
+        shape = (*shape[:2], 2, *shape[2:])
+        return _Source(tensors=tuple(tensors), shape=shape, join="frames")
     if len({tensor.shape[1:] for tensor in tensors}) != 1:
         raise _unfit(header, tensors)
     shape = (sum(tensor.shape[0] for tensor in tensors), *shape[1:])
@@ -161,10 +133,8 @@ def _source(header: Header, tower: Tower, tensors: Sequence[StoredTensor]) -> _S
         if shape != (1,):
             raise _unfit(header, tensors)
         shape = ()
-    num_axes = tower.new_axes.get(name, 0)
-    while len(shape) < num_axes:
-        shape = (1, *shape)
-    return _Source(tensors=tuple(tensors), shape=shape)
+    missing = tower.num_axes.get(name, 0) - len(shape)
+    return _Source(tensors=tuple(tensors), shape=(*(1,) * missing, *shape))
 
 
 def _unfit(header: Header, tensors: Sequence[StoredTensor]) -> CheckpointError:
