@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
-from mmdeploy_llm.batch.items import ItemReader
 from mmdeploy_llm.datasets.files import is_pattern
 from mmdeploy_llm.datasets.formats import KINDS, open_rows
 from mmdeploy_llm.datasets.names import is_media_name, is_url, is_video_name
@@ -24,6 +23,7 @@ from mmdeploy_llm.records.record import Record
 from .corpus.columns import ColumnOptions
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
 from .inputs import find_media
+from .items import ItemReader
 
 
 class Source(Protocol):

@@ -71,8 +71,8 @@ def _by_factors(metadata: Metadata, theta: float, rotary_dim: int) -> dict[str, 
     if not is_same:
         raise CheckpointError(
             f"{FREQUENCY_FACTORS} of {metadata.header.paths[0]} scales frequencies in a way that "
-            "is not that of rope_type llama3; put the model's config.json into the folder, which "
-            "says how"
+            'is not that of rope_type "llama3"; put the model\'s config.json into the folder, '
+            "which says how"
         )
     return {
         "rope_type": "llama3",

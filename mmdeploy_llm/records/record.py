@@ -33,8 +33,8 @@ from typing import Any
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ABORTED, OK
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from mmdeploy_llm.records.item import Item, Media
 
+from .item import Item, Media
 from .unicode_text import escaped, replaced, unescaped
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond

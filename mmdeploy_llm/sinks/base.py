@@ -11,7 +11,8 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.scan import Entry, Kept, Mode, PlaceOf, RecordIndex
+
+from .scan import Entry, Kept, Mode, PlaceOf, RecordIndex
 
 
 class RecordSink(Protocol):

@@ -12,7 +12,8 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.scan import Entry
+
+from .scan import Entry
 
 Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
-from mmdeploy_llm.sinks.scan import (
+
+from .jsonl_writer import RecordWriter
+from .scan import (
     Entry,
     Kept,
     Mode,

@@ -9,9 +9,9 @@ from typing import IO
 
 from mmdeploy_llm.records.files import Folder, write_all
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.scan import Entry, parsed, whole_lines
 
 from .formats import Addition, Drops, Limits, first_positions
+from .scan import Entry, parsed, whole_lines
 
 MAX_ITEMS, MAX_BYTES = 20_000, 64 * 2**20
 

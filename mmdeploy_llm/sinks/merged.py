@@ -17,12 +17,12 @@ from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.ids import IdSet
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
-from mmdeploy_llm.sinks.scan import Entry, RecordIndex
 
 from .base import Readable
 from .choose import SUFFIXES, is_remote, open_sink, parts_format
 from .formats import PartReader
 from .parts import FORMATS, PART_NAME
+from .scan import Entry, RecordIndex
 from .shelves import RemoteShelf
 
 RECORDS_AT_ONCE = 1_000

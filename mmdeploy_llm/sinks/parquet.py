@@ -18,10 +18,10 @@ from typing import IO, Any
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.scan import Entry, whole_lines
 
 from .formats import Addition, Drops, Limits, PartReader, damaged, first_positions
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
+from .scan import Entry, whole_lines
 
 GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
 ROWS_AT_ONCE = 256

@@ -13,11 +13,11 @@ from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.jsonl_writer import lock
-from mmdeploy_llm.sinks.scan import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
 
 from .formats import Addition, Drops
+from .jsonl_writer import lock
 from .lines import new_file
+from .scan import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
 
 if TYPE_CHECKING:
     from .parts import PartsSink

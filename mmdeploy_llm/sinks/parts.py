@@ -15,7 +15,10 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import FileState, Folder
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.scan import (
+
+from .formats import PartFormat, PartReader
+from .part_writer import PartsWriter
+from .scan import (
     PART_BITS,
     Entry,
     Kept,
@@ -24,9 +27,6 @@ from mmdeploy_llm.sinks.scan import (
     exists_already,
     scan_entries,
 )
-
-from .formats import PartFormat, PartReader
-from .part_writer import PartsWriter
 from .shelves import LocalShelf, RemoteShelf, Shelf
 
 MAX_OPEN = 8  # parts that are open for reading at the same time

@@ -22,10 +22,10 @@ from typing import IO, Any
 
 from mmdeploy_llm.records.files import Folder, write_all
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.scan import Entry
 
 from .formats import Addition, Drops, Limits, damaged
 from .media import Blob, LeftOutError, first_media
+from .scan import Entry
 
 MAX_ITEMS, MAX_BYTES = 10_000, 2**30
 BLOCK, END = tarfile.BLOCKSIZE, bytes(2 * tarfile.BLOCKSIZE)

@@ -32,6 +32,7 @@ from .checks.models import Grid, ModelSubject
 from .conformance import Conformance
 from .dense import DenseRunner
 from .prompts import make_prompt
+from .tiny import family_of, write_family
 
 __all__ = [
     "Grid",
@@ -49,7 +50,8 @@ class ModelConformance(Conformance):
     """Tests a model family.
 
     spec: the family.
-    write: writes a tiny float32 checkpoint with random weights, see `write_checkpoint`.
+    write: writes a tiny float32 checkpoint with random weights, see `write_checkpoint`; by default
+        the one that `spec.tiny` describes.
     cases: name -> grids of a prompt's media (one frame is an image, more are a video); by default
         text only.
     tolerance: largest allowed difference of float32 logits.
@@ -65,10 +67,15 @@ class ModelConformance(Conformance):
     tolerance: ClassVar[float] = 1e-4
     bf16_tolerance: ClassVar[float] = 0.15
 
-    @staticmethod
-    def write(folder: Path) -> None:
-        """Writes the checkpoint; must be overridden."""
-        raise NotImplementedError("override `write`, which writes a tiny checkpoint to the folder")
+    @classmethod
+    def write(cls, folder: Path) -> None:
+        """Writes the checkpoint; by default the one that `spec.tiny` describes."""
+        if cls.spec.tiny is None:
+            raise NotImplementedError(
+                "override `write`, which writes a tiny checkpoint to the folder, or give the spec "
+                "`tiny`"
+            )
+        write_family(family_of(cls.spec), folder)
 
     @staticmethod
     def make_prompt(

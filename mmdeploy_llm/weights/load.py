@@ -119,8 +119,11 @@ def _open(
 
 
 def _open_gguf(model: nn.Module, checkpoint: Checkpoint, stack: ExitStack) -> Sequence[TensorFile]:
+    params = dict(model.named_parameters())
+
     def has_key(key: str) -> bool:
-        return bool(_targets(model, key))
+        targets = _targets(model, key) or ()  # by the end of a key a model may find any name
+        return bool(targets) and all(target.name in params for target in targets)
 
     tables, text = Tables.named(checkpoint.gguf_tables), read_headers(checkpoint.gguf_files)
     found: list[TensorFile] = []

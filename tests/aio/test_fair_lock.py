@@ -7,21 +7,21 @@ from mmdeploy_llm.aio.fair_lock import FairLock
 
 
 def test_a_busy_thread_does_not_starve_the_others():
-    lock, order = FairLock(), []
-    begin = threading.Barrier(3)
+    lock, order, busy = FairLock(), [], set("abc")
 
     def work(name):
-        begin.wait(10)
         for _ in range(20):
             with lock:
                 order.append(name)
-                time.sleep(0.002)  # until the others ask
+                while len(lock._waiting) < len(busy) - 1:  # until the others ask
+                    time.sleep(0.001)
+        busy.remove(name)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(order) == 60
     # Once all three ask, each three lock in a row belong to three threads.
     middle = order[6:54]
@@ -42,7 +42,7 @@ def test_only_one_thread_is_inside():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert set(most) == {1}
 
 

@@ -22,7 +22,7 @@ def seeds(count, num_quick):
     return [*range(num_quick), *more]
 
 
-@pytest.mark.parametrize("seed", seeds(30, num_quick=10))
+@pytest.mark.parametrize("seed", seeds(30, num_quick=3))
 def test_random_batches(cases, triton_attention, triton_device, seed):
     case, options = cases.random_case(
         seed, longest=50, dtype=DTYPES[seed % 3], device=triton_device
@@ -45,7 +45,13 @@ def test_tokens_of_a_span_attend_to_each_other(
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        *(pytest.param(each, marks=pytest.mark.full) for each in (torch.float32, torch.float16)),
+    ],
+)
 @pytest.mark.parametrize(
     ("head_dim", "heads", "kv_heads", "block_size"),
     [
@@ -104,7 +110,7 @@ def test_cache_in_8_bits(
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("seed", seeds(24, num_quick=5))
+@pytest.mark.parametrize("seed", seeds(24, num_quick=2))
 def test_cache_in_4_bits(cases, triton_attention, triton_device, seed):
     """Each head size in each dtype: batches of all kinds, with windows, softcap and sinks, and
     decode in splits."""
@@ -145,6 +151,7 @@ def test_strided_queries_and_keys(cases, triton_attention, triton_device):
     case.check(triton_attention)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("has_window", [False, True])
 def test_splits_of_long_contexts(cases, triton_attention, triton_device, has_window):
     """With one sequence and two key heads on the GPU, the context is split."""

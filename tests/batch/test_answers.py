@@ -314,6 +314,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_neither_hangs_nor_ends_the_run(name):
     schema, text, words = HOSTILE[name]

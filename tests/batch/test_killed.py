@@ -103,6 +103,7 @@ def test_a_program_killed_at_random_points_loses_and_doubles_nothing(model, json
     assert sorted(ids) == sorted(row["id"] for row in rows if row != "no json")
 
 
+@pytest.mark.full
 def test_an_output_cut_at_any_byte_is_completed(fake_llm, jsonl, tmp_path):
     source = jsonl({"prompt": "a"}, "{", {"id": "ü", "prompt": "bad"}, {"prompt": "d"})
     output = tmp_path / "out.jsonl"

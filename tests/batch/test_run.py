@@ -193,7 +193,7 @@ def test_prompts_are_taken_only_when_the_engine_wants_them(fake_llm, out):
     assert do(fake_llm, endless(), out).ending == "interrupted"
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_batch(fake_llm, out):
     fake_llm.prompts = fake_llm.params = type("Nothing", (), {"append": lambda *_: None})()
     rows = ({"id": f"item-{number}", "prompt": "x" * 500} for number in range(20_000))

@@ -104,6 +104,7 @@ def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
     assert whole["sample"] > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("quantization", ["int8", "wint4"])
 def test_quantization_and_tables(quantization):
     text = run(
@@ -162,7 +163,7 @@ def test_a_request_that_fails_is_an_error(monkeypatch):
     assert "a request of the workload failed" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["text", "vl", "photo"])
+@pytest.mark.parametrize("name", ["text", "vl", pytest.param("photo", marks=pytest.mark.full)])
 def test_workloads_are_the_same_again_and_differ_by_seed(tmp_path, name):
     work = Workload(name=name, num_requests=2, vocab_size=100, folder=tmp_path)
 

@@ -138,7 +138,7 @@ def test_the_ratio_needs_both(gpu):
     assert gpu.cells(row)[-2:] == ["4 times", "yes"]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_all_parts_with_small_models_on_the_cpu(gpu, tmp_path):
     rows = tmp_path / "rows.json"
     options = ["--device", "cpu", "--size", "tiny", "--folder", str(tmp_path), "--json", str(rows)]

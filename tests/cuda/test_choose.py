@@ -74,7 +74,9 @@ class Rows:
         return found
 
 
-@pytest.mark.parametrize("vocab_size", [50, 64, 65, 500])
+@pytest.mark.parametrize(
+    "vocab_size", [65, *(pytest.param(size, marks=pytest.mark.full) for size in (50, 64, 500))]
+)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.full)]
 )
@@ -98,6 +100,7 @@ def test_alone_and_in_a_batch(choose, tilings, triton_device):
     assert alone == together
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rule", [{"top_k": 5}, {"top_p": 0.4}, {"min_p": 0.9}, {"top_k": 5, "top_p": 0.4}, {}]
 )

@@ -60,7 +60,9 @@ def test_all_kernels_compile(lines):
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 
 
-@pytest.mark.parametrize("capability", SHARED)
+@pytest.mark.parametrize(
+    "capability", [80, 120, *(pytest.param(each, marks=pytest.mark.long) for each in (89, 100))]
+)
 def test_products_of_few_bits_fit_other_gpus(lines_of, capability):
     lines = lines_of("compile_for_gpu.py", "bfloat16", str(capability))
     names = {"_few_rows", "_dequantize", "_round_rows", "_scale_sums"}

@@ -54,10 +54,8 @@ ROUNDED = {
 }
 
 
-@pytest.mark.parametrize(
-    "quantization",
-    [pytest.param(name, marks=[pytest.mark.full] * (name != "int8")) for name in ROUNDED],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("quantization", ROUNDED)
 def test_rounded_while_loading(folder_of, on_cpu, whole, new_card, caplog, quantization):
     """Prompts of few rows and of many, which other products compute."""
     within, of_many = ROUNDED[quantization]

@@ -59,7 +59,9 @@ def rounded_rows(x):
     return (x / scales + 0.5).floor(), scales
 
 
-@pytest.mark.parametrize(("n", "k"), [(40, 200), (1032, 2056), (33, 64), (40, 70)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(40, 200), pytest.param(1032, 2056, marks=pytest.mark.full), (33, 64), (40, 70)]
+)
 def test_int8(rounding, rounder, triton_device, n, k):
     """Many rows are rounded too, where torch has a product of these sizes. A row of zeros has no
     largest value."""

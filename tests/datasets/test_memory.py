@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.long
 
 CELL_BYTES = 200_000
 FEW, MANY = 100, 1600  # rows: 20 and 320 MB

@@ -22,7 +22,7 @@ def pieces_of(tokenizer: Any, token_ids: list[int], **options: Any) -> list[str]
 
 
 @pytest.mark.parametrize("skips", [True, False])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_deltas_are_the_whole_decode(tokenizer: Any, skips: bool, data: st.DataObject) -> None:
     ids = st.integers(0, len(tokenizer) + 5)  # ids past the end of the vocabulary too

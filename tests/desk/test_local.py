@@ -149,7 +149,7 @@ def test_deadlines_pass_in_the_queue_and_in_intake(desk, engine, ask):
     blocked = [desk.submit(ask(lambda: gate.wait(10), timeout=limit)) for limit in seconds]
     begin = time.monotonic()
     outputs = [ticket.get(10) for ticket in blocked]
-    assert 0.1 < time.monotonic() - begin < 2
+    assert 0.1 < time.monotonic() - begin < 8
     assert {output.error_code for output in outputs} == {408}
     assert "it was being prepared" in outputs[0].error_msg
     assert "it waited to be prepared" in outputs[4].error_msg

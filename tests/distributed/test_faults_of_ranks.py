@@ -95,9 +95,8 @@ def lasting():
     runner.close()
 
 
-@pytest.mark.parametrize(
-    "what", [ONE, *(pytest.param(what, marks=pytest.mark.full) for what in (LATER, OTHER))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("what", [ONE, LATER, OTHER])
 def test_an_error_that_not_all_ranks_have(runner, what, monkeypatch):
     """The others wait in an exchange, or are elsewhere: nobody waits for ever."""
     monkeypatch.setattr(distributed, "FAULT_SECONDS", 1.0)

@@ -149,14 +149,14 @@ def test_workers(capfd):
 @pytest.mark.full
 def test_workers_that_hang_are_closed_at_the_same_time(monkeypatch):
     """And nothing of them is left: no process, no open file, no thread."""
-    monkeypatch.setattr(process, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(process, "CLOSE_SECONDS", 3.0)
     gc.collect()  # earlier tests may have left files to it
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     workers = [Worker(f"hanging {n}", own(hang)) for n in range(3)]
     pids = [worker.receive() for worker in workers]
     begin = time.monotonic()
     close_all(workers)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 8  # not three times as long as one
     assert not any(is_alive(pid) for pid in pids)
     deadline = time.monotonic() + 5
     while threading.active_count() > threads and time.monotonic() < deadline:

@@ -334,7 +334,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_ctrl_c_reaches_the_caller_alone(tiny_folder):
     """As in a terminal the signal goes to all processes; the ranks leave it to their parent, which
     can go on with them or end, and then they end."""

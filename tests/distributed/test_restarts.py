@@ -56,7 +56,10 @@ def kill_children():
             os.kill(int(pid), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
+@pytest.mark.parametrize(
+    "option",
+    ["tensor_parallel_size", pytest.param("data_parallel_size", marks=pytest.mark.long)],
+)
 def test_an_engine_that_dies_is_started_again(folder, expected, option, tmp_path):
     def rows():
         for row in ROWS:
@@ -73,6 +76,7 @@ def test_an_engine_that_dies_is_started_again(folder, expected, option, tmp_path
     assert len(out.read_bytes().splitlines()) == len(ROWS)
 
 
+@pytest.mark.long
 def test_one_of_several_engines_is_started_again_while_the_other_goes_on(
     folder, expected, tmp_path
 ):

@@ -105,7 +105,10 @@ def has_key_of(folder):
     return keys.__contains__
 
 
-@pytest.mark.parametrize("family", PROJECTORS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2_vl")) for name in PROJECTORS],
+)
 def test_tokens_of_a_pair_of_files_alone(tiny_copy, tmp_path, images, family):
     """Config, tokenizer, template and tokens of media come from the files; the sizes of images,
     which they leave out, from the processor's file."""
@@ -121,6 +124,7 @@ def test_tokens_of_a_pair_of_files_alone(tiny_copy, tmp_path, images, family):
         torch.testing.assert_close(own, scores, rtol=0, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("family", "kind"), [("qwen3_vl", "Q8_0"), ("glm4v", "BF16")])
 def test_tokens_of_weights_in_few_bits(tiny_copy, tmp_path, images, family, kind):
     source, place = tiny_copy(family, tmp_path / "source"), tmp_path / "place"
@@ -137,6 +141,7 @@ def test_tokens_of_weights_in_few_bits(tiny_copy, tmp_path, images, family, kind
     torch.testing.assert_close(own, scores, rtol=0, atol=1e-3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", PROJECTORS)
 def test_weights_of_a_tower_are_those_that_were_converted(tiny_copy, tmp_path, family):
     tiny_copy(family, tmp_path)
@@ -152,6 +157,7 @@ def test_weights_of_a_tower_are_those_that_were_converted(tiny_copy, tmp_path, f
     assert not [key for key in wanted if key.startswith(parts)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
 def test_weights_in_fewer_bits_are_those_of_the_library(tiny_copy, tmp_path, kind):
     """Matrices are those that the library reads again; the rest stays in float32."""
@@ -169,6 +175,7 @@ def test_weights_in_fewer_bits_are_those_of_the_library(tiny_copy, tmp_path, kin
     assert num_rounded > 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", PROJECTORS)
 def test_the_config_of_a_pair_is_the_models(tiny_copy, tmp_path, family):
     source, place = tiny_copy(family, tmp_path / "source"), tmp_path / "place"
@@ -228,6 +235,7 @@ def test_a_config_beside_the_files(tiny_copy, tmp_path, images):
     assert read_checkpoint(text / "model.gguf").gguf_tower is None
 
 
+@pytest.mark.full
 def test_the_command_line(tiny_copy, tmp_path, images):
     tiny_copy("qwen3_vl", tmp_path / "source")
     write_pair(tmp_path / "source", tmp_path / "place", "qwen3_vl")
@@ -357,6 +365,7 @@ class TestRefusals:
             LLM(model=str(place), quiet=True, max_model_len=64)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
 def test_changed_bytes_of_a_tower_end_in_an_error_or_a_model(tiny_copy, tmp_path, seed):
     """Fuzzes the header: nothing but an error of this package comes out."""

@@ -83,7 +83,7 @@ def test_a_call_that_hangs_is_abandoned_and_counted(awake):
     calls = CallGuard()
     start = time.monotonic()
     hang(calls, awake)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 15
     assert calls.num_hung == 1
     assert run(calls, lambda: 7) == 7
     awake.set()

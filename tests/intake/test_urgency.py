@@ -14,7 +14,7 @@ from mmdeploy_llm.intake.prompts import deadline_of, priority_of
 from mmdeploy_llm.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=4)
-LATE = "the request was not finished within its timeout of 0.1 s: "
+LATE = "the request was not finished within its timeout of 0.5 s: "
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_they_can_be_read_before_the_prompt_is():
 
 
 def test_a_prompt_that_waited_too_long_is_not_prepared(intake, processor):
-    deadline = Deadline.after(0.1)
-    time.sleep(0.11)
+    deadline = Deadline.after(0.5)
+    time.sleep(0.51)
     with pytest.raises(RequestTimeoutError, match=LATE + "it waited to be prepared"):
         intake.accept(with_media(b"5"), PARAMS, deadline=deadline)
     assert processor.calls == []
@@ -80,13 +80,13 @@ def test_preparing_media_ends_at_the_deadline(intake, processor, awake, method, 
     monkeypatch.setattr(processor, method, lambda *args: awake.wait(20))
     start = time.monotonic()
     with pytest.raises(RequestTimeoutError, match=LATE + "its image was being prepared"):
-        intake.accept(with_media(b"5"), PARAMS, deadline=Deadline.after(0.1))
-    assert time.monotonic() - start < 2
+        intake.accept(with_media(b"5"), PARAMS, deadline=Deadline.after(0.5))
+    assert time.monotonic() - start < 15
 
 
 def test_fetching_and_reading_end_at_the_deadline(make_intake, awake):
     def fetch(ref, limits):
-        assert 0 < limits.fetch_timeout <= 0.1
+        assert 0 < limits.fetch_timeout <= 0.5
         raise MediaTimeoutError("not fetched")
 
     class Pipe:
@@ -96,7 +96,7 @@ def test_fetching_and_reading_end_at_the_deadline(make_intake, awake):
     intake = make_intake(fetch=fetch)
     for source in ("http://example.com/5", Pipe()):
         with pytest.raises(RequestTimeoutError, match=LATE + "its image was being prepared"):
-            intake.accept(with_media(source), PARAMS, deadline=Deadline.after(0.1))
+            intake.accept(with_media(source), PARAMS, deadline=Deadline.after(0.5))
 
 
 def test_a_timeout_that_is_not_the_requests_keeps_its_message(make_intake):
@@ -155,7 +155,7 @@ class TestSharedItems:
     def test_the_one_that_waits_ends_at_its_own_deadline(self, cache, awake):
         thread, errors = self.begin(cache, lambda: awake.wait(20))
         with pytest.raises(RequestTimeoutError, match=LATE + "another request was preparing"):
-            cache.get_or_make("k", list, Deadline.after(0.1))
+            cache.get_or_make("k", list, Deadline.after(0.5))
         awake.set()
         thread.join()
         assert errors == []

@@ -136,6 +136,7 @@ def test_one_openmp_runtime(build_kernels):
     assert done.stdout.strip() == "1"
 
 
+@pytest.mark.full
 def test_the_driver_calls_the_kernels_as_they_are():
     """Only long tests run it."""
     command = [compiler(), "-std=c++17", "-fsyntax-only", f"-I{MAIN.parent}", str(DRIVER)]

@@ -172,6 +172,7 @@ def placed(build_kernels, affinity, node):
     return eval(workers), callers.split()
 
 
+@pytest.mark.full
 def test_workers_stay_where_they_are_put(build_kernels):
     cpus = usable_cpus()
     last = cpus[-1]
@@ -183,6 +184,7 @@ def test_workers_stay_where_they_are_put(build_kernels):
     assert now == before
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not Path("/sys/devices/system/node/node0").exists(), reason="this machine tells no NUMA nodes"
 )

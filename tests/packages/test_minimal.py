@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "plugin_minimal"
@@ -83,7 +83,6 @@ def test_it_keeps_its_contract(environment, folder):
     assert outcomes.count("pass") > 20
 
 
-@pytest.mark.long
 def test_its_own_tests_pass(environment):
     assert " passed" in environment.run("pytest -q", cwd=environment.copy).stdout
 

@@ -71,7 +71,7 @@ def generated(folder, **options):
     return outputs
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_engine_serves_it(folders, transformers_of, num_ranks):
     packed, plain = folders
     for output in generated(packed, tensor_parallel_size=num_ranks):
@@ -79,6 +79,7 @@ def test_the_engine_serves_it(folders, transformers_of, num_ranks):
         assert output.outputs.token_ids == wanted
 
 
+@pytest.mark.full
 def test_rounding_to_other_formats(folders):
     """Gives what floats of the same values are rounded to."""
     found, wanted = (generated(folder, quantization="int4") for folder in folders)

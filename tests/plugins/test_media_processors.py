@@ -14,6 +14,17 @@ SPECS = {spec.name: spec for spec in MANAGER.media_processors if spec.priority =
 IMAGE, VIDEO = (
     [spec for spec in SPECS.values() if spec.kind == kind] for kind in ("image", "video")
 )
+
+
+def name_of(spec):
+    return spec.name
+
+
+def with_tiers(specs, quick):
+    """Leaves all but one to the full tier."""
+    return [pytest.param(spec, marks=[pytest.mark.full] * (spec.name != quick)) for spec in specs]
+
+
 SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}
 
 
@@ -41,7 +52,9 @@ def subject_of(spec, tmp_path_factory, **fields):
 class TestImages(MediaProcessorConformance):
     """Checks every image processor on generated files, Pillow images and arrays."""
 
-    @pytest.fixture(scope="class", params=IMAGE, ids=lambda spec: spec.name)
+    @pytest.fixture(
+        scope="class", params=with_tiers(IMAGE, "qwen-image"), ids=lambda spec: spec.name
+    )
     @classmethod
     def subject(cls, request, tmp_path_factory):
         options = {"do_normalize": request.param.name == "gemma4-image"}  # not its default
@@ -51,7 +64,9 @@ class TestImages(MediaProcessorConformance):
 class TestVideos(MediaProcessorConformance):
     """Checks every video processor; files are read in worker processes."""
 
-    @pytest.fixture(scope="class", params=VIDEO, ids=lambda spec: spec.name)
+    @pytest.fixture(
+        scope="class", params=with_tiers(VIDEO, "qwen-video"), ids=lambda spec: spec.name
+    )
     @classmethod
     def subject(cls, request, tmp_path_factory):
         options, other = SMALL, {"video_max_pixels": 28 * 28 * 12}

@@ -312,7 +312,10 @@ def subject_of(conformance, case, references):
 class TestKinds(ModelConformance):
     """Runs all checks of the kit on one model of each kind."""
 
-    @pytest.fixture(scope="class", params=KINDS)
+    @pytest.fixture(
+        scope="class",
+        params=[pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2")) for name in KINDS],
+    )
     @classmethod
     def subject(cls, request, references):
         return subject_of(cls, request.param, references)

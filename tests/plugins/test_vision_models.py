@@ -200,6 +200,7 @@ class TestGemma4(VisionVariant):
     cases = GEMMA_MEDIA
 
 
+@pytest.mark.full
 class TestGemma4Large(VisionKind):
     """Images whose tokens see each other in layers with a window, keys that are the values too,
     experts."""
@@ -330,6 +331,7 @@ TILES = {
 }
 
 
+@pytest.mark.full
 class TestInternVL(VisionKind):
     """Version 3.5, with Qwen3: tiles with a class token, learned positions, pixel shuffle."""
 

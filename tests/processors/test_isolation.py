@@ -101,12 +101,12 @@ def test_other_errors_say_nothing_of_the_inside(workers):
 
 def test_a_hanging_codec_is_killed(workers):
     pid_of(workers)
-    stream = workers.stream("isolated_functions:hang", b"", {}, timeout=0.5, max_memory=2**31)
+    stream = workers.stream("isolated_functions:hang", b"", {}, timeout=2.0, max_memory=2**31)
     facts, _ = next(stream)
     begin = time.monotonic()
-    with pytest.raises(MediaTimeoutError, match=r"0\.5 seconds"):
+    with pytest.raises(MediaTimeoutError, match="2 seconds"):
         next(stream)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
     assert not is_alive(facts["pid"])
     assert call(workers, "halves", b"x", count=1)
 

@@ -74,6 +74,7 @@ def test_command(tmp_path):
         assert llm.generate([[5, 9, 200]], SHORT, use_tqdm=False)[0].is_ok
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen3_moe", "ernie4_5_vl_moe"])
 def test_outputs_change_less(tmp_path, family):
     sizes = {"hidden_size": 64, "head_dim": 16} if family == "qwen3_moe" else {}
@@ -121,6 +122,7 @@ def test_sums_equal_the_inputs(tmp_path):
     assert (own.moments - expected).norm() < 0.01 * expected.norm()
 
 
+@pytest.mark.full
 def test_continued(tmp_path, monkeypatch):
     """The run dies after the answers, after the reference, and after each window."""
     plain, given = write_tiny("qwen2", tmp_path / "plain", **SIZES), requests(tmp_path / "data")

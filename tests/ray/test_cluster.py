@@ -76,7 +76,7 @@ def test_a_dataset_gets_the_answers_of_one_engine(captioned, rows, texts_of, hel
     assert by_key(found, "title") == {row["key"]: row["title"] for row in given}
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_killed_processes_lose_and_double_nothing(captioned, connected, rows, texts_of):
     """An engine is killed, and another with its raylet."""
     connected.add()
@@ -88,7 +88,7 @@ def test_killed_processes_lose_and_double_nothing(captioned, connected, rows, te
     assert by_key(found) == texts_of(given)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_row_that_always_kills_is_isolated(captioned, connected, rows, texts_of):
     given = rows(16, "kill-always.png")
     found = captioned(given)
@@ -117,7 +117,7 @@ dataset.write_parquet(answers)
 """
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_killed_driver_of_a_dataset_is_continued(
     machines, model, rows, texts_of, helpers, environment, tmp_path
 ):
@@ -182,7 +182,7 @@ def records_of(path):
     return [{**record, "key": record["id"]} for record in found]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_batch_on_a_cluster_is_a_batch(
     machines, model, rows, texts_of, helpers, environment, tmp_path
 ):
@@ -218,7 +218,7 @@ def test_a_batch_on_a_cluster_is_a_batch(
     assert page.exists()
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, helpers, tmp_path):
     from mmdeploy_llm.ray import ClusterLLM
 
@@ -232,7 +232,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, help
         run_batch(job, lambda: ClusterLLM(str(broken), **helpers.OPTIONS))
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_example_captions_its_images(helpers, tmp_path):
     program = Path(__file__).parents[2] / "examples" / "ray_captioning.py"
     done = subprocess.run(
@@ -252,6 +252,7 @@ def test_the_example_captions_its_images(helpers, tmp_path):
     assert "truncated" in lines["truncated-on-purpose.jpg"]
 
 
+@pytest.mark.full
 def test_importing_the_package_imports_no_ray():
     modules = "mmdeploy_llm, mmdeploy_llm.llm, mmdeploy_llm.cli.program"
     code = f"import sys, {modules}; assert 'ray' not in sys.modules"

@@ -421,6 +421,7 @@ def test_without_llguidance_the_error_says_what_to_install(tokenizer, monkeypatc
         backend.validate(GuidedDecodingParams(regex="a"))
 
 
+@pytest.mark.full
 def test_llguidance_is_not_imported_before_it_is_needed():
     code = "import sys, mmdeploy_llm.sampling; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

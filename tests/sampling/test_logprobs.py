@@ -29,7 +29,7 @@ def expected_entry(row, token_id, k):
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("has_ties", [False, True])
-@pytest.mark.parametrize("k", [0, 1, 5, 20])
+@pytest.mark.parametrize("k", [0, 1, 20])
 def test_entries(vocab_size, has_ties, k):
     logits = logits_of(3, vocab_size, has_ties)
     ids = torch.tensor([0, vocab_size - 1, int(logits[2].argmax())])

@@ -45,6 +45,7 @@ def killed(plain, output, seconds):
     return run.returncode == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_killed(tmp_path, monkeypatch):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     whole, output = tmp_path / "whole", tmp_path / "out"

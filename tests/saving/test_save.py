@@ -32,7 +32,10 @@ def tensors(folder):
 
 
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
-@pytest.mark.parametrize("quantization", ["int4", "int8wo", "int4a8", "int8a8"])
+@pytest.mark.parametrize(
+    "quantization",
+    ["int4", *(pytest.param(n, marks=pytest.mark.full) for n in ("int8wo", "int4a8", "int8a8"))],
+)
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [
@@ -41,7 +44,7 @@ def tensors(folder):
         ("qwen2_5_vl", SIZES),
     ],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
 def test_codes_again(tmp_path, family, sizes, quantization, dtype):
     plain, first, second = write_tiny(family, tmp_path / "plain", **sizes), *folders(tmp_path)
     options = {"quantization": quantization, "dtype": dtype}

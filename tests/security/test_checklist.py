@@ -97,6 +97,7 @@ def test_01_hosts_redirects_and_addresses_are_checked(serve, real, generate, cha
     assert "/z" not in server.paths
 
 
+@pytest.mark.full
 def test_01_one_url_parser():
     """The code that fetches URLs imports urllib's parser in one file, and no other parser."""
     users = {

@@ -255,6 +255,7 @@ def armed(arm, model, tmp_path):
     return folder
 
 
+@pytest.mark.full
 def test_no_code_of_a_hostile_folder_runs(model, tmp_path):
     folders = [armed(arm, model, tmp_path) for arm in HOSTILE]
     done = run(PROGRAM, *folders)
@@ -270,7 +271,7 @@ def test_no_code_of_a_hostile_folder_runs(model, tmp_path):
     assert "trust_remote_code=True" not in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_hostile_folders_are_hostile(model, tmp_path):
     """With a yes, transformers runs this code: the folders above would show it."""
     folder = armed(image_processor_code, model, tmp_path)

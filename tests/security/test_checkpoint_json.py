@@ -232,12 +232,8 @@ def check_mutations(models, folder, start, end):
 @pytest.mark.parametrize(
     "start",
     [
-        0,
-        pytest.param(NUM_TOGETHER, marks=pytest.mark.full),
-        *(
-            pytest.param(start, marks=pytest.mark.long)
-            for start in range(2 * NUM_TOGETHER, NUM_CASES, NUM_TOGETHER)
-        ),
+        pytest.param(start, marks=pytest.mark.long if start else pytest.mark.full)
+        for start in range(0, NUM_CASES, NUM_TOGETHER)
     ],
 )
 def test_mutated_files(models, plugins_once, tmp_path, start):

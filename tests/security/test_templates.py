@@ -374,7 +374,7 @@ def mutated(random_):
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=pytest.mark.full if seed < 2 else pytest.mark.long)
+        pytest.param(seed, marks=pytest.mark.long if seed else pytest.mark.full)
         for seed in range(NUM_MUTATIONS // NUM_TOGETHER)
     ],
 )

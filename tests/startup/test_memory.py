@@ -185,6 +185,7 @@ def test_media_that_would_take_more_than_half_are_measured_smaller(
     assert "items of more than 14 tokens may find no memory" in caplog.text
 
 
+@pytest.mark.full
 def test_media_that_take_too_much_on_another_rank_are_measured_smaller_on_all(
     model, meter, monkeypatch
 ):

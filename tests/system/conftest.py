@@ -284,7 +284,12 @@ def reference(request, reference_of):
     return reference_of(request.param)
 
 
-@pytest.fixture(params=sorted(IMAGE_TOKENS))
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.full] * (name not in VL_FAMILIES))
+        for name in sorted(IMAGE_TOKENS)
+    ]
+)
 def chat_reference(request, reference_of):
     return reference_of(request.param)
 
@@ -295,7 +300,9 @@ def vl_reference(request, reference_of):
     return reference_of(request.param)
 
 
-@pytest.fixture(params=VL_FAMILIES)
+@pytest.fixture(
+    params=["qwen2_5_vl", *(pytest.param(name, marks=pytest.mark.full) for name in VL_FAMILIES[1:])]
+)
 def video_reference(request, reference_of):
     return reference_of(request.param)
 

@@ -63,12 +63,14 @@ def in_time(code, *where):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end", [pytest.param(name, marks=[pytest.mark.long] * (name != "exit")) for name in ENDS]
+)
 def test_a_program_ends_with_requests_in_flight(tiny_folder, end):
     assert in_time(ENDS[end], tiny_folder("mistral"))
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
 def test_a_program_of_several_processes_ends(tiny_folder, option):
     assert in_time("", tiny_folder("mistral"), {option: 2})
@@ -82,6 +84,7 @@ def test_ranks_compute_for_handles(tiny_folder, reference_of):
         assert [list(handle.result(60).outputs.token_ids) for handle in handles] == [expected] * 3
 
 
+@pytest.mark.full
 def test_a_forked_process_is_refused(tiny_folder):
     run(
         """
@@ -116,6 +119,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_reaches_the_caller_only(tiny_folder):
     child = subprocess.Popen(
         [sys.executable, "-c", BEGIN + INTERRUPTED, str(tiny_folder("mistral")), "{}"],
@@ -177,6 +181,7 @@ main()
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_an_answer_of_the_chat_and_not_the_session(tmp_path):
     write_tiny("llama", tmp_path, max_position_embeddings=8192)
     generation = tmp_path / "generation_config.json"

@@ -394,6 +394,7 @@ def decode(blob, limits):
 """
 
 
+@pytest.mark.full
 def test_worker_processes(install, tmp_path, monkeypatch):
     """Workers load no plugins, so none can break them: a worker imports only the module of its
     function. A failure of that module fails the item."""

@@ -42,6 +42,7 @@ def folder(tmp_path_factory):
     return str(write_tiny("qwen2", tmp_path_factory.mktemp("tiny") / "model"))
 
 
+@pytest.mark.full
 def test_the_engines_threads_alone_are_placed(folder):
     last = str(usable_cpus()[-1])
     command = [sys.executable, "-c", PROGRAM, folder, last]

@@ -119,6 +119,8 @@ def blob(load_file):
     return load_file("processors/video_files.py").video(8, 10)
 
 
+# What a form becomes is the same for every model.
+@pytest.mark.parametrize("video_reference", ["qwen2_5_vl"], indirect=True)
 class TestForms:
     """A video in every form, in generate and in chat."""
 

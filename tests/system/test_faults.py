@@ -158,6 +158,7 @@ def test_bad_images(llm, image_prompt, make_picture, name):
     check_batch(llm, image_prompt(make(make_picture(9, 90, 90))), good, code, message)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", GOOD_IMAGES)
 def test_odd_but_good_images(llm, image_prompt, make_picture, name):
     source = GOOD_IMAGES[name](make_picture(9, 90, 90))
@@ -165,13 +166,17 @@ def test_odd_but_good_images(llm, image_prompt, make_picture, name):
     assert tokens(output)
 
 
-@pytest.mark.parametrize("name", BAD_VIDEOS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] * (name != "truncated")) for name in BAD_VIDEOS],
+)
 def test_bad_videos(llm, files, image_prompt, video_prompt, make_picture, name):
     make, code, message = BAD_VIDEOS[name]
     good = [image_prompt(make_picture(0, 80, 60)), video_prompt(files.video(8, 10))]
     check_batch(llm, video_prompt(make(files)), good, code, message)
 
 
+@pytest.mark.full
 def test_a_video_of_one_frame(llm, files, video_prompt):
     [output] = llm.generate([video_prompt(files.video(1, 10))], GREEDY, use_tqdm=False)
     assert tokens(output)
@@ -207,6 +212,7 @@ def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
         assert time.monotonic() - begin < 20
 
 
+@pytest.mark.full
 def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
     """The process that decodes gets SIGKILL again and again while a batch runs."""
     from mmdeploy_llm_processors.isolation import pool
@@ -292,6 +298,7 @@ def test_a_fetcher_that_hangs(make_llm, tiny_folder, image_prompt, make_picture,
     assert llm.plugins.guard.num_hung == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["decode", "process"])
 def test_a_processor_that_hangs(
     make_llm, tiny_folder, image_prompt, make_picture, monkeypatch, awake, method
@@ -407,7 +414,7 @@ if ends == "after":
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("ends", ["during", "after"])
+@pytest.mark.parametrize("ends", [pytest.param("during", marks=pytest.mark.long), "after"])
 def test_a_program_ends_though_a_plugin_hangs(tiny_folder, reference_of, ends):
     """The program closes nothing and reaches its end."""
     text = reference_of(FAMILY).image_text()

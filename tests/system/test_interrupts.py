@@ -84,7 +84,14 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"data_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param({"data_parallel_size": 2}, marks=pytest.mark.long),
+    ],
+)
 def test_in_python_the_interrupt_is_the_callers(options, tmp_path):
     choose = random.Random(str(options))
     for _ in range(2):

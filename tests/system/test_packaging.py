@@ -15,6 +15,8 @@ import pytest
 from mmdeploy_llm.native import prebuilt
 from mmdeploy_llm.native.build import levels_of
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "mmdeploy_llm": "mmdeploy_llm",
@@ -146,6 +148,7 @@ def test_a_pure_wheel_has_no_compiled_kernels(wheel, names):
     assert not [name for name in names if name.endswith(".so")]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not prebuilt.can_prebuild(), reason="prebuilt kernels are for x86-64 Linux")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_a_wheel_with_kernels_needs_no_compiler(tree, tmp_path):

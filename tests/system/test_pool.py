@@ -82,6 +82,7 @@ class TestLifeCycle:
         (status,) = pool.status()
         assert (status.state, status.weights, status.kv_cache) == ("installed", 0, 0)
 
+    @pytest.mark.full
     def test_stop_finishes_what_runs(self, pool, folder):
         pool.install("a", folder, **OPTIONS)
         handles = [pool.start("a").submit(text, LONG) for text in TEXTS]
@@ -106,6 +107,7 @@ class TestLifeCycle:
 
 
 class TestMemory:
+    @pytest.mark.full
     def test_the_table_is_what_is_taken(self, pool, folder):
         pool.install("a", folder, native_kernels=False, **OPTIONS)  # which pack the weights anew
         llm = pool.start("a")
@@ -144,6 +146,7 @@ class TestCores:
         with pytest.raises(ConfigError, match="'turns' or 'shares'"):
             ModelPool(cores="both")
 
+    @pytest.mark.full
     def test_shares_need_a_number_and_do_not_exceed_the_cpus(self, folder, monkeypatch):
         monkeypatch.setattr(pools, "usable_cpus", lambda: (0, 1))
         with ModelPool(cores="shares") as pool:
@@ -157,6 +160,7 @@ class TestCores:
             with pytest.raises(ConfigError, match="1 threads and the running ones with 2"):
                 pool.start("c")
 
+    @pytest.mark.full
     def test_turns_leave_no_two_engines_computing(self, pool, folder, monkeypatch):
         inside, most = [], []
         for name in "ab":
@@ -181,12 +185,14 @@ class TestCores:
         assert len(most) > 20
         assert set(most) == {1}
 
+    @pytest.mark.full
     def test_engines_of_other_processes_take_no_turns(self, pool, folder):
         pool.install("a", folder, data_parallel_size=2, **OPTIONS)
         with pytest.raises(ConfigError, match="cores='shares'"):
             pool.start("a")
 
 
+@pytest.mark.full
 def test_nothing_of_a_model_reaches_another(pool, folder, reference_of):
     """Plugins, caches and seeds are each model's own."""
     pool.install("a", folder, seed=1, **OPTIONS)

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 SEVERAL = {"tensor_parallel_size": 2, "num_threads": 2}, {"data_parallel_size": 2, "num_threads": 2}
-ENGINES = [{}, *(pytest.param(options, marks=pytest.mark.full) for options in SEVERAL)]
+ENGINES = [{}, *(pytest.param(options, marks=pytest.mark.long) for options in SEVERAL)]
 HEAD = """
 import gc, os, sys, threading, time
 from mmdeploy_llm import LLM, SamplingParams
@@ -167,6 +167,7 @@ except EngineError as error:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
 def test_close_ends_the_runs_of_other_threads(options, tmp_path):
     found = program(CLOSED, tmp_path, **options)
@@ -254,7 +255,8 @@ def state():
 """
 
 
-@pytest.mark.parametrize("order", [(0, 1), pytest.param((1, 0), marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_program_gets_its_settings_back(order, tmp_path):
     """Two engines have different settings and are closed in any order."""
     body = (
@@ -292,18 +294,13 @@ print(torch.get_num_threads())
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("variables", "before", "options", "found"),
     [
         ({"OMP_NUM_THREADS": "1"}, "", {}, "1 1 1"),
-        pytest.param({}, "torch.set_num_threads(11)", {}, "11 11 11", marks=pytest.mark.full),
-        pytest.param(
-            {"OMP_NUM_THREADS": "1"},
-            "torch.set_num_threads(11)",
-            {"num_threads": 2},
-            "2 11 11",
-            marks=pytest.mark.full,
-        ),
+        ({}, "torch.set_num_threads(11)", {}, "11 11 11"),
+        ({"OMP_NUM_THREADS": "1"}, "torch.set_num_threads(11)", {"num_threads": 2}, "2 11 11"),
     ],
 )
 def test_the_programs_number_of_threads(variables, before, options, found):

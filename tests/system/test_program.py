@@ -73,6 +73,7 @@ def test_the_pictures_are_of_several_kinds_and_small():
     assert sum(path.stat().st_size for path in files) < MAX_PICTURE_BYTES
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name])

@@ -203,7 +203,13 @@ def mp4(load_file):
     return load_file("processors/video_files.py").video(20, 10)
 
 
-@pytest.mark.parametrize("kinds", [("image",), ("video",), ("image", "video")])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("image",),
+        *(pytest.param(each, marks=pytest.mark.full) for each in (("video",), ("image", "video"))),
+    ],
+)
 def test_generate_with_media(png, mp4, kinds, model_of):
     from mmdeploy_llm.model_folder import resolve_model
 
@@ -461,6 +467,7 @@ class TestDashInferEngine:
         engine.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["async_engine", "two_models"])
 def test_the_programs_run(name, capsys):
     path = Path(__file__).parents[2] / "examples" / f"{name}.py"

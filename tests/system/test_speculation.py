@@ -39,7 +39,9 @@ def answers(folder, **options):
     return found, stats
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "float32")) for name in FORMATS]
+)
 def test_answers_are_those_without_drafts(tiny_folder, name, monkeypatch):
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)
     folder, options = tiny_folder("qwen2"), FORMATS[name]
@@ -93,7 +95,12 @@ def always_drafts(monkeypatch):
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.parametrize(
     "options",
-    [{}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "int4"}, {"tensor_parallel_size": 2}],
+    [
+        {},
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.full),
+        pytest.param({"kv_cache_dtype": "int4"}, marks=pytest.mark.full),
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_options_of_requests_with_drafts(tiny_folder, options):

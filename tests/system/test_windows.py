@@ -32,8 +32,15 @@ def expected(folder, transformers_of):
     return [reference.generate(prompt, LENGTH) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("backend", ["reference", "native"])
-@pytest.mark.parametrize("changes", [{}, {"enable_prefix_caching": False}, {"num_threads": 1}])
+@pytest.mark.parametrize("backend", ["native", pytest.param("reference", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.full),
+        pytest.param({"num_threads": 1}, marks=pytest.mark.long),
+    ],
+)
 def test_tokens_equal_transformers(folder, expected, backend, changes):
     with LLM(str(folder), attention_backend=backend, **OPTIONS, **changes) as llm:
         windows = llm._desk.engine._scheduler._requests.windows
@@ -52,6 +59,7 @@ def test_speculation_drafts_are_given_back(folder, expected):
     assert [one.outputs.token_ids for one in outputs] == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("backend", "kv_cache_dtype"), [("native", "int8"), ("native", "int4"), ("reference", "int4")]
 )

@@ -95,6 +95,7 @@ def test_a_plugin_of_all_kinds(install):
     )
 
 
+@pytest.mark.full
 def test_a_model_folder(install, tmp_path):
     """The model that serves the folder gets all checks; other models are skipped."""
     install("acme", ALL_KINDS.format(**GOOD))
@@ -154,6 +155,7 @@ def test_what_keeps_a_plugin_from_loading_is_reported_once(install, source, fail
         assert found["", check] == ("skip", reason)
 
 
+@pytest.mark.full
 def test_an_in_tree_processor_with_a_folder(tmp_path):
     folder = write_tiny("qwen2_5_vl", tmp_path)
     verdicts = check_plugin("qwen", model_folder=folder)

@@ -77,6 +77,7 @@ def subject_of(tmp_path_factory, factory):
     return subject
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", CASES)
 def test_models_that_keep_the_promise(subject_of, family):
     no_bit_depends_on_the_batch(subject_of(FACTORIES[family], family))

@@ -106,6 +106,7 @@ def test_the_report_of_a_failure_is_its_message(author):
     assert "checks/parsers.py" in author("no", "--full-trace")[1]
 
 
+@pytest.mark.full
 def test_importing_is_cheap():
     code = """
         import sys

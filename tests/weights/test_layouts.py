@@ -13,7 +13,16 @@ from mmdeploy_llm.testing.tiny import families, family_of
 SPECS = families()
 
 
-@pytest.fixture(scope="module", params=sorted(families()))
+FIRST = ("qwen2", "ernie4_5_vl_moe", "gemma4", "gpt_oss")  # the others are full tests
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST))
+        for name in sorted(families())
+    ],
+)
 def family(request):
     return request.param
 

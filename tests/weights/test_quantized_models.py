@@ -206,7 +206,13 @@ def reference_tokens(transformers_of):
     return generated
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name not in ("awq 32", "fp8", "w8a8")))
+        for name in METHODS
+    ],
+)
 def test_tokens(reference_tokens, tiny_folder, tmp_path, method, caplog):
     plain = tiny_folder("qwen2", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
@@ -218,6 +224,7 @@ def test_tokens(reference_tokens, tiny_folder, tmp_path, method, caplog):
     assert tokens_of(quantised, native_kernels=False) == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["awq 32", "gptq 32", "packed", "fp8"])
 def test_one_command_answers_from_a_quantised_folder(tiny_folder, tmp_path, method):
     folder, _ = quantised_pair(tmp_path, method, tiny_folder("qwen2", **SIZES))
@@ -226,7 +233,9 @@ def test_one_command_answers_from_a_quantised_folder(tiny_folder, tmp_path, meth
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize("method", ["awq", "awq 32", "fp8"])
+@pytest.mark.parametrize(
+    "method", ["awq 32", *(pytest.param(name, marks=pytest.mark.full) for name in ("awq", "fp8"))]
+)
 def test_experts(reference_tokens, tiny_folder, tmp_path, method, caplog):
     plain = tiny_folder("qwen3_moe", head_dim=16, moe_intermediate_size=32)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
@@ -244,6 +253,7 @@ def test_activations_are_rounded_on_request(tiny_folder, tmp_path):
     assert 1e-5 < difference < 0.3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("quantization", [None, "int8wo", "int8"])
 def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(
     tiny_folder, tmp_path, quantization, caplog
@@ -309,6 +319,7 @@ def test_a_model_of_transformers(reference_tokens, tmp_path):
     assert tokens_of(quantised) == reference_tokens(dequantised)
 
 
+@pytest.mark.full
 def test_orders_of_fused_layers_that_differ(
     reference_tokens, tiny_folder, tmp_path, caplog, monkeypatch
 ):
@@ -334,7 +345,16 @@ def test_orders_of_fused_layers_that_differ(
 SHARDS = {"awq 32": 9, "gptq ordered": 6, "packed": 9, "w8a8": 12, "gptq": 0}
 
 
-@pytest.mark.parametrize("method", SHARDS)
+# Words of columns, and words whose order the ranks share; the others are cut alike.
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(
+            name, marks=pytest.mark.full if name in ("packed", "gptq ordered") else pytest.mark.long
+        )
+        for name in SHARDS
+    ],
+)
 def test_two_ranks(reference_tokens, tiny_folder, tmp_path, method, capfd, caplog):
     plain = tiny_folder("qwen2", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
@@ -345,6 +365,7 @@ def test_two_ranks(reference_tokens, tiny_folder, tmp_path, method, capfd, caplo
     assert (f"{SHARDS[method]} weights stay in few bits" in printed) is (SHARDS[method] > 0)
 
 
+@pytest.mark.long
 def test_two_ranks_of_experts(reference_tokens, tiny_folder, tmp_path, capfd, caplog):
     sizes = {"head_dim": 16, "moe_intermediate_size": 64}
     plain = tiny_folder("qwen3_moe", **sizes)

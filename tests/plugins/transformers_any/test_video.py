@@ -50,7 +50,12 @@ def reference_of(load_file, made, tmp_path_factory):
     return reference
 
 
-@pytest.fixture(params=["llava_onevision", "llava_next_video", "smolvlm"])
+@pytest.fixture(
+    params=[
+        "llava_onevision",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("llava_next_video", "smolvlm")),
+    ]
+)
 def reference(request, reference_of):
     return reference_of(request.param)
 
@@ -102,6 +107,7 @@ def test_batched(reference, make_llm, blobs, frames):
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
+@pytest.mark.full
 def test_in_chunks_with_a_prefix_hit(reference, make_llm, blobs, frames):
     llm, stats = make_llm(
         reference.folder, **VIDEOS, block_size=4, max_num_batched_tokens=7, max_num_seqs=3
@@ -113,6 +119,7 @@ def test_in_chunks_with_a_prefix_hit(reference, make_llm, blobs, frames):
     assert max(step.num_scheduled_tokens for step in stats.steps) <= 7
 
 
+@pytest.mark.full
 def test_pixels(reference, make_llm, blobs, frames):
     llm, _ = make_llm(reference.folder, **VIDEOS)
     for blob, own in zip(blobs, frames, strict=True):
@@ -153,6 +160,7 @@ def test_wrong_options(reference_of, make_llm, blobs):
         assert reason in output.error_msg
 
 
+@pytest.mark.full
 def test_hostile_videos_lose_nothing_else(reference, make_llm, blobs, frames):
     """One frame is enough, more frames than there are means all; the others are errors."""
     llm, _ = make_llm(reference.folder, **VIDEOS, max_video_frames=6)
@@ -184,6 +192,7 @@ def test_more_frames_of_a_file_than_are_allowed(reference_of, make_llm, blobs, f
     assert tokens([short]) == [reference.generate("<video>", [frames[1]])]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(MARKERS))
 def test_as_the_native_plugin(name, make_llm, tmp_path, frames):
     """These plugins have videos of their own, compared with transformers in their tests."""

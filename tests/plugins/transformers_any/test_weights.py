@@ -54,6 +54,7 @@ def test_experts(moe, tmp_path, is_published):
     assert_same(load(tmp_path), model)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_published", [True, False])
 def test_a_model_with_images(reference_of, tmp_path, is_published):
     model = reference_of("llava_onevision").model
@@ -63,6 +64,7 @@ def test_a_model_with_images(reference_of, tmp_path, is_published):
     assert_same(load(tmp_path), model)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "published"),
     [
