@@ -58,11 +58,6 @@ LAYERS = (
 ROOMS = {"intake", "schedule", "runner", "delivery"}
 # They step, build, run and compare what the rooms do.
 KNOW_ALL_ROOMS = ("engine", "startup", "determinism", "model_checks")
-    "engine",
-    "startup",
-    "determinism",
-    "model_checks",
-)  # steps, builds, compares them
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
 
 FOLDERS = {  # folder -> package

@@ -61,27 +61,27 @@ __all__ = [
 
 _MODULES = MappingProxyType(
     {
-        "CheckFailed": "checks.base",
-        "CheckSkipped": "checks.base",
-        "FakeMediaProcessor": "fakes",
-        "FakeModel": "fakes",
-        "FakeReasoningParser": "fakes",
-        "LogitsExample": "checks.logits",
-        "LogitsProcessorConformance": "conformance",
-        "MediaProcessorConformance": "conformance",
-        "ModelConformance": "model_conformance",
-        "ModelVariantConformance": "model_conformance",
-        "ParserExample": "checks.parsers",
-        "PluginConformance": "conformance",
-        "ReasoningParserConformance": "conformance",
-        "ToolParserConformance": "conformance",
-        "ToolParserExample": "checks.tools",
-        "Verdict": "check",
-        "check_plugin": "check",
-        "fake_manager": "fakes",
-        "make_tokenizer": "tiny",
-        "write_checkpoint": "checkpoint",
-        "write_tiny": "tiny",
+        "CheckFailed": "..model_checks.base",
+        "CheckSkipped": "..model_checks.base",
+        "FakeMediaProcessor": ".fakes",
+        "FakeModel": ".fakes",
+        "FakeReasoningParser": ".fakes",
+        "LogitsExample": ".checks.logits",
+        "LogitsProcessorConformance": ".conformance",
+        "MediaProcessorConformance": ".conformance",
+        "ModelConformance": ".model_conformance",
+        "ModelVariantConformance": ".model_conformance",
+        "ParserExample": ".checks.parsers",
+        "PluginConformance": ".conformance",
+        "ReasoningParserConformance": ".conformance",
+        "ToolParserConformance": ".conformance",
+        "ToolParserExample": ".checks.tools",
+        "Verdict": ".check",
+        "check_plugin": ".check",
+        "fake_manager": ".fakes",
+        "make_tokenizer": "..tiny",
+        "write_checkpoint": ".checkpoint",
+        "write_tiny": "..tiny",
     }
 )
 
@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f".{_MODULES[name]}", __name__)
+        module = importlib.import_module(_MODULES[name], __name__)
     except ModuleNotFoundError as error:
         if error.name != "pytest":
             raise
