@@ -87,7 +87,7 @@ LIBRARY_BACKENDS: Mapping[str, type[VarlenBackend]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    """Facts about machine and model; see `select`."""
+    """What backends need to know of machine and model; see `select`."""
 
     has_kernels: bool
     capabilities: tuple[Capability, ...]

@@ -35,8 +35,8 @@ def decode(
 
 def peek_apart(blob: bytes, limits: MediaLimits, workers: Workers) -> ImageHeader:
     """Runs files.peek_file in a worker."""
-    [(facts, _)] = workers.decode(f"{__name__}:peek", blob, limits)
-    width, height = facts["size"]
+    [(fields, _)] = workers.decode(f"{__name__}:peek", blob, limits)
+    width, height = fields["size"]
     return ImageHeader(size=(width, height))
 
 
@@ -48,9 +48,9 @@ def decode_apart(
     if wanted is not None:
         width, height = peek_apart(blob, limits, workers).size
         least = wanted(height, width)
-    [(facts, pixels)] = workers.decode(f"{__name__}:decode", blob, limits, least=least)
+    [(fields, pixels)] = workers.decode(f"{__name__}:decode", blob, limits, least=least)
     assert pixels is not None, "decode yields pixels"
-    draft_of = facts["draft_of"]
+    draft_of = fields["draft_of"]
     return DecodedImage(
         image=Image.fromarray(pixels),
         digest=digest_of(b"encoded", blob),

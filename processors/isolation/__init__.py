@@ -4,7 +4,7 @@ Media are untrusted, and the codecs that read them are large C libraries: a file
 it, or make it allocate all memory. In a separate process that costs one item.
 
     intake thread                                worker process (no torch, no model)
-    Workers.stream("module:function", blob) ---> function(blob, **args) yields (facts, array)
+    Workers.stream("module:function", blob) ---> function(blob, **args) yields (fields, array)
                        <--- JSON and raw bytes over a socket; nothing is ever unpickled
 
 A worker is reused unless it crashes or misses its deadline, and exits when its parent does. It

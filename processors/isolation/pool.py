@@ -157,17 +157,17 @@ class Workers:
             while True:
                 begin = time.monotonic()
                 worker.peer.settimeout(max(left, 0.001))
-                facts, payload = receive(worker.peer, MAX_REPLY)
+                fields, payload = receive(worker.peer, MAX_REPLY)
                 left -= time.monotonic() - begin
                 if worker.is_fresh:
                     worker.is_fresh, left = False, min(left, timeout)
                 if left <= 0:
                     raise TimeoutError
-                if "error" in facts:
-                    raise _reported(facts)
-                if "done" in facts:
+                if "error" in fields:
+                    raise _reported(fields)
+                if "done" in fields:
                     return
-                yield facts["facts"], _array(facts["shape"], payload)
+                yield fields["fields"], _array(fields["shape"], payload)
         except TimeoutError:
             raise MediaTimeoutError(
                 f"decoding took longer than the {timeout:g} seconds that are allowed; raise "
@@ -200,11 +200,11 @@ def _kill_all(workers: list[_Worker], owner: int) -> None:
         workers.pop().kill()
 
 
-def _reported(facts: Mapping[str, Any]) -> _ReportedError:
+def _reported(fields: Mapping[str, Any]) -> _ReportedError:
     """Rebuilds the error that a function raised, as the same class of errors.py."""
-    found = getattr(errors, str(facts["error"]), MediaError)
+    found = getattr(errors, str(fields["error"]), MediaError)
     kind = found if isinstance(found, type) and issubclass(found, RequestError) else MediaError
-    return _ReportedError(kind(str(facts["message"])))
+    return _ReportedError(kind(str(fields["message"])))
 
 
 def _array(shape: Any, payload: bytearray) -> np.ndarray | None:

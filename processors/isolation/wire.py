@@ -16,9 +16,9 @@ class PeerGoneError(Exception):
     """The other process has closed the connection."""
 
 
-def send(peer: socket.socket, facts: Mapping[str, Any], payload: Any = b"") -> None:
+def send(peer: socket.socket, fields: Mapping[str, Any], payload: Any = b"") -> None:
     """Sends one message. payload: bytes, or any C-contiguous buffer."""
-    text = json.dumps(facts).encode()
+    text = json.dumps(fields).encode()
     view = memoryview(payload).cast("B") if len(payload) else b""
     try:
         peer.sendall(HEADER.pack(len(text), len(view)) + text)
@@ -34,10 +34,10 @@ def receive(peer: socket.socket, max_payload: int) -> tuple[dict[str, Any], byte
     num_json, num_payload = HEADER.unpack(_exactly(peer, HEADER.size))
     if num_json > MAX_JSON or num_payload > max_payload:
         raise ValueError("a message is larger than allowed")
-    facts = json.loads(bytes(_exactly(peer, num_json)))
-    if not isinstance(facts, dict):
+    fields = json.loads(bytes(_exactly(peer, num_json)))
+    if not isinstance(fields, dict):
         raise ValueError("a message is not a JSON object")
-    return facts, _exactly(peer, num_payload)
+    return fields, _exactly(peer, num_payload)
 
 
 def _exactly(peer: socket.socket, count: int) -> bytearray:

@@ -46,9 +46,9 @@ def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
         _limit_memory(call["max_memory"])
         module, _, name = call["function"].partition(":")
         function = getattr(importlib.import_module(module), name)
-        for facts, array in function(blob, **call["args"]):
+        for fields, array in function(blob, **call["args"]):
             shape = list(array.shape) if array is not None else None
-            send(peer, {"facts": facts, "shape": shape}, array if array is not None else b"")
+            send(peer, {"fields": fields, "shape": shape}, array if array is not None else b"")
         send(peer, {"done": True})
     except PeerGoneError:
         raise

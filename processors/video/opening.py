@@ -41,8 +41,8 @@ class IsolatedVideo:
 
     def __init__(self, blob: bytes, limits: MediaLimits, workers: Workers) -> None:
         self._blob, self._limits, self._workers = blob, limits, workers
-        [(facts, _)] = workers.decode(f"{files.__name__}:survey", blob, limits)
-        self.timeline = Timeline.from_json(facts)
+        [(fields, _)] = workers.decode(f"{files.__name__}:survey", blob, limits)
+        self.timeline = Timeline.from_json(fields)
         self.digest = blake2b(blob, digest_size=20).hexdigest()
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:

@@ -376,8 +376,10 @@ class Card(TorchDispatchMode):
         import triton
         from triton.runtime import interpreter
 
-        facts = SimpleNamespace(name="Emulated", major=self.capability[0], minor=self.capability[1])
-        facts.total_memory = self.total
+        properties = SimpleNamespace(
+            name="Emulated", major=self.capability[0], minor=self.capability[1]
+        )
+        properties.total_memory = self.total
         stand_ins = {
             "_lazy_init": lambda: None,
             "init": lambda: None,
@@ -386,7 +388,7 @@ class Card(TorchDispatchMode):
             "current_device": lambda: 0,
             "set_device": lambda device: None,
             "device": lambda device: nullcontext(),
-            "get_device_properties": lambda device=None: facts,
+            "get_device_properties": lambda device=None: properties,
             "get_device_capability": lambda device=None: self.capability,
             "get_arch_list": lambda: [f"sm_{self.capability[0]}{self.capability[1]}"],
             "mem_get_info": lambda device=None: (

@@ -77,7 +77,7 @@ def pid_of(workers):
 
 def test_answers_come_back(workers):
     answers = call(workers, "halves", bytes([2, 4, 250]), count=3)
-    assert [facts["number"] for facts, _ in answers] == [0, 1, 2]
+    assert [fields["number"] for fields, _ in answers] == [0, 1, 2]
     assert all(np.array_equal(array, [1, 2, 125]) for _, array in answers)
     assert answers[0][0]["pid"] != os.getpid()
 
@@ -102,12 +102,12 @@ def test_other_errors_say_nothing_of_the_inside(workers):
 def test_a_hanging_codec_is_killed(workers):
     pid_of(workers)
     stream = workers.stream("isolated_functions:hang", b"", {}, timeout=2.0, max_memory=2**31)
-    facts, _ = next(stream)
+    fields, _ = next(stream)
     begin = time.monotonic()
     with pytest.raises(MediaTimeoutError, match="2 seconds"):
         next(stream)
     assert time.monotonic() - begin < 60
-    assert not is_alive(facts["pid"])
+    assert not is_alive(fields["pid"])
     assert call(workers, "halves", b"x", count=1)
 
 
@@ -141,9 +141,9 @@ def test_nonsense_on_the_wire(workers):
 @pytest.mark.full
 def test_a_stream_that_is_left(workers):
     stream = workers.stream("isolated_functions:halves", b"x", {"count": 1000}, **LIMITS)
-    facts, _ = next(stream)
+    fields, _ = next(stream)
     stream.close()
-    assert not is_alive(facts["pid"])
+    assert not is_alive(fields["pid"])
 
 
 def test_threads_have_workers_of_their_own(workers):
@@ -182,9 +182,9 @@ def test_no_worker_outlives_its_parent(tmp_path):
         "import os, signal\n"
         "from mmdeploy_llm_processors.isolation import Workers\n"
         "w = Workers()\n"
-        "[(facts, _)] = w.stream('isolated_functions:halves', b'x', {'count': 1}, timeout=20,"
+        "[(fields, _)] = w.stream('isolated_functions:halves', b'x', {'count': 1}, timeout=20,"
         " max_memory=2**31)\n"
-        "print(facts['pid'], flush=True)\n"
+        "print(fields['pid'], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}

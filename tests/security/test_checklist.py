@@ -236,8 +236,8 @@ def test_05_decoding_can_be_killed(function, kind, tmp_path, monkeypatch):
         short = limits | {"timeout": 1.0 if function == "hang" else 20.0}
         with pytest.raises(kind):
             list(workers.stream(f"hostile_codec:{function}", b"", {}, **short))
-        ((facts, _),) = workers.stream("hostile_codec:answer", b"abc", {}, **limits)
-        assert facts == {"size": 3}
+        ((fields, _),) = workers.stream("hostile_codec:answer", b"abc", {}, **limits)
+        assert fields == {"size": 3}
     finally:
         workers.close()
 

@@ -412,8 +412,8 @@ def test_worker_processes(install, tmp_path, monkeypatch):
                     list(answers)
                 assert "secret" not in str(error.value)
             else:
-                ((facts, array),) = answers
-                assert (facts["names"], array.tolist()) == (["site_decodes_llm"], [0, 0, 0])
+                ((fields, array),) = answers
+                assert (fields["names"], array.tolist()) == (["site_decodes_llm"], [0, 0, 0])
     finally:
         workers.close()
 

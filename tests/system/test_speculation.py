@@ -71,7 +71,7 @@ OTHERS = {
 }
 
 
-def facts(outputs):
+def completions_of(outputs):
     """Returns what each completion says, and the log-probabilities of the prompts."""
     assert [one.error_msg for one in outputs] == [None] * len(outputs)
     return [
@@ -118,7 +118,9 @@ def test_options_of_requests_with_drafts(tiny_folder, options):
             **options,
         ) as llm:
             found.append(
-                facts(llm.generate([TABLE] * len(OTHERS), [*OTHERS.values()], use_tqdm=False))
+                completions_of(
+                    llm.generate([TABLE] * len(OTHERS), [*OTHERS.values()], use_tqdm=False)
+                )
             )
             stats = llm.stats()
     for name, plain, drafted in zip(OTHERS, *found, strict=True):
@@ -144,7 +146,7 @@ def test_thinking_budgets_with_drafts(tiny_folder):
             reasoning_parser="ernie_45_vl",
             speculative=speculative,
         ) as llm:
-            found.append(facts(llm.chat(messages, params, use_tqdm=False)))
+            found.append(completions_of(llm.chat(messages, params, use_tqdm=False)))
             stats = llm.stats()
     assert found[0] == found[1]
     assert stats.num_accepted_drafts > 5

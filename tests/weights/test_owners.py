@@ -45,9 +45,11 @@ def read(folder):
 
 
 def test_values_equal_those_of_the_owner(folder):
-    facts = json.loads((folder / "owner.json").read_text())
-    dtype, found = getattr(torch, facts["dtype"]), read(folder)
-    assert facts["weights"] == {key: hash_of(found[key].to(dtype)) for key in facts["weights"]}
+    written_by = json.loads((folder / "owner.json").read_text())
+    dtype, found = getattr(torch, written_by["dtype"]), read(folder)
+    assert written_by["weights"] == {
+        key: hash_of(found[key].to(dtype)) for key in written_by["weights"]
+    }
 
 
 def log_probabilities(folder, **options):

@@ -44,12 +44,12 @@ def finish(written, name, library, values):
     """Keeps what tests need of a folder. values: the dequantised weights, by key."""
     target = HERE / name
     shutil.rmtree(target, ignore_errors=True)
-    facts = {
+    owner = {
         "library": f"{library} {importlib.metadata.version(library)}",
         "dtype": str(next(iter(values.values())).dtype).removeprefix("torch."),
         "weights": {key: hash_of(weight) for key, weight in sorted(values.items())},
     }
-    (written / "owner.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (written / "owner.json").write_text(json.dumps(owner, indent=1) + "\n")
     target.mkdir()
     for file in KEPT_FILES:
         if (written / file).exists():
