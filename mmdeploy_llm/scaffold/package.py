@@ -58,9 +58,7 @@ class NewPackage:
     steps: tuple[str, ...]
 
 
-def write_package(
-    name: str, kind: str, directory: Path, *, media: str | None = None
-) -> NewPackage:
+def write_package(name: str, kind: str, directory: Path, *, media: str | None = None) -> NewPackage:
     """Writes the folder NAME-llm below `directory`, which is created if it does not exist.
 
     name: name of the plugin. kind: one of KINDS. media: one of MEDIA, for a model that reads it
