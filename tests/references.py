@@ -28,9 +28,9 @@ import transformers
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from mmdeploy_llm import testing
-from mmdeploy_llm.testing.checks.models import transformers_reference
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm import model_checks, tiny
+from mmdeploy_llm.model_checks.models import transformers_reference
+from mmdeploy_llm.tiny import write_tiny
 
 LIBRARIES = (np, safetensors, tokenizers, torch, transformers)
 DAY = 24 * 60 * 60
@@ -65,8 +65,10 @@ def _feed(found, value):
 
 def code_that_writes():
     """Returns the source of all that writes checkpoints and asks transformers."""
-    kit, plugins = Path(testing.__file__).parent, Path(mmdeploy_llm_plugins.__path__[0])
-    paths = [Path(__file__), *kit.rglob("*.py"), *plugins.rglob("tiny*.py")]
+    rooms = [Path(room.__path__[0]) for room in (model_checks, tiny)]
+    plugins = Path(mmdeploy_llm_plugins.__path__[0])
+    paths = [Path(__file__), *plugins.rglob("tiny*.py")]
+    paths += [path for room in rooms for path in room.rglob("*.py")]
     return {path.relative_to(path.parents[2]).as_posix(): path.read_bytes() for path in paths}
 
 
@@ -149,8 +151,8 @@ class Answers:
 
 
 class Reference:
-    """transformers' model of a folder as testing.reference.Reference runs it. It is loaded when it
-    is asked for what it has not answered yet."""
+    """transformers' model of a folder, as model_checks.reference runs it. It is loaded when it is
+    asked for what it has not answered yet."""
 
     def __init__(self, folder, answers):
         self._folder, self.answers = folder, Answers(answers)

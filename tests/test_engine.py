@@ -14,7 +14,7 @@ from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runner.overlap import deferred
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
-from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.tiny import make_tokenizer
 
 INFO = EngineInfo(
     model="fake",

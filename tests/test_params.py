@@ -227,6 +227,7 @@ def test_early_stop_is_read_from_fastdeploys_options():
         ({"early_stop_config": {"window_size": 3}}, 3),
         ({"early_stop_config": {"window_size": 3}, "enable_early_stop": True}, 3),
         ({"enable_early_stop": True}, 3000),
+        ({"early_stop_config": {"strategy": "repetition"}}, 3000),
     ):
         assert EngineConfig(model="m", **options).early_stop_config.window_size == window_size
     for options in ({}, {"enable_early_stop": False, "early_stop_config": {}}):

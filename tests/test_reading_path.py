@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 ROOT = Path(__file__).parent.parent
 MAP = ROOT / "mmdeploy_llm/README.md"

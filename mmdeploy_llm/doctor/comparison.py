@@ -14,9 +14,9 @@ import torch
 
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.llm import LLM
+from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import families, write_tiny
+from mmdeploy_llm.tiny import families, write_tiny
 
 from .findings import Finding, State
 

@@ -68,4 +68,5 @@ class Names:
             for base, endings in ((shown, ("",)), (stem, ENDINGS.get(ending, ()))):
                 for text in self._keys.get(base, ()):
                     for prefix in PREFIXES:
-                        yield from (f"{prefix}{text}{end}" for end in endings)
+                        if not (prefix and text.startswith(prefix)):
+                            yield from (f"{prefix}{text}{end}" for end in endings)

@@ -45,7 +45,7 @@ class ModelSpec:
         media item alone.
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
-    tiny: "module:FAMILY", a Family of mmdeploy_llm.testing.tiny: how to write a tiny checkpoint of
+    tiny: "module:FAMILY", a Family of mmdeploy_llm.tiny: how to write a tiny checkpoint of
         the family, and how transformers takes its media; imported by tests only.
     priority: in-tree plugins use 0; the highest wins and a tie is an error.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .frozen import FrozenParams, shown
 
@@ -24,6 +24,14 @@ class EarlyStopParams(FrozenParams):
         description="probability above which a token is nearly certain: the model's own, before "
         "temperature, penalties and other rules",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_strategy(cls, values: Any) -> Any:
+        """Accepts the key `strategy` with its one value at FastDeploy, which is what this does."""
+        if not isinstance(values, dict) or values.get("strategy") != "repetition":
+            return values
+        return {name: value for name, value in values.items() if name != "strategy"}
 
 
 def read_early_stop(values: Any) -> Any:

@@ -17,9 +17,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
+    from mmdeploy_llm.tiny import make_tokenizer, write_tiny
+
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
-    from .checks.base import CheckFailed, CheckSkipped
     from .checks.logits import LogitsExample
     from .checks.parsers import ParserExample
     from .checks.tools import ToolParserExample
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
     from .model_conformance import ModelConformance, ModelVariantConformance
-    from .tiny import make_tokenizer, write_tiny
 
 __all__ = [
     "CheckFailed",
@@ -60,27 +61,27 @@ __all__ = [
 
 _MODULES = MappingProxyType(
     {
-        "CheckFailed": "checks.base",
-        "CheckSkipped": "checks.base",
-        "FakeMediaProcessor": "fakes",
-        "FakeModel": "fakes",
-        "FakeReasoningParser": "fakes",
-        "LogitsExample": "checks.logits",
-        "LogitsProcessorConformance": "conformance",
-        "MediaProcessorConformance": "conformance",
-        "ModelConformance": "model_conformance",
-        "ModelVariantConformance": "model_conformance",
-        "ParserExample": "checks.parsers",
-        "PluginConformance": "conformance",
-        "ReasoningParserConformance": "conformance",
-        "ToolParserConformance": "conformance",
-        "ToolParserExample": "checks.tools",
-        "Verdict": "check",
-        "check_plugin": "check",
-        "fake_manager": "fakes",
-        "make_tokenizer": "tiny",
-        "write_checkpoint": "checkpoint",
-        "write_tiny": "tiny",
+        "CheckFailed": "..model_checks.base",
+        "CheckSkipped": "..model_checks.base",
+        "FakeMediaProcessor": ".fakes",
+        "FakeModel": ".fakes",
+        "FakeReasoningParser": ".fakes",
+        "LogitsExample": ".checks.logits",
+        "LogitsProcessorConformance": ".conformance",
+        "MediaProcessorConformance": ".conformance",
+        "ModelConformance": ".model_conformance",
+        "ModelVariantConformance": ".model_conformance",
+        "ParserExample": ".checks.parsers",
+        "PluginConformance": ".conformance",
+        "ReasoningParserConformance": ".conformance",
+        "ToolParserConformance": ".conformance",
+        "ToolParserExample": ".checks.tools",
+        "Verdict": ".check",
+        "check_plugin": ".check",
+        "fake_manager": ".fakes",
+        "make_tokenizer": "..tiny",
+        "write_checkpoint": ".checkpoint",
+        "write_tiny": "..tiny",
     }
 )
 
@@ -89,7 +90,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f".{_MODULES[name]}", __name__)
+        module = importlib.import_module(_MODULES[name], __name__)
     except ModuleNotFoundError as error:
         if error.name != "pytest":
             raise

@@ -10,8 +10,7 @@ import torch
 import transformers
 
 from mmdeploy_llm.errors import ConfigError
-
-from .tiny import make_tokenizer, randomize
+from mmdeploy_llm.tiny import make_tokenizer, randomize
 
 AUTO_CLASSES = ("AutoModelForImageTextToText", "AutoModelForCausalLM")
 

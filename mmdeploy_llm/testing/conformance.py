@@ -21,11 +21,11 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from mmdeploy_llm.model_checks.base import Check, CheckSkipped
+from mmdeploy_llm.tiny import make_tokenizer
 
 from .checks import logits, parsers, plugins, processors, tools
-from .checks.base import Check, CheckSkipped
 from .checks.processor_subject import ProcessorSubject
-from .tiny import make_tokenizer
 
 
 def _method(name: str, check: Check) -> Any:

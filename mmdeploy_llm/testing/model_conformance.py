@@ -22,17 +22,17 @@ import pytest
 import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
+from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
+from mmdeploy_llm.model_checks.base import factory_of
+from mmdeploy_llm.model_checks.dense import DenseRunner
+from mmdeploy_llm.model_checks.equalities import max_difference
+from mmdeploy_llm.model_checks.models import Grid, ModelSubject
+from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.tiny import family_of, write_family
 from mmdeploy_llm.weights import build_model
 
-from .checks import determinism, equalities, models, ranks
-from .checks.base import factory_of
-from .checks.equalities import max_difference
-from .checks.models import Grid, ModelSubject
 from .conformance import Conformance
-from .dense import DenseRunner
-from .prompts import make_prompt
-from .tiny import family_of, write_family
 
 __all__ = [
     "Grid",

@@ -24,7 +24,7 @@ def pytest_runtest_makereport(
     traceback."""
     report = yield
     if call.excinfo is not None and not item.config.getoption("fulltrace"):
-        from .checks.base import CheckFailed
+        from mmdeploy_llm.model_checks.base import CheckFailed
 
         if isinstance(call.excinfo.value, CheckFailed):
             report.longrepr = f"{item.name}: {call.excinfo.value}"

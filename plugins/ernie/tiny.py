@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.testing.tiny import (
+from mmdeploy_llm.tiny import (
     Family,
     MediaForm,
     grid_inputs,

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.testing.tiny import Family, MediaForm, media_kinds, patch_size, tiles
+from mmdeploy_llm.tiny import Family, MediaForm, media_kinds, patch_size, tiles
 
 from .tiny import GEMMA3_TEXT
 

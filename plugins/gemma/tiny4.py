@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.testing.tiny import Family, MediaForm, lines, media_kinds, text_config
+from mmdeploy_llm.tiny import Family, MediaForm, lines, media_kinds, text_config
 
 from .tiny import TEMPLATE as TEXT_TEMPLATE
 

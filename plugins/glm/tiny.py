@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.testing.tiny import Family, text_config
+from mmdeploy_llm.tiny import Family, text_config
 
 TEMPLATE = (
     "{{- '[gMASK]<sop>' -}}{%- for m in messages -%}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.testing.tiny import Family, MediaForm, preprocessor_files, text_config, token_ids
+from mmdeploy_llm.tiny import Family, MediaForm, preprocessor_files, text_config, token_ids
 
 from .tiny import SPECIAL_TOKENS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.testing.tiny import CHATML, Family, text_config
+from mmdeploy_llm.tiny import CHATML, Family, text_config
 
 
 def _config(tokenizer: Any, options: Mapping[str, Any]) -> Any:

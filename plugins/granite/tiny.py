@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.testing.tiny import CHATML, Family, text_config
+from mmdeploy_llm.tiny import CHATML, Family, text_config
 
 FACTORS = {
     "embedding_multiplier": 3.0,

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.testing.tiny import CHATML, Family, MediaForm, lines, text_config
+from mmdeploy_llm.tiny import CHATML, Family, MediaForm, lines, text_config
 
 IMAGE = "<image>"
 VL_TEMPLATE = CHATML.replace("<|vision_start|><|image_pad|><|vision_end|>", IMAGE)

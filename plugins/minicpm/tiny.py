@@ -12,7 +12,7 @@ from mmdeploy_llm_plugins.qwen.tiny35 import QWEN3_5_TEXT
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.testing.tiny import CHATML, Family, MediaForm, patch_size, tiles
+from mmdeploy_llm.tiny import CHATML, Family, MediaForm, patch_size, tiles
 
 # The tokens of an image, under their names in tokenizer_config.json.
 TOKENS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.testing.tiny import CHATML, Family, text_config, token_ids
+from mmdeploy_llm.tiny import CHATML, Family, text_config, token_ids
 
 from .tiny import TOKENS
 from .tiny_vl import QWEN3_VL

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.testing.tiny import (
+from mmdeploy_llm.tiny import (
     CHATML,
     Family,
     MediaForm,

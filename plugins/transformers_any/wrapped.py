@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from mmdeploy_llm_plugins.transformers_media import placeholders
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
@@ -16,7 +17,7 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
-from . import buffers, head, media, placeholders, structure
+from . import buffers, head, media, structure
 from .interface import refused
 from .linear import use_engine_layers
 from .weights import WeightTable

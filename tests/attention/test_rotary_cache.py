@@ -15,7 +15,7 @@ from mmdeploy_llm.attention.writing import write_by_kernel, write_plain
 from mmdeploy_llm.forward import ForwardInputs, RotaryAttention
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, RMSNorm, Rotary, RotaryConfig
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.tiny import randomize_empty
 
 # Heads, key heads, head size, rotary channels.
 FIRST = [(4, 2, 16, 16), (28, 4, 128, 128)]

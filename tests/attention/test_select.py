@@ -14,7 +14,7 @@ from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
-from mmdeploy_llm.testing.tiny import families, write_tiny
+from mmdeploy_llm.tiny import families, write_tiny
 
 ALL = frozenset(selection.CUDA_ORDER)
 HOPPER, BLACKWELL, AMPERE, ADA, VOLTA = (9, 0), (10, 0), (8, 0), (8, 9), (7, 0)

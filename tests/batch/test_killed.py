@@ -11,7 +11,7 @@ import pytest
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import read_records
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 NUM_ITEMS, NUM_KILLS, MAX_SECONDS = 150, 5, 300
 

@@ -22,7 +22,7 @@ from mmdeploy_llm.records.identity import digest_of, model_digest
 from mmdeploy_llm.records.record import ItemError, Record
 from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
 from mmdeploy_llm.sinks.scan import read_records, scan
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def test_no_step_waits_for_the_compiler(lines_of):
     assert lines_of("compile_a_run.py") == []
 
 
+@pytest.mark.first
 def test_all_kernels_compile(lines):
     """Checks that compile_for_gpu.py launches every kernel that the modules define, new ones
     too."""

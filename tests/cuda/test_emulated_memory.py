@@ -4,7 +4,6 @@ import pytest
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.testing.tiny import write_tiny
 
 OPTIONS = {
     "device": "cuda",
@@ -21,8 +20,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(write_tiny("ernie4_5", tmp_path_factory.mktemp("tiny"), head_dim=16))
+def folder(folder_of):
+    return folder_of("ernie4_5", head_dim=16)
 
 
 def tokens(llm, prompts, params=GREEDY):
@@ -45,11 +44,11 @@ def test_the_kv_cache_takes_what_the_largest_steps_leave(folder, new_card):
 
 
 @pytest.mark.full
-def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(tmp_path, new_card):
+def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(folder_of, new_card):
     """The counts are allocated with the first request that needs them, after the KV cache has its
     share."""
     few = {"num_hidden_layers": 1, "vocab_size": 16384}
-    folder = str(write_tiny("ernie4_5", tmp_path, head_dim=16, **few))
+    folder = folder_of("ernie4_5", head_dim=16, **few)
     total = 10 * 2**20
     card = new_card(total=total)
     options = {**OPTIONS, "native_kernels": None, "use_warmup": False}

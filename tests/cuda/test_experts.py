@@ -5,7 +5,7 @@ import torch
 
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, SparseMLP
-from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.tiny import randomize_empty
 
 
 def filled(module, device, dtype=torch.float32):

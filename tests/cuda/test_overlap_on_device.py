@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.sampling import Sampler
-from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.tiny import make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from mmdeploy_llm.kernels.coded import CodedWeight, rounded, units_of
 from mmdeploy_llm.layers import GatedMLP
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Experts
-from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.tiny import randomize_empty
 from mmdeploy_llm.weight_formats import FORMATS
 
 GROUPED = [row.name for row in FORMATS.values() if row.group_size is not None]

@@ -19,7 +19,7 @@ from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.runner import distributed
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.sampling import Sampler
-from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.tiny import make_tokenizer
 
 pytestmark = pytest.mark.full
 

@@ -14,7 +14,6 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.remote import RemoteDesk
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
-from mmdeploy_llm.testing.tiny import write_tiny
 
 OPTIONS = {
     "dtype": "float32",
@@ -32,8 +31,8 @@ IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("desks"))
+def folder(tiny_folder):
+    return tiny_folder("qwen2_5_vl")
 
 
 @pytest.fixture(scope="module")

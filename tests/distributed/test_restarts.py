@@ -18,7 +18,6 @@ from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.sinks.scan import read_records
-from mmdeploy_llm.testing.tiny import write_tiny
 
 pytestmark = pytest.mark.full
 
@@ -37,8 +36,8 @@ ROWS = [{"id": number, "prompt": f"prompt {number}"} for number in range(24)]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_tiny("qwen2", tmp_path_factory.mktemp("restarts"))
+def folder(tiny_folder):
+    return tiny_folder("qwen2")
 
 
 @pytest.fixture(scope="module")

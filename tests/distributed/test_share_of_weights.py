@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from mmdeploy_llm.sharding import Share
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm.weights import files
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.shard import Read, fill, fill_share

@@ -22,8 +22,8 @@ from mmdeploy_llm.doctor.examination import (
     processor,
 )
 from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.startup.cards import Card, CudaSetup
-from mmdeploy_llm.testing.reference import Reference
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 CARD = Card(name="A Card", capability=(9, 0), total_bytes=80 * 2**30)

@@ -190,7 +190,7 @@ def write_qwen25_vl(folder):
     """Writes a tiny checkpoint of Qwen2.5-VL, from that of Qwen2-VL."""
     import transformers
 
-    from mmdeploy_llm.testing.tiny import randomize, write_tiny
+    from mmdeploy_llm.tiny import randomize, write_tiny
 
     write_tiny("qwen2_vl", folder)
     given = json.loads((folder / "config.json").read_text())

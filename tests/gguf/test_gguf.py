@@ -17,7 +17,6 @@ from mmdeploy_llm.gguf.codes import LAYOUTS
 from mmdeploy_llm.gguf.library import known_keys, readable_types
 from mmdeploy_llm.gguf.tables import GGUFTable
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.testing.tiny import write_tiny
 
 from .gguf_writing import random_blocks, write_gguf
 from .opening import opened, tables_of, usual_key
@@ -117,9 +116,9 @@ def test_plain_values_keep_their_dtype(tmp_path, kind, dtype):
     assert torch.equal(found, values)
 
 
-def test_a_share_of_reordered_rows(tmp_path):
+def test_a_share_of_reordered_rows(tiny_copy, tmp_path):
     """Rows of llama's queries from the middle of one head to that of another."""
-    write_tiny("llama", tmp_path, head_dim=16)
+    tiny_copy("llama", tmp_path, head_dim=16)
     path = write_gguf(tmp_path, tmp_path / "a.gguf", "llama")
     key = "model.layers.1.self_attn.q_proj.weight"
     _, whole = read(path, key, (64, 64))
@@ -186,8 +185,8 @@ class TestChoiceOfAFile:
         with pytest.raises(CheckpointError, match="one of 0 files"):
             find_gguf(folder)
 
-    def test_parts_in_another_order(self, tmp_path):
-        write_tiny("qwen3", tmp_path)
+    def test_parts_in_another_order(self, tiny_copy, tmp_path):
+        tiny_copy("qwen3", tmp_path)
         write_gguf(tmp_path, tmp_path / "b.gguf", "qwen3", num_files=2)
         paths = sorted(tmp_path.glob("*.gguf"))
         with pytest.raises(CheckpointError, match="part 1 of 5, but was read as part 0"):
@@ -232,8 +231,8 @@ class TestRefusals:
             (lambda w: w.kv_data[0].pop("llama.embedding_length"), "embedding_length' .* missing"),
         ],
     )
-    def test_metadata(self, tmp_path, change, message):
-        write_tiny("llama", tmp_path)
+    def test_metadata(self, tiny_copy, tmp_path, change, message):
+        tiny_copy("llama", tmp_path)
 
         def extra(writer):
             for key in ("value_length", "block_count", "rope.freq_base"):
@@ -246,10 +245,10 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=message):
             config_of(path)
 
-    def test_factors_of_frequencies_that_are_not_llamas(self, tmp_path):
+    def test_factors_of_frequencies_that_are_not_llamas(self, tiny_copy, tmp_path):
         factors = np.full(10, 3.0, dtype=np.float32)
         factors[2] = 1.5
-        write_tiny("llama", tmp_path)
+        tiny_copy("llama", tmp_path)
         path = write_gguf(
             tmp_path,
             tmp_path / "a.gguf",

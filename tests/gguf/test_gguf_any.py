@@ -9,9 +9,9 @@ import transformers
 from mmdeploy_llm_plugins.transformers_any.gguf import TABLE
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import make_tokenizer, randomize
+from mmdeploy_llm.tiny import make_tokenizer, randomize
 
 from .gguf_writing import write_gguf
 

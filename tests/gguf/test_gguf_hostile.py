@@ -19,7 +19,6 @@ from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import read_headers
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder.gguf import check_tokenizer, described
-from mmdeploy_llm.testing.tiny import write_tiny
 
 from .gguf_writing import write_gguf
 from .opening import opened, usual_key
@@ -177,10 +176,10 @@ def test_what_is_no_file(tmp_path):
 
 
 @pytest.fixture
-def tiny(tmp_path):
+def tiny(tiny_copy, tmp_path):
     """Returns a whole GGUF file with a tokenizer, in a folder of its own."""
     source, place = tmp_path / "source", tmp_path / "place"
-    write_tiny("llama", source, head_dim=16, num_hidden_layers=1)
+    tiny_copy("llama", source, head_dim=16, num_hidden_layers=1)
     place.mkdir()
     return write_gguf(source, place / "a.gguf", "llama", kind="Q8_0")
 
@@ -205,10 +204,10 @@ def test_what_lies_beside_a_file_is_not_opened(tiny):
         ),
     ],
 )
-def test_damaged_files(tmp_path, family, seed):
+def test_damaged_files(tiny_copy, tmp_path, family, seed):
     """Bytes of the header are changed, removed or doubled: whatever comes, it is an error that the
     package raises, or a file that is good."""
-    write_tiny(family, tmp_path)
+    tiny_copy(family, tmp_path)
     tiny = write_gguf(tmp_path, tmp_path / "a.gguf", family)
     data = tiny.read_bytes()
     length = read_headers([tiny]).tensors["token_embd.weight"].offset
@@ -248,8 +247,8 @@ def test_damaged_files(tmp_path, family, seed):
         ("eos_token_id", 2**31, "2147483648.*; allowed"),
     ],
 )
-def test_a_hostile_tokenizer(tmp_path, key, value, message):
-    write_tiny("llama", tmp_path / "source", num_hidden_layers=1)
+def test_a_hostile_tokenizer(tiny_copy, tmp_path, key, value, message):
+    tiny_copy("llama", tmp_path / "source", num_hidden_layers=1)
 
     def extra(writer):
         writer.kv_data[0].pop(f"tokenizer.ggml.{key}")

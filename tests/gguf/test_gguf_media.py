@@ -20,7 +20,6 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, ModelError, ModelNotSupportedError
 from mmdeploy_llm.gguf import find_tower, media_config, read_headers
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.tiny import write_tiny
 
 from .gguf_writing import write_gguf
 from .mmproj_writing import PROJECTORS, write_pair, write_qwen25_vl, write_tower
@@ -53,10 +52,16 @@ NOT_STATED = {
 }
 
 
-def write_model(family, folder):
-    if family == "qwen2_5_vl":
-        return write_qwen25_vl(folder)
-    return write_tiny(family, folder, **OPTIONS.get(family, {}))
+@pytest.fixture(scope="module")
+def tiny_copy(tiny_copy):
+    """The checkpoint of a family as GGUF can hold it."""
+
+    def copy(family, folder, **options):
+        if family == "qwen2_5_vl":
+            return write_qwen25_vl(folder)
+        return tiny_copy(family, folder, **{**OPTIONS.get(family, {}), **options})
+
+    return copy
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +109,10 @@ def has_key_of(folder):
     "family",
     [pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2_vl")) for name in PROJECTORS],
 )
-def test_tokens_of_a_pair_of_files_alone(tmp_path, images, family):
+def test_tokens_of_a_pair_of_files_alone(tiny_copy, tmp_path, images, family):
     """Config, tokenizer, template and tokens of media come from the files; the sizes of images,
     which they leave out, from the processor's file."""
-    source, place = write_model(family, tmp_path / "source"), tmp_path / "place"
+    source, place = tiny_copy(family, tmp_path / "source"), tmp_path / "place"
     write_pair(source, place, family)
     for name in PROCESSOR_FILES:
         if (source / name).exists():
@@ -121,8 +126,8 @@ def test_tokens_of_a_pair_of_files_alone(tmp_path, images, family):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("family", "kind"), [("qwen3_vl", "Q8_0"), ("glm4v", "BF16")])
-def test_tokens_of_weights_in_few_bits(tmp_path, images, family, kind):
-    source, place = write_model(family, tmp_path / "source"), tmp_path / "place"
+def test_tokens_of_weights_in_few_bits(tiny_copy, tmp_path, images, family, kind):
+    source, place = tiny_copy(family, tmp_path / "source"), tmp_path / "place"
     write_pair(source, place, family, kind=kind)
     text = stored(opened([place / "model.gguf"], has_key_of(source)))
     tower = stored(opened_tower(place / "mmproj-model.gguf", has_key_of(source)))
@@ -138,8 +143,8 @@ def test_tokens_of_weights_in_few_bits(tmp_path, images, family, kind):
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", PROJECTORS)
-def test_weights_of_a_tower_are_those_that_were_converted(tmp_path, family):
-    write_model(family, tmp_path)
+def test_weights_of_a_tower_are_those_that_were_converted(tiny_copy, tmp_path, family):
+    tiny_copy(family, tmp_path)
     path = write_tower(tmp_path, tmp_path / "mmproj.gguf", family)
     found = stored(opened_tower(path, has_key_of(tmp_path)))
     wanted = {
@@ -154,9 +159,9 @@ def test_weights_of_a_tower_are_those_that_were_converted(tmp_path, family):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
-def test_weights_in_fewer_bits_are_those_of_the_library(tmp_path, kind):
+def test_weights_in_fewer_bits_are_those_of_the_library(tiny_copy, tmp_path, kind):
     """Matrices are those that the library reads again; the rest stays in float32."""
-    write_model("qwen2_5_vl", tmp_path)
+    tiny_copy("qwen2_5_vl", tmp_path)
     path = write_tower(tmp_path, tmp_path / "mmproj.gguf", "qwen2_5_vl", kind=kind)
     wanted = load_file(tmp_path / "model.safetensors")
     number, num_rounded = gguf.GGMLQuantizationType[kind], 0
@@ -172,8 +177,8 @@ def test_weights_in_fewer_bits_are_those_of_the_library(tmp_path, kind):
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", PROJECTORS)
-def test_the_config_of_a_pair_is_the_models(tmp_path, family):
-    source, place = write_model(family, tmp_path / "source"), tmp_path / "place"
+def test_the_config_of_a_pair_is_the_models(tiny_copy, tmp_path, family):
+    source, place = tiny_copy(family, tmp_path / "source"), tmp_path / "place"
     write_pair(source, place, family)
     found, wanted = (read_checkpoint(folder).config.to_dict() for folder in (place, source))
     assert found["architectures"] == wanted["architectures"]
@@ -194,8 +199,8 @@ def differing(found, wanted):
     return different
 
 
-def test_options_of_the_processors(tmp_path):
-    write_model("qwen2_vl", tmp_path / "source")
+def test_options_of_the_processors(tiny_copy, tmp_path):
+    tiny_copy("qwen2_vl", tmp_path / "source")
     write_pair(tmp_path / "source", tmp_path / "place", "qwen2_vl")
     found = read_checkpoint(tmp_path / "place")
     channels = {
@@ -216,14 +221,14 @@ def test_options_of_the_processors(tmp_path):
     assert read_checkpoint(tmp_path / "place").preprocessor == wanted
 
 
-def test_a_config_beside_the_files(tmp_path, images):
+def test_a_config_beside_the_files(tiny_copy, tmp_path, images):
     """It wins; that of a text model leaves the tower unread."""
-    source, place = write_model("qwen3_vl", tmp_path / "source"), tmp_path / "place"
+    source, place = tiny_copy("qwen3_vl", tmp_path / "source"), tmp_path / "place"
     write_pair(source, place, "qwen3_vl")
     for name in ("config.json", *PROCESSOR_FILES):
         shutil.copy(source / name, place / name)
     assert answers(place, images)[0] == answers(source, images)[0]
-    text = write_tiny("qwen3", tmp_path / "text")
+    text = tiny_copy("qwen3", tmp_path / "text")
     write_gguf(text, text / "model.gguf", "qwen3")
     (text / "model.safetensors").unlink()
     shutil.copy(place / "mmproj-model.gguf", text)
@@ -231,8 +236,8 @@ def test_a_config_beside_the_files(tmp_path, images):
 
 
 @pytest.mark.full
-def test_the_command_line(tmp_path, images):
-    write_model("qwen3_vl", tmp_path / "source")
+def test_the_command_line(tiny_copy, tmp_path, images):
+    tiny_copy("qwen3_vl", tmp_path / "source")
     write_pair(tmp_path / "source", tmp_path / "place", "qwen3_vl")
     images[1].save(tmp_path / "picture.png")
     words = ["generate", "Describe", "--image", str(tmp_path / "picture.png"), "--max-tokens", "4"]
@@ -242,8 +247,8 @@ def test_the_command_line(tmp_path, images):
 
 class TestRefusals:
     @pytest.fixture
-    def place(self, tmp_path):
-        write_model("qwen2_vl", tmp_path / "source")
+    def place(self, tiny_copy, tmp_path):
+        tiny_copy("qwen2_vl", tmp_path / "source")
         write_pair(tmp_path / "source", tmp_path / "place", "qwen2_vl")
         return tmp_path / "place"
 
@@ -261,14 +266,14 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"2 vision towers: mmproj-F16.gguf, mmproj-m"):
             find_tower(place)
 
-    def test_a_tower_of_another_family(self, tmp_path, place):
-        write_model("glm4v", tmp_path / "glm4v")
+    def test_a_tower_of_another_family(self, tiny_copy, tmp_path, place):
+        tiny_copy("glm4v", tmp_path / "glm4v")
         write_tower(tmp_path / "glm4v", place / "mmproj-model.gguf", "glm4v")
         with pytest.raises(CheckpointError, match=r"of the architecture glm4, but .* 'qwen2vl'"):
             read_checkpoint(place)
 
-    def test_a_tower_of_another_size(self, tmp_path, place):
-        write_tiny("qwen2_vl", tmp_path / "wide", hidden_size=128)
+    def test_a_tower_of_another_size(self, tiny_copy, tmp_path, place):
+        tiny_copy("qwen2_vl", tmp_path / "wide", hidden_size=128)
         write_tower(tmp_path / "wide", place / "mmproj-model.gguf", "qwen2_vl")
         with pytest.raises(CheckpointError, match=r"mm.2.weight .* has 64 channels: they do not"):
             read_checkpoint(place)
@@ -326,11 +331,11 @@ class TestRefusals:
             ("v.patch_embd.weight.2", (4,), "do not have here"),
         ],
     )
-    def test_tensors(self, tmp_path, name, shape, message):
+    def test_tensors(self, tiny_copy, tmp_path, name, shape, message):
         def extra(writer):
             writer.add_tensor(name, np.zeros(shape, dtype=np.float32))
 
-        write_model("qwen2_vl", tmp_path)
+        tiny_copy("qwen2_vl", tmp_path)
         path = write_tower(tmp_path, tmp_path / "mmproj.gguf", "qwen2_vl", extra=extra)
         with pytest.raises(CheckpointError, match=message):
             opened_tower(path, has_key_of(tmp_path))
@@ -362,9 +367,9 @@ class TestRefusals:
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
-def test_changed_bytes_of_a_tower_end_in_an_error_or_a_model(tmp_path, seed):
+def test_changed_bytes_of_a_tower_end_in_an_error_or_a_model(tiny_copy, tmp_path, seed):
     """Fuzzes the header: nothing but an error of this package comes out."""
-    write_model("qwen2_vl", tmp_path / "source")
+    tiny_copy("qwen2_vl", tmp_path / "source")
     write_pair(tmp_path / "source", tmp_path / "place", "qwen2_vl")
     path = tmp_path / "place" / "mmproj-model.gguf"
     text = read_headers([tmp_path / "place" / "model.gguf"])

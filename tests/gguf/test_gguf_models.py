@@ -19,8 +19,7 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
+from mmdeploy_llm.tiny import make_tokenizer
 
 from .gguf_writing import ARCHITECTURES, separate_qkv, write_gguf
 from .opening import opened, stored
@@ -118,10 +117,17 @@ FIRST = ("llama", "qwen3.5", "gemma3")  # the others are full tests
 KNOWN_TO_TRANSFORMERS = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 
 
-def write_model(family, folder, **options):
-    """Writes the tiny checkpoint of a family; of Phi-3, which has no plugin, here."""
-    if family != "phi3":
-        return write_tiny(family, folder, **options)
+@pytest.fixture(scope="module")
+def tiny_copy(tiny_copy):
+    """The checkpoint of a family; of Phi-3 one without windows and factors of frequencies."""
+
+    def copy(family, folder, **options):
+        return write_phi3(folder) if family == "phi3" else tiny_copy(family, folder, **options)
+
+    return copy
+
+
+def write_phi3(folder):
     tokenizer = make_tokenizer("llama")
     config = transformers.Phi3Config(
         vocab_size=len(tokenizer),
@@ -152,14 +158,14 @@ def generated(model, **options):
 @pytest.mark.parametrize(
     "case", [pytest.param(name, marks=[pytest.mark.full] * (name not in FIRST)) for name in CASES]
 )
-def test_tokens_of_a_file_alone(tmp_path, case):
+def test_tokens_of_a_file_alone(transformers_of, tiny_copy, tmp_path, case):
     """The config, too, is made of the file's metadata."""
     family, options = CASES[case]
     source = tmp_path / "source"
-    write_model(family, source, **options)
+    tiny_copy(family, source, **options)
     (tmp_path / "alone").mkdir()
     write_gguf(source, tmp_path / "alone" / "tiny.gguf", family)
-    reference = Reference(source)
+    reference = transformers_of(source)
     wanted = [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
     assert generated(tmp_path / "alone") == wanted
 
@@ -202,8 +208,8 @@ def as_stored(family, folder):
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_weights_are_those_that_were_converted(tmp_path, family):
-    write_model(family, tmp_path / "source", **SPARSE.get(family, {}))
+def test_weights_are_those_that_were_converted(tiny_copy, tmp_path, family):
+    tiny_copy(family, tmp_path / "source", **SPARSE.get(family, {}))
     write_gguf(tmp_path / "source", tmp_path / "tiny.gguf", family)
     wanted = as_stored(family, tmp_path / "source")
     found = stored(opened([tmp_path / "tiny.gguf"], wanted.__contains__))
@@ -219,12 +225,12 @@ def test_weights_are_those_that_were_converted(tmp_path, family):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("family", KNOWN_TO_TRANSFORMERS)
-def test_weights_are_those_that_transformers_reads(tmp_path, family, kind):
+def test_weights_are_those_that_transformers_reads(tiny_copy, tmp_path, family, kind):
     """Its reader undoes the converter's changes of these families, too."""
     options = {} if family in ("phi3", "qwen2") else {"head_dim": 16}
     if family == "qwen2":
         options = {"hidden_size": 64, "num_attention_heads": 4}
-    write_model(family, tmp_path / "source", **options)
+    tiny_copy(family, tmp_path / "source", **options)
     path = write_gguf(tmp_path / "source", tmp_path / "tiny.gguf", family, kind=kind)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "source")
     model = getattr(transformers, config.architectures[0])(config)
@@ -242,10 +248,10 @@ def test_weights_are_those_that_transformers_reads(tmp_path, family, kind):
         *(pytest.param(kind, marks=pytest.mark.full) for kind in ("Q4_0", "Q5_1", "BF16", "F16")),
     ],
 )
-def test_tokens_of_quantised_weights(tmp_path, kind, caplog):
+def test_tokens_of_quantised_weights(transformers_of, tiny_copy, tmp_path, kind, caplog):
     """The reference has the dequantised weights. Those of few bits stay so, embeddings included."""
     source, place = tmp_path / "source", tmp_path / "place"
-    write_model("llama", source, head_dim=16)
+    tiny_copy("llama", source, head_dim=16)
     place.mkdir()
     path = write_gguf(source, place / "tiny.gguf", "llama", kind=kind)
     weights = {
@@ -253,7 +259,7 @@ def test_tokens_of_quantised_weights(tmp_path, kind, caplog):
     }
     shutil.copytree(source, tmp_path / "plain")
     save_file(weights, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
-    reference = Reference(tmp_path / "plain")
+    reference = transformers_of(tmp_path / "plain")
     with caplog.at_level("INFO", logger="mmdeploy_llm"):
         assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
     num_matrices = sum(weight.dim() == 2 for weight in weights.values())
@@ -265,9 +271,9 @@ def test_tokens_of_quantised_weights(tmp_path, kind, caplog):
 
 
 @pytest.mark.full
-def test_stacked_experts_that_are_quantised(tmp_path):
+def test_stacked_experts_that_are_quantised(transformers_of, tiny_copy, tmp_path):
     source = tmp_path / "source"
-    write_model("qwen3_moe", source, moe_intermediate_size=32, head_dim=16, decoder_sparse_step=1)
+    tiny_copy("qwen3_moe", source, moe_intermediate_size=32, head_dim=16, decoder_sparse_step=1)
     path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3_moe", kind="Q8_0")
     weights = {
         key: tensor.float() for key, tensor in stored(opened([path], keys_of(source))).items()
@@ -276,16 +282,16 @@ def test_stacked_experts_that_are_quantised(tmp_path):
     error = max(float((weights[key] - wanted[key]).abs().max()) for key in wanted)
     assert 0 < error < 0.02
     save_file(weights, source / "model.safetensors", {"format": "pt"})
-    reference = Reference(source)
+    reference = transformers_of(source)
     assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
 
 
 @pytest.mark.full
-def test_files_of_the_folder_win_over_metadata(tmp_path):
+def test_files_of_the_folder_win_over_metadata(transformers_of, tiny_copy, tmp_path):
     """The config.json here has a window, which llama's metadata do not know."""
-    write_model("mistral", tmp_path)
+    tiny_copy("mistral", tmp_path)
     write_gguf(tmp_path, tmp_path / "tiny.gguf", "mistral", tokenizer=False)
-    reference = Reference(tmp_path)
+    reference = transformers_of(tmp_path)
     wanted = [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
     (tmp_path / "model.safetensors").unlink()
     assert read_checkpoint(tmp_path).config.sliding_window == 7
@@ -293,32 +299,32 @@ def test_files_of_the_folder_win_over_metadata(tmp_path):
     assert generated(tmp_path / "tiny.gguf") == wanted
 
 
-def test_split_files_are_read_together(tmp_path):
+def test_split_files_are_read_together(transformers_of, tiny_copy, tmp_path):
     source, place = tmp_path / "source", tmp_path / "place"
-    write_model("qwen3", source)
+    tiny_copy("qwen3", source)
     place.mkdir()
     write_gguf(source, place / "tiny.gguf", "qwen3", num_files=2)
     paths = sorted(place.iterdir())
     assert len(paths) > 2
-    reference = Reference(source)
+    reference = transformers_of(source)
     wanted = [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
     assert generated(place) == wanted
     assert generated(paths[1]) == wanted
 
 
 @pytest.mark.full
-def test_tensor_parallel_ranks_read_their_shards(tmp_path):
+def test_tensor_parallel_ranks_read_their_shards(tiny_copy, tmp_path):
     source = tmp_path / "source"
-    write_model("llama", source, head_dim=16)
+    tiny_copy("llama", source, head_dim=16)
     path = write_gguf(source, tmp_path / "tiny.gguf", "llama", kind="Q8_0")
     assert generated(path, tensor_parallel_size=2, device="cpu") == generated(path)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["llama", "qwen3", "granite"])
-def test_the_tokenizer_and_the_template_of_a_file(tmp_path, family):
+def test_the_tokenizer_and_the_template_of_a_file(tiny_copy, tmp_path, family):
     source = tmp_path / "source"
-    write_model(family, source)
+    tiny_copy(family, source)
     path = write_gguf(source, tmp_path / "tiny.gguf", family)
     texts = ("The quick brown fox <think> 123", "h\u00e9 \u4e2d\n\n  x<|im_end|>y")
     messages = [{"role": "user", "content": "Describe the picture."}]
@@ -333,9 +339,9 @@ def test_the_tokenizer_and_the_template_of_a_file(tmp_path, family):
 
 
 @pytest.mark.full
-def test_ids_that_end_an_answer(tmp_path):
+def test_ids_that_end_an_answer(tiny_copy, tmp_path):
     """The end of a turn ends an answer as the end of a text does."""
-    write_model("qwen3", tmp_path)
+    tiny_copy("qwen3", tmp_path)
     path = write_gguf(
         tmp_path, tmp_path / "tiny.gguf", "qwen3", extra=lambda writer: writer.add_eot_token_id(3)
     )
@@ -344,11 +350,11 @@ def test_ids_that_end_an_answer(tmp_path):
 
 
 @pytest.mark.full
-def test_texts_that_are_no_token_of_the_file(tmp_path):
+def test_texts_that_are_no_token_of_the_file(tiny_copy, tmp_path):
     """transformers adds <|endoftext|> to every byte-level vocabulary, after the last row of the
     embedding."""
     source = tmp_path / "source"
-    write_model("qwen3", source)
+    tiny_copy("qwen3", source)
     path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3")
     wanted = make_tokenizer("qwen3")
     found = load_tokenizer(tmp_path, path)
@@ -362,12 +368,12 @@ def test_texts_that_are_no_token_of_the_file(tmp_path):
     )
 
 
-def test_a_sentencepiece_vocabulary(tmp_path):
+def test_a_sentencepiece_vocabulary(tiny_copy, tmp_path):
     """Tokens of pieces with scores, and bytes for all else; there are no merges."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = [2, 3, 3, *[6] * 256]
     words = ["\u2581", "t", "h", "e", "th", "the", "\u2581the", "c", "a", "ca", "cat", "\u2581cat"]
-    write_model("llama", tmp_path, vocab_size=len(pieces) + len(words))
+    tiny_copy("llama", tmp_path, vocab_size=len(pieces) + len(words))
 
     def extra(writer):
         writer.add_tokenizer_model("llama")
@@ -392,10 +398,10 @@ def test_a_sentencepiece_vocabulary(tmp_path):
 
 
 @pytest.mark.full
-def test_weights_in_8_bits(tmp_path):
+def test_weights_in_8_bits(tiny_copy, tmp_path):
     """Weights that were dequantised are quantised again, as those of any other file."""
     source = tmp_path / "source"
-    write_model("qwen3", source, head_dim=16)
+    tiny_copy("qwen3", source, head_dim=16)
     path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3", kind="BF16")
     weights = {
         key: tensor.float() for key, tensor in stored(opened([path], keys_of(source))).items()
@@ -404,9 +410,9 @@ def test_weights_in_8_bits(tmp_path):
     assert generated(path, quantization="int8") == generated(source, quantization="int8")
 
 
-def test_the_command_line(tmp_path):
+def test_the_command_line(tiny_copy, tmp_path):
     source, place = tmp_path / "source", tmp_path / "place"
-    write_model("llama", source, head_dim=16)
+    tiny_copy("llama", source, head_dim=16)
     place.mkdir()
     path = write_gguf(source, place / "tiny-Q8_0.gguf", "llama", kind="Q8_0")
     for model in (place, path):
@@ -422,9 +428,9 @@ def test_the_command_line(tmp_path):
 
 
 @pytest.mark.full
-def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
+def test_layers_that_predict_further_tokens_are_not_used(transformers_of, tiny_copy, tmp_path):
     source = tmp_path / "source"
-    write_model("qwen3_5_text", source)
+    tiny_copy("qwen3_5_text", source)
 
     def extra(writer):
         writer.kv_data[0].pop("qwen35.block_count")
@@ -433,13 +439,13 @@ def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
         writer.add_tensor("blk.4.nextn.eh_proj.weight", np.zeros((64, 128), dtype=np.float32))
 
     path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3_5_text", extra=extra)
-    reference = Reference(source)
+    reference = transformers_of(source)
     assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
 
 
 @pytest.mark.full
-def test_safetensors_files_when_they_are_asked_for(tmp_path):
-    write_model("qwen3", tmp_path)
+def test_safetensors_files_when_they_are_asked_for(tiny_copy, tmp_path):
+    tiny_copy("qwen3", tmp_path)
     path = write_gguf(tmp_path, tmp_path / "tiny.gguf", "qwen3")
     assert generated(path, load_format="safetensors") == generated(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -449,10 +455,10 @@ def test_safetensors_files_when_they_are_asked_for(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("family", "options"), CASES.values(), ids=CASES)
-def test_the_config_of_a_file_is_the_models(tmp_path, family, options):
+def test_the_config_of_a_file_is_the_models(tiny_copy, tmp_path, family, options):
     """To the last digit."""
     source, place = tmp_path / "source", tmp_path / "place"
-    write_model(family, source, **options)
+    tiny_copy(family, source, **options)
     place.mkdir()
     write_gguf(source, place / "tiny.gguf", family)
     found, wanted = (read_checkpoint(folder).config.to_dict() for folder in (place, source))
@@ -463,9 +469,9 @@ def test_the_config_of_a_file_is_the_models(tmp_path, family, options):
 
 
 @pytest.mark.full
-def test_long_rope_of_phi3(tmp_path):
+def test_long_rope_of_phi3(tiny_copy, tmp_path):
     factors = {"long_factor": [1.5] * 4 + [8.0] * 4, "short_factor": [1.0] * 8}
-    write_model("phi3", tmp_path)
+    tiny_copy("phi3", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["original_max_position_embeddings"] = 512
     config["rope_parameters"] = {
@@ -487,10 +493,10 @@ def test_long_rope_of_phi3(tmp_path):
 @pytest.mark.parametrize(
     "names", [("tokenizer.json", "tokenizer_config.json"), ("tokenizer.json",)]
 )
-def test_a_tokenizer_beside_a_file(tmp_path, names):
+def test_a_tokenizer_beside_a_file(tiny_copy, tmp_path, names):
     """There is no config.json."""
     source, place = tmp_path / "source", tmp_path / "place"
-    write_model("qwen3", source)
+    tiny_copy("qwen3", source)
     place.mkdir()
     for name in names:
         shutil.copy(source / name, place / name)

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ModelNotSupportedError, PluginConflictError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
+from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import write_family, write_tiny
+from mmdeploy_llm.tiny import write_family, write_tiny
 
 from .acme_llm.tiny import TINY
 from .gguf_writing import add_metadata, add_tensor, add_tokenizer, permuted

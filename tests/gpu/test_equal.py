@@ -5,7 +5,7 @@ import pytest
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.attention.select import CUDA_ORDER
-from mmdeploy_llm.testing.tiny import families
+from mmdeploy_llm.tiny import families
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SCORED = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)

@@ -12,7 +12,7 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.sampling import Sampler, SlotRequest
-from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.tiny import randomize_empty
 
 pytestmark = [
     pytest.mark.gpu,

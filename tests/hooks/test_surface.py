@@ -29,7 +29,7 @@ MODULES = (
     "mmdeploy_llm.messages",
     "mmdeploy_llm.request",
     "mmdeploy_llm.testing",
-    "mmdeploy_llm.testing.tiny",
+    "mmdeploy_llm.tiny",
     "mmdeploy_llm.weights.map",
     "mmdeploy_llm_processors.image.decode",
     "mmdeploy_llm_processors.image.embedded",

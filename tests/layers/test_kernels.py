@@ -19,8 +19,8 @@ from mmdeploy_llm.layers import (
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.layers.vision import axial_rotary
-from mmdeploy_llm.testing.dense import DenseContext, DenseSequence
-from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.model_checks.dense import DenseContext, DenseSequence
+from mmdeploy_llm.tiny import randomize_empty
 from mmdeploy_llm.weight_formats import FORMATS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels leave the last one to torch

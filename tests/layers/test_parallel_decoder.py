@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config
-from mmdeploy_llm.testing.dense import DenseRunner
+from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.weights.map import WeightMap
 
 SIZES = {

@@ -14,7 +14,7 @@ from mmdeploy_llm.layers.decoder import Decoder
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
 from mmdeploy_llm.native import BuildError, CpuKernels, Level, cpu_levels
-from mmdeploy_llm.testing.tiny import randomize_empty
+from mmdeploy_llm.tiny import randomize_empty
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 400
 MOE = MoEConfig(num_experts=4, top_k=2, intermediate_size=32)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.dense import DenseRunner
 from mmdeploy_llm.testing.model_conformance import build
 
 STACKS = ("gate_up_proj", "down_proj")

@@ -16,7 +16,7 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import load
 from mmdeploy_llm.quantize import calibrate, loss, quantize_checkpoint, samples
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 SHORT = SamplingParams(temperature=0, max_tokens=6, skip_special_tokens=False, ignore_eos=True)

@@ -19,7 +19,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.quantize import quantize_checkpoint
 from mmdeploy_llm.saving import folders
 from mmdeploy_llm.saving.rounding import Scheme, round_groups
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 DEMO = Path(__file__).parents[2] / "examples" / "images"
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}

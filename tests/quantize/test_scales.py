@@ -19,7 +19,7 @@ from mmdeploy_llm.quantize.scales import best_scales
 from mmdeploy_llm.quantize.sites import Site, windows
 from mmdeploy_llm.saving import GroupRounder
 from mmdeploy_llm.saving.rounding import Scheme
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm.weights.files import SafetensorsFile
 
 SCHEME = Scheme(bits=4, group_size=32)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.quantize import quantize_checkpoint
 from mmdeploy_llm.saving.rounding import Scheme, round_groups
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 from .test_quantize import dequantised, tokens_of
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -17,7 +17,7 @@ from mmdeploy_llm.ray.deaths import DeathLedger, groups_of
 from mmdeploy_llm.ray.rows import Columns
 from mmdeploy_llm.ray.sizes import PROCESS_BYTES, ActorSize, actor_size, num_beside_reading
 from mmdeploy_llm.startup.needs import count_needs
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 PARAMS = SamplingParams()
 MAX_SECONDS = 60

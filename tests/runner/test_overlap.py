@@ -18,7 +18,7 @@ from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
-from mmdeploy_llm.testing.tiny import VOCAB_SIZE, make_tokenizer
+from mmdeploy_llm.tiny import VOCAB_SIZE, make_tokenizer
 
 CPU = torch.device("cpu")
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0, "repetition_penalty": 1.0}

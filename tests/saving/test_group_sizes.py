@@ -14,7 +14,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import load
 from mmdeploy_llm.saving.folders import Partial
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "tie_word_embeddings": False}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

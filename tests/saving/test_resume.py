@@ -15,7 +15,7 @@ import pytest
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.quantize import quantize_checkpoint
 from mmdeploy_llm.saving import folders, writer
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 RUN = """

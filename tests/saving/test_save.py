@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import load
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)

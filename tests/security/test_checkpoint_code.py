@@ -14,7 +14,7 @@ import transformers
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ("mmdeploy_llm", "plugins", "processors")
@@ -113,7 +113,7 @@ def model(tmp_path_factory):
     """A good checkpoint that transformers_any runs, with images."""
     folder = tmp_path_factory.mktemp("good") / "llava"
     from mmdeploy_llm.testing.checkpoint import write_checkpoint
-    from mmdeploy_llm.testing.tiny import make_tokenizer
+    from mmdeploy_llm.tiny import make_tokenizer
 
     tokenizer = make_tokenizer()
     text = {"model_type": "llama", "vocab_size": len(tokenizer), "hidden_size": 32}

@@ -23,7 +23,7 @@ from mmdeploy_llm.startup.machine import Machine
 from mmdeploy_llm.startup.media import build_processors
 from mmdeploy_llm.startup.model_files import read_model_files
 from mmdeploy_llm.startup.options import final_options
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.find import find_weights
 

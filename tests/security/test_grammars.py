@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from mmdeploy_llm.errors import ConfigError, EngineError, RequestError
 from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.sampling.grammar import GrammarBackend, banned_mask
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llguidance") is None, reason="needs llguidance: the extra 'guided'"

@@ -23,7 +23,7 @@ from mmdeploy_llm.intake.template import render
 from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.rendering.sandbox import run
-from mmdeploy_llm.testing.tiny import CHATML, write_tiny
+from mmdeploy_llm.tiny import CHATML, write_tiny
 
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000

@@ -5,7 +5,7 @@ import pytest
 from mmdeploy_llm import LLM, ConfigError
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.startup.needs import count_needs
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.tiny import write_tiny
 
 GIB = 2**30
 

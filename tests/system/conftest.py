@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.testing.tiny import MAX_PIXELS, MIN_PIXELS
+from mmdeploy_llm.tiny import MAX_PIXELS, MIN_PIXELS
 
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 ERNIE = ("ernie4_5_vl_moe",)

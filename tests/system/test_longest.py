@@ -4,14 +4,12 @@ import pytest
 from mmdeploy_llm_plugins.llama.text import LlamaForCausalLM
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
-from mmdeploy_llm.testing.tiny import write_tiny
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tiny_folder, monkeypatch):
     monkeypatch.setattr(LlamaForCausalLM, "max_positions", 40, raising=False)
-    write_tiny("llama", tmp_path)
-    return str(tmp_path)
+    return str(tiny_folder("llama"))
 
 
 def test_a_longer_prompt_is_an_error_of_its_own(folder):

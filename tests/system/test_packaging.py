@@ -148,6 +148,7 @@ def test_a_pure_wheel_has_no_compiled_kernels(wheel, names):
     assert not [name for name in names if name.endswith(".so")]
 
 
+@pytest.mark.first
 @pytest.mark.long
 @pytest.mark.skipif(not prebuilt.can_prebuild(), reason="prebuilt kernels are for x86-64 Linux")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

@@ -12,7 +12,6 @@ from mmdeploy_llm.native import BuildError, load
 from mmdeploy_llm.native.coded import CodedPanels
 from mmdeploy_llm.native.products import FloatWeight, S8Weight
 from mmdeploy_llm.startup.start import start
-from mmdeploy_llm.testing.tiny import write_tiny
 
 PROMPTS = ["The quick brown fox", "A red circle and a blue square", "How many are there?"]
 
@@ -26,8 +25,8 @@ def has_kernels():
 
 
 @pytest.fixture(scope="module", params=["qwen2", "ernie4_5_moe"])
-def folder(request, tmp_path_factory):
-    return write_tiny(request.param, tmp_path_factory.mktemp(request.param))
+def folder(request, tiny_folder):
+    return tiny_folder(request.param)
 
 
 def run(folder, **options):

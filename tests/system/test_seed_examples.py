@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from mmdeploy_llm import LLM, ModelPool, SamplingParams
-from mmdeploy_llm.testing.tiny import VOCAB_SIZE, write_tiny
+from mmdeploy_llm.tiny import VOCAB_SIZE, write_tiny
 
 VL_MODEL = "shapes-vl"
 

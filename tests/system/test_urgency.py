@@ -7,7 +7,6 @@ import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.testing.tiny import write_tiny
 
 OPTIONS = {
     "dtype": "float32",
@@ -34,9 +33,8 @@ class Slow:
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory):
-    folder = write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("model"))
-    with LLM(str(folder), max_num_seqs=1, **OPTIONS) as llm:
+def llm(tiny_folder):
+    with LLM(str(tiny_folder("qwen2_5_vl")), max_num_seqs=1, **OPTIONS) as llm:
         yield llm
 
 

@@ -15,7 +15,7 @@ from mmdeploy_llm import LLM, SamplingParams, native
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.testing import write_checkpoint
-from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm.weight_formats import FORMATS
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of

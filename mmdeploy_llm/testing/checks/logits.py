@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.hooks import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
-
-from .base import Check, CheckSkipped, attributed, demand, factory_of
+from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand, factory_of
 
 VOCAB_SIZE = 300
 NUM_STEPS = 12  # tokens of each generated request

@@ -9,8 +9,7 @@ from itertools import product
 from typing import get_args, get_type_hints
 
 from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment
-
-from .base import Check, CheckSkipped, attributed, demand, new_parser
+from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand, new_parser
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(Segment)["kind"])
 PLAIN = "Two and two are four.\nWell: 4 < 5 > 3, said he."

@@ -30,9 +30,8 @@ from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.hooks.records import Spec, describe
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.hooks.validation import _claims as claims
+from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.outputs import RequestMetrics
-
-from .base import Check, CheckFailed, CheckSkipped, attributed, demand
 
 MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0

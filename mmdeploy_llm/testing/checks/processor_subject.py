@@ -14,9 +14,8 @@ from mmdeploy_llm.hooks import (
     MediaProcessor,
     MediaProcessorSpec,
 )
+from mmdeploy_llm.model_checks.base import CheckSkipped, attributed, demand, factory_of
 from mmdeploy_llm.testing import samples as generated
-
-from .base import CheckSkipped, attributed, demand, factory_of
 
 
 @dataclass(kw_only=True)

@@ -11,8 +11,8 @@ import torch
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits
+from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
 
-from .base import Check, CheckFailed, CheckSkipped, attributed, demand
 from .processor_subject import ProcessorSubject
 
 NUM_THREADS = 6

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.hooks import ToolCall, ToolParser, ToolParserSpec
+from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand, new_parser
 
-from .base import Check, CheckSkipped, attributed, demand, new_parser
 from .parsers import PLAIN
 from .parsers import _generic as generic_texts
 from .parsers import _splits as splits

@@ -2,7 +2,7 @@
 
 from transformers import SeedOssConfig
 
-from mmdeploy_llm.testing.tiny import CHATML, Family, text_config
+from mmdeploy_llm.tiny import CHATML, Family, text_config
 
 
 def _config(tokenizer, options):

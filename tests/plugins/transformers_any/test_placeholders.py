@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmdeploy_llm_plugins.transformers_any import placeholders
+from mmdeploy_llm_plugins.transformers_media import placeholders
 from torch import nn
 
 

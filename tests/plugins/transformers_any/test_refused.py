@@ -14,7 +14,7 @@ from transformers.core_model_loading import Interleave, WeightConverter
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError, ConfigError, ModelNotSupportedError
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.tiny import make_tokenizer
 
 FIELDS = {
     "vocab_size": 96,

@@ -50,7 +50,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.tiny import make_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import images

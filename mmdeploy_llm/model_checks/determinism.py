@@ -12,11 +12,11 @@ from mmdeploy_llm.determinism.ways import Way, Ways
 from mmdeploy_llm.kernels import Quantization
 from mmdeploy_llm.layers.fixed_order import undetermined
 from mmdeploy_llm.layers.install import install_kernels
+from mmdeploy_llm.model_checks.paged import BLOCK_SIZE, cpu_runner, greedy
 from mmdeploy_llm.native import BuildError, CpuKernels, load
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.schedule.scheduler import SchedulerConfig
-from mmdeploy_llm.testing.paged import BLOCK_SIZE, cpu_runner, greedy
 
 from .base import Check, CheckSkipped, demand
 from .models import ModelSubject

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.testing.dense import DenseRunner, DenseSequence
-from mmdeploy_llm.testing.paged import BLOCK_SIZE, Generated
+from mmdeploy_llm.model_checks.dense import DenseRunner, DenseSequence
+from mmdeploy_llm.model_checks.paged import BLOCK_SIZE, Generated
 
 from .base import Check, CheckSkipped, attributed, demand
 from .models import ModelSubject

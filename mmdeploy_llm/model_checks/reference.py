@@ -11,8 +11,7 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.request import MediaInput, MediaSpan
-
-from .tiny import form_of, patch_size
+from mmdeploy_llm.tiny import form_of, patch_size
 
 
 class Reference:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from mmdeploy_llm.request import MediaSpan
+from mmdeploy_llm.tiny import MediaForm, form_of
 
 from .reference import random_media
-from .tiny import MediaForm, form_of
 
 
 def make_prompt(

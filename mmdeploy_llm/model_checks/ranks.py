@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.tp_plan import tp_plan
+from mmdeploy_llm.model_checks.dense import DenseRunner, DenseSequence
+from mmdeploy_llm.model_checks.rank_threads import ThreadRanks, on_ranks, thread_ranks
 from mmdeploy_llm.sharding import shares_of
-from mmdeploy_llm.testing.dense import DenseRunner, DenseSequence
-from mmdeploy_llm.testing.ranks import ThreadRanks, on_ranks, thread_ranks
 
 from .base import Check, CheckSkipped, attributed, demand
 from .equalities import max_difference

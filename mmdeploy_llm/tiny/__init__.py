@@ -80,7 +80,7 @@ def family_of(spec: ModelSpec) -> Family:
     if not isinstance(found, Family):
         raise PluginContractError(
             f"model {spec.name!r}: tiny = {spec.tiny!r} must name a Family of "
-            f"mmdeploy_llm.testing.tiny, got {type(found).__name__}"
+            f"mmdeploy_llm.tiny, got {type(found).__name__}"
         )
     return found
 

@@ -27,7 +27,7 @@ from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 
-from .checks.base import CheckFailed
+from .base import CheckFailed
 
 BLOCK_SIZE = 4
 MAX_NUM_SEQS = 8
