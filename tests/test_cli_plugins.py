@@ -132,9 +132,9 @@ class TestCheck:
 
 
 class TestNew:
-    @pytest.mark.parametrize("kind", ["model", "parser", "processor"])
+    @pytest.mark.parametrize("kind", ["model", "parser", "processor", "model --media image"])
     def test_files_and_next_steps(self, run, tmp_path, kind):
-        result = run("new", "acme", "--kind", kind)
+        result = run("new", "acme", "--kind", *kind.split())
         assert result.exit_code == 0
         assert (tmp_path / "acme-llm" / "pyproject.toml").is_file()
         said = [line.strip() for line in result.stdout.splitlines()]
@@ -151,7 +151,14 @@ class TestNew:
         assert (tmp_path / "deep/er/acme-llm/src/acme_llm/parser.py").is_file()
 
     @pytest.mark.parametrize(
-        "words", [("acme", "--kind", "parsr"), ("9", "--kind", "parser"), ("acme",), ()]
+        "words",
+        [
+            ("acme", "--kind", "parsr"),
+            ("acme", "--kind", "parser", "--media", "image"),
+            ("9", "--kind", "parser"),
+            ("acme",),
+            (),
+        ],
     )
     def test_wrong_calls(self, run, tmp_path, words):
         result = run("new", *words)

@@ -31,6 +31,7 @@ Examples:
   mmdeploy-llm plugins list --json
   mmdeploy-llm plugins check reasoning
   mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
+  mmdeploy-llm plugins new acme --kind model --media image
 
 \b
 MMDEPLOY_LLM_PLUGINS=acme,sources      load only these plugins
@@ -130,6 +131,13 @@ def new(
             "processor (charts); model: a text model built from mmdeploy_llm.layers."
         ),
     ],
+    media: Annotated[
+        str | None,
+        typer.Option(
+            help="image: the model reads images too; the package has its vision tower and image "
+            "processor. Only with --kind model."
+        ),
+    ] = None,
     directory: Annotated[
         Path, typer.Option("--directory", "-d", help="Folder in which to create the package.")
     ] = Path(),
@@ -140,7 +148,7 @@ def new(
     """
     from mmdeploy_llm.scaffold import write_package
 
-    made = write_package(name, kind, directory)
+    made = write_package(name, kind, directory, media=media)
     typer.echo(f"{made.folder}: {made.summary}")
     for file in made.files:
         typer.echo(f"  {file}")

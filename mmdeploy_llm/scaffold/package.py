@@ -2,6 +2,7 @@
 
 templates/common      files of every package
 templates/<kind>      files of one kind; a file replaces the common one of the same name
+templates/model-image files of a model that reads images
 
 A template's path may contain $module. Templates end in .tmpl so that tools do not treat them as
 code.
@@ -26,15 +27,22 @@ from mmdeploy_llm.hooks.names import did_you_mean
 SUMMARIES: Mapping[str, str] = MappingProxyType(
     {
         "model": "a text model (Seed-OSS of transformers) on mmdeploy_llm.layers",
+        "model-image": "a model that reads images (LLaVA of transformers) on mmdeploy_llm.layers",
         "parser": "a reasoning parser",
         "logits": "a logits processor",
         "processor": "a processor of charts, a new kind of media",
     }
 )
 NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"logits": ("torch",), "model": ("torch",), "processor": ("numpy", "pillow", "torch")}
+    {
+        "logits": ("torch",),
+        "model": ("torch",),
+        "model-image": ("numpy", "pillow", "torch"),
+        "processor": ("numpy", "pillow", "torch"),
+    }
 )
-KINDS = tuple(SUMMARIES)
+KINDS = ("model", "parser", "logits", "processor")
+MEDIA = ("image",)  # what a model may read
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 503, first a letter
 TAKEN = frozenset({"mmdeploy"})  # mmdeploy-llm is this package itself
 SUFFIX = ".tmpl"
@@ -50,28 +58,27 @@ class NewPackage:
     steps: tuple[str, ...]
 
 
-def write_package(name: str, kind: str, directory: Path) -> NewPackage:
+def write_package(name: str, kind: str, directory: Path, *, media: str | None = None) -> NewPackage:
     """Writes the folder NAME-llm below `directory`, which is created if it does not exist.
 
-    name: name of the plugin. kind: one of KINDS. Raises ConfigError for a name that is not valid
-    for a package and a module, an unknown kind, and a folder that already exists.
+    name: name of the plugin. kind: one of KINDS. media: one of MEDIA, for a model that reads it
+    beside text, with a processor of its own. Raises ConfigError for a name that is not valid for a
+    package and a module, an unknown kind, media of another kind, and a folder that already exists.
     """
-    if kind not in KINDS:
-        hint = did_you_mean(kind, KINDS)
-        raise ConfigError(f"there is no kind {kind!r}{hint}; kinds: {', '.join(KINDS)}")
+    template = template_of(kind, media)
     names = package_names(name)
     folder = directory / names["package"]
     if folder.exists():
         raise ConfigError(
             f"{str(folder)!r} exists; nothing is overwritten: use another name or --directory"
         )
-    texts = render(kind, names)
+    texts = render(template, names)
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     return NewPackage(
         folder=folder,
-        summary=SUMMARIES[kind],
+        summary=SUMMARIES[template],
         files=tuple(sorted(texts)),
         steps=(
             f"cd {folder}",
@@ -80,6 +87,22 @@ def write_package(name: str, kind: str, directory: Path) -> NewPackage:
             f"mmdeploy-llm plugins check {names['name']}",
         ),
     )
+
+
+def template_of(kind: str, media: str | None = None) -> str:
+    """Returns the folder of the kind's templates. Raises ConfigError for an unknown kind, for
+    unknown media, and for media of a kind that is no model."""
+    if kind not in KINDS:
+        hint = did_you_mean(kind, KINDS)
+        raise ConfigError(f"there is no kind {kind!r}{hint}; kinds: {', '.join(KINDS)}")
+    if media is None:
+        return kind
+    if kind != "model":
+        raise ConfigError(f"only a model has media, not a {kind}; use --kind model, or no --media")
+    if media not in MEDIA:
+        hint = did_you_mean(media, MEDIA)
+        raise ConfigError(f"there is no template for {media!r}{hint}; media: {', '.join(MEDIA)}")
+    return f"{kind}-{media}"
 
 
 def package_names(name: str) -> Mapping[str, str]:
@@ -111,16 +134,16 @@ def _requirement(version: str) -> str:
     return f"mmdeploy-llm>={major}.{minor},<{int(major) + 1}"
 
 
-def render(kind: str, names: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns path -> text of every file of a package of this kind."""
+def render(template: str, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns path -> text of every file of a package. template: see template_of."""
     root = resources.files(__package__) / "templates"
-    needs = (names["requirement"], *NEEDS.get(kind, ()))
+    needs = (names["requirement"], *NEEDS.get(template, ()))
     names = {
         **names,
-        "summary": SUMMARIES[kind][0].upper() + SUMMARIES[kind][1:],
+        "summary": SUMMARIES[template][0].upper() + SUMMARIES[template][1:],
         "dependencies": "\n".join(f'    "{need}",' for need in needs),
     }
-    found = {**_texts(root / "common"), **_texts(root / kind)}
+    found = {**_texts(root / "common"), **_texts(root / template)}
     return {
         Template(path).substitute(names): Template(text).substitute(names)
         for path, text in found.items()

@@ -1,4 +1,4 @@
-"""A third-party package brings the GGUF table of its family."""
+"""A third-party package brings its family whole: model, tiny checkpoint, GGUF table."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from mmdeploy_llm.errors import ModelNotSupportedError, PluginConflictError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
 from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm.tiny import write_family, write_tiny
 
+from .acme_llm.tiny import TINY
 from .gguf_writing import add_metadata, add_tensor, add_tokenizer, permuted
 
 PACKAGE = Path(__file__).parent / "acme_llm"
@@ -44,7 +45,7 @@ def acme(tmp_path, monkeypatch):
 
 
 def write_acme(folder, path):
-    """Writes a checkpoint of Llama as a GGUF file of Acme."""
+    """Writes a checkpoint of Acme as a GGUF file."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "acme")
     add_metadata(writer, "acme", config)
@@ -68,18 +69,25 @@ def write_acme(folder, path):
 
 @pytest.fixture
 def file(tmp_path):
-    source = write_tiny("llama", tmp_path / "source", head_dim=16, rms_norm_eps=3e-5)
+    source = write_family(TINY, tmp_path / "source")
     (tmp_path / "place").mkdir()
     return write_acme(source, tmp_path / "place" / "acme.gguf")
 
 
-def test_a_package_brings_its_table(acme, tmp_path, file):
-    reference = Reference(tmp_path / "source")
-    with LLM(model=str(file), dtype="float32", max_model_len=256, quiet=True) as llm:
-        assert llm.plugins.owner(llm.plugins.model_for(["AcmeForCausalLM"])) == "acme"
+def answers(model):
+    """Returns tokens for each prompt, of Acme's model."""
+    with LLM(model=str(model), dtype="float32", max_model_len=256, quiet=True) as llm:
+        assert llm.plugins.owner(llm.plugins.model_for(["SeedOssForCausalLM"])) == "acme"
         outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in PROMPTS], PARAMS)
-    found = [list(output.outputs.token_ids) for output in outputs]
-    assert found == [reference.generate(ids, 6) for ids in PROMPTS]
+    return [list(output.outputs.token_ids) for output in outputs]
+
+
+def test_a_package_brings_its_tiny_checkpoint_and_its_table(acme, tmp_path, file):
+    folder = write_tiny("acme", tmp_path / "tiny")
+    reference = Reference(folder)
+    expected = [reference.generate(ids, 6) for ids in PROMPTS]
+    assert answers(folder) == expected
+    assert answers(file) == expected
 
 
 def test_the_plugins_of_an_engine_decide(acme, file):

@@ -29,7 +29,23 @@ MODULES = (
     "mmdeploy_llm.messages",
     "mmdeploy_llm.request",
     "mmdeploy_llm.testing",
+    "mmdeploy_llm.tiny",
     "mmdeploy_llm.weights.map",
+    "mmdeploy_llm_processors.image.decode",
+    "mmdeploy_llm_processors.image.embedded",
+    "mmdeploy_llm_processors.image.options",
+    "mmdeploy_llm_processors.image.patches",
+    "mmdeploy_llm_processors.image.processor",
+    "mmdeploy_llm_processors.image.special_texts",
+    "mmdeploy_llm_processors.image.tiling.tile_processor",
+    "mmdeploy_llm_processors.image.tiling.tiles",
+    "mmdeploy_llm_processors.isolation",
+    "mmdeploy_llm_processors.video.opening",
+    "mmdeploy_llm_processors.video.options",
+    "mmdeploy_llm_processors.video.processor",
+    "mmdeploy_llm_processors.video.select",
+    "mmdeploy_llm_processors.video.timed",
+    "mmdeploy_llm_processors.video.timeline",
 )
 ADDED = (
     "{name} is new in the surface of plugins. If that is meant, record it with "

@@ -6,22 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.scaffold import KINDS
-from mmdeploy_llm.scaffold.package import package_names, render
+from mmdeploy_llm.scaffold import KINDS, MEDIA
+from mmdeploy_llm.scaffold.package import package_names, render, template_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "plugins" / "README.md").read_text()
 EXAMPLE = ROOT / "examples" / "plugin_minimal"
 
 
+def section(title):
+    start = README.index(f"# {title}\n")
+    return README[start : README.index("\n##", start)]
+
+
 def allowed():
     """Returns the modules that the guide allows, and the package itself for its users."""
-    start = README.index("## What a plugin may import")
-    names = re.findall(
-        r"`(?:mmdeploy_llm)?(\.[\w.]+)`", README[start : README.index("##", start + 5)]
-    )
+    names = re.findall(r"`(?:mmdeploy_llm)?(\.[\w.]+)`", section("What a plugin may import"))
+    shared = re.findall(r"`(mmdeploy_llm_processors[\w.]+)`", section("Parts of media processors"))
     assert len(names) > 7
-    return {f"mmdeploy_llm{name}" for name in names}
+    assert len(shared) > 5
+    return {*shared, *(f"mmdeploy_llm{name}" for name in names)}
 
 
 def imported(code):
@@ -35,9 +39,11 @@ def imported(code):
     return {name for name in found if re.match(r"mmdeploy_llm\b|mmdeploy_llm_", name)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_new_packages(kind):
-    files = render(kind, package_names("acme"))
+@pytest.mark.parametrize(
+    ("kind", "media"), [*((kind, None) for kind in KINDS), *(("model", kind) for kind in MEDIA)]
+)
+def test_new_packages(kind, media):
+    files = render(template_of(kind, media), package_names("acme"))
     code = {path: text for path, text in files.items() if path.endswith(".py")}
     assert any("mmdeploy_llm.testing" in imported(text) for text in code.values())
     for path, text in code.items():

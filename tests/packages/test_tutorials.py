@@ -79,6 +79,7 @@ def new_reader(new_environment):
         ("Write a parser", "parser", "acme"),
         ("Write a logits processor", "logits", "acme-calm"),
         ("Write a model", "model", "acme-seed"),
+        ("Write a model that reads images", "model-image", "acme-eyes"),
     ],
 )
 def test_what_is_shown_is_what_is_written(title, kind, name):
@@ -138,3 +139,12 @@ def test_the_model(new_reader):
     assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
     assert " passed" in reader.printed[0]
     assert len(ast.literal_eval(reader.printed[1])) == 8
+
+
+@pytest.mark.long
+def test_the_model_that_reads_images(new_reader):
+    reader = new_reader()
+    reader.read(section(PLUGINS, "Write a model that reads images"))
+    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
+    assert " passed" in reader.printed[0]
+    assert reader.printed[1].splitlines()[-1] == "16 True"

@@ -1,7 +1,9 @@
 """`plugins new` writes a package that passes linter, type checker and tests unchanged."""
 
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,16 +13,40 @@ import pytest
 
 from mmdeploy_llm import ConfigError, __version__
 from mmdeploy_llm.hooks import discovery
-from mmdeploy_llm.scaffold import KINDS, write_package
+from mmdeploy_llm.scaffold import KINDS, MEDIA, write_package
 from mmdeploy_llm.scaffold.package import package_names
 
 ROOT = Path(__file__).parents[2]
+WRITE = """
+import pathlib, sys
+from mmdeploy_llm.testing import write_tiny
+write_tiny(sys.argv[1], pathlib.Path(sys.argv[2]))
+"""
+# Asks a model about a picture; prints the plugin that serves it, and tokens of prompt and answer.
+ASK = """
+import json, sys
+from PIL import Image
+from mmdeploy_llm import LLM, SamplingParams
+
+blocked = tuple(sys.argv[2:])
+picture = Image.linear_gradient("L").resize((90, 40))
+parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What is it?"}]
+params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+with LLM(sys.argv[1], dtype="float32", quiet=True, blocked_plugins=blocked) as llm:
+    owner = llm.plugins.owner(llm.plugins.model_for(["LlavaForConditionalGeneration"]))
+    (output,) = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+print(json.dumps([owner, list(output.prompt_token_ids), list(output.outputs.token_ids)]))
+"""
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[*((kind, None) for kind in KINDS), *(("model", media) for media in MEDIA)],
+    ids=lambda case: "-".join(filter(None, case)),
+)
 def package(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    return write_package(f"my-{request.param}", request.param, folder)
+    kind, media = request.param
+    return write_package(f"my-{kind}", kind, tmp_path_factory.mktemp(kind), media=media)
 
 
 def test_every_file_that_it_names_is_written(package):
@@ -58,7 +84,8 @@ def test_the_code_keeps_the_rules_of_this_repository(package):
 
 
 @pytest.mark.long
-def test_the_code_is_typed(package):
+def test_the_code_is_typed(package, tmp_path):
+    (tmp_path / "mmdeploy_llm_processors").symlink_to(ROOT / "processors")
     done = subprocess.run(
         [
             sys.executable,
@@ -70,7 +97,7 @@ def test_the_code_is_typed(package):
             "src",
         ],
         cwd=package.folder,
-        env={**os.environ, "MYPYPATH": str(ROOT)},
+        env={**os.environ, "MYPYPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
         capture_output=True,
         text=True,
         check=False,
@@ -96,7 +123,49 @@ def test_the_tests_are_short(package):
     tree = ast.parse(test.read_text())
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     assert all(ast.unparse(base).endswith("Conformance") for node in classes for base in node.bases)
-    assert len(classes) == 2
+    has_image = any(name.endswith("/image.py") for name in package.files)
+    assert len(classes) == 2 + has_image
+
+
+@pytest.fixture
+def eyes(tmp_path):
+    """Writes a package with a model that reads images; returns a function that runs Python in its
+    folder, where the package is installed."""
+    package = write_package("acme-eyes", "model", tmp_path, media="image")
+    info = package.folder / "src" / "acme_eyes_llm-0.1.0.dist-info"  # as pip writes it
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-eyes-llm\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[mmdeploy_llm]\nacme-eyes = acme_eyes_llm\n")
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=package.folder,
+            env={**os.environ, "PYTHONPATH": str(package.folder / "src")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.full
+def test_a_model_with_images_passes_its_own_tests(eyes):
+    said = eyes("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
+    assert int(re.search(r"(\d+) passed", said)[1]) >= 40
+
+
+@pytest.mark.full
+def test_a_model_with_images_answers_as_transformers(eyes, tmp_path):
+    folder = tmp_path / "tiny"
+    eyes("-c", WRITE, "acme-eyes", folder)
+    owner, *found = json.loads(eyes("-c", ASK, folder).splitlines()[-1])
+    other, *expected = json.loads(eyes("-c", ASK, folder, "acme-eyes").splitlines()[-1])
+    assert (owner, other) == ("acme-eyes", "transformers_any")
+    assert found == expected
 
 
 def test_an_existing_folder_is_left_alone(tmp_path):
@@ -139,3 +208,16 @@ def test_invalid_names(name, tmp_path):
 def test_an_unknown_kind(tmp_path):
     with pytest.raises(ConfigError, match="no kind 'parsers'; did you mean 'parser'"):
         write_package("acme", "parsers", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "media", "message"),
+    [
+        ("parser", "image", "only a model has media, not a parser; use --kind model, or no"),
+        ("model", "images", "no template for 'images'; did you mean 'image'.*; media: image"),
+    ],
+)
+def test_wrong_media(kind, media, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        write_package("acme", kind, tmp_path, media=media)
+    assert list(tmp_path.iterdir()) == []

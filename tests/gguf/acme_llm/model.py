@@ -5,7 +5,7 @@ from mmdeploy_llm.weights.map import WeightMap
 
 
 class AcmeForCausalLM(CausalLM):
-    """Computes what transformers' Llama does, whose config it has."""
+    """Computes what transformers' SeedOssForCausalLM does without biases."""
 
     def __init__(self, config):
         super().__init__(standard_decoder(config))
