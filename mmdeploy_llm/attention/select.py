@@ -87,7 +87,7 @@ LIBRARY_BACKENDS: Mapping[str, type[VarlenBackend]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    """What backends need to know of machine and model; see `select`."""
+    """Machine and model, as the choice of a backend needs them; see `select`."""
 
     has_kernels: bool
     capabilities: tuple[Capability, ...]
