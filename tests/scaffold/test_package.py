@@ -17,25 +17,27 @@ from mmdeploy_llm.scaffold import KINDS, MEDIA, write_package
 from mmdeploy_llm.scaffold.package import package_names
 
 ROOT = Path(__file__).parents[2]
-WRITE = """
-import pathlib, sys
-from mmdeploy_llm.testing import write_tiny
-write_tiny(sys.argv[1], pathlib.Path(sys.argv[2]))
-"""
-# Asks a model about a picture; prints the plugin that serves it, and tokens of prompt and answer.
+# Asks a tiny model about a picture, with and without the plugin; prints for each the plugin that
+# served the model, and the tokens of prompt and answer.
 ASK = """
-import json, sys
+import json, pathlib, sys
 from PIL import Image
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.testing import write_tiny
 
-blocked = tuple(sys.argv[2:])
+name, folder = sys.argv[1:]
+write_tiny(name, pathlib.Path(folder))
 picture = Image.linear_gradient("L").resize((90, 40))
 parts = [{"type": "image", "image": picture}, {"type": "text", "text": "What is it?"}]
 params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-with LLM(sys.argv[1], dtype="float32", quiet=True, blocked_plugins=blocked) as llm:
-    owner = llm.plugins.owner(llm.plugins.model_for(["LlavaForConditionalGeneration"]))
-    (output,) = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
-print(json.dumps([owner, list(output.prompt_token_ids), list(output.outputs.token_ids)]))
+found = []
+for blocked in ((), (name,)):
+    with LLM(folder, dtype="float32", quiet=True, blocked_plugins=blocked) as llm:
+        owner = llm.plugins.owner(llm.plugins.model_for(["LlavaForConditionalGeneration"]))
+        (output,) = llm.chat([{"role": "user", "content": parts}], params, use_tqdm=False)
+    assert output.error_msg is None and output.num_input_image_tokens == 16, output
+    found.append([owner, list(output.prompt_token_ids), list(output.outputs.token_ids)])
+print(json.dumps(found))
 """
 
 
@@ -160,10 +162,8 @@ def test_a_model_with_images_passes_its_own_tests(eyes):
 
 @pytest.mark.full
 def test_a_model_with_images_answers_as_transformers(eyes, tmp_path):
-    folder = tmp_path / "tiny"
-    eyes("-c", WRITE, "acme-eyes", folder)
-    owner, *found = json.loads(eyes("-c", ASK, folder).splitlines()[-1])
-    other, *expected = json.loads(eyes("-c", ASK, folder, "acme-eyes").splitlines()[-1])
+    said = eyes("-c", ASK, "acme-eyes", tmp_path / "tiny")
+    (owner, *found), (other, *expected) = json.loads(said.splitlines()[-1])
     assert (owner, other) == ("acme-eyes", "transformers_any")
     assert found == expected
 
