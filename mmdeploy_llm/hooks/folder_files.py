@@ -57,6 +57,7 @@ def check_folder(folder: Path) -> None:
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     """Returns the content of a regular file in UTF-8. Raises CheckpointError."""
     try:
+        _check_status(path, os.stat(path), max_bytes)  # a socket cannot be opened
         # The file that was checked is the file that is read, and a FIFO does not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
