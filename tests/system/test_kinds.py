@@ -49,7 +49,11 @@ class Charts:
         name = "Ernie4_5_VLMoeForConditionalGeneration"
         return [
             ModelSpec(
-                name=FAMILY, architectures=(name,), factory="json:loads", media=("image", "chart")
+                name=FAMILY,
+                architectures=(name,),
+                factory="json:loads",
+                media=("image", "chart"),
+                priority=1,  # rather than the plugin that also serves images of this family
             )
         ]
 
