@@ -1,4 +1,4 @@
-"""What transformers' processors make of chats with images: the inputs of its models, by family."""
+"""Builds, by family, the inputs that transformers' processors make of chats with images."""
 
 from types import SimpleNamespace
 

@@ -159,8 +159,8 @@ def spans_of(processors, ids, placeholder, media):
 
 @pytest.mark.parametrize("family", WITH_OUR_PIXELS)
 def test_the_pixels_of_our_processors(family, references):
-    """As transformers' tower and decoder compute them: of images and of frames, for which
-    transformers' processors need torchvision."""
+    """transformers' tower and decoder give the same tokens for our pixels of images and frames;
+    transformers' own processors need torchvision."""
     folder = references.tiny(family)
     chats, text, kind = WITH_OUR_PIXELS[family]
     reference = references.of(folder)
