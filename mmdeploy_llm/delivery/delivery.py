@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmdeploy_llm.errors import OK
-from mmdeploy_llm.hooks.contracts import ReasoningParser, ToolParser
+from mmdeploy_llm.hooks.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.outputs import (
     CompletionOutput,
     Completions,
@@ -16,6 +16,7 @@ from mmdeploy_llm.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
+from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
@@ -24,10 +25,12 @@ from .pipeline import ParserSource, ParserSources, TextPipeline
 from .summary import (
     ABORT_FAILURE,
     UNKNOWN_FAILURE,
+    broken_constraint,
     can_end_here,
     is_stale,
     metrics_of,
     num_media_tokens,
+    with_blanks,
     with_id,
 )
 
@@ -67,6 +70,7 @@ class Delivery:
     new_parser, new_tool_parser: build a request's reasoning and tool parser; None: the text is not
         parsed.
     parser_name, tool_parser_name: name of parser and plugin, for messages.
+    matches: whether a text follows a constraint; None where requests have none.
 
     The deltas of a streamed request, joined, equal the output of the same request without
     streaming. The exception is a parser that raises: the last output then has all of the request's
@@ -81,6 +85,7 @@ class Delivery:
         parser_name: str = "",
         new_tool_parser: Callable[[], ToolParser] | None = None,
         tool_parser_name: str = "",
+        matches: Callable[[GuidedDecodingParams, str], bool] | None = None,
     ) -> None:
         self._vocabulary = Vocabulary(tokenizer)
         reasoning = tools = None
@@ -89,6 +94,7 @@ class Delivery:
         if new_tool_parser is not None:
             tools = ParserSource(create=new_tool_parser, name=tool_parser_name)
         self._sources = ParserSources(reasoning=reasoning, tools=tools)
+        self._matches = matches
         self._progress: dict[str, _Progress] = {}
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> tuple[RequestOutput, ...]:
@@ -161,20 +167,38 @@ class Delivery:
             failure = ABORT_FAILURE
         elif failure is None and reason == "error":
             failure = UNKNOWN_FAILURE
+        is_valid = self._is_valid(progress)
+        if failure is None and is_valid is False:
+            failure = broken_constraint(
+                progress.request, reason, is_thinking=not progress.pipeline.answer
+            )
         if progress.pipeline.failure is not None:
             progress.num_delivered, progress.cumulative_logprob = 0, 0.0
-        return self._output(progress, reason, failure)
+        return self._output(progress, reason, failure, is_valid)
+
+    def _is_valid(self, progress: _Progress) -> bool | None:
+        """Returns whether the finished text follows its constraint; None without one. White space
+        that a parser takes from the ends of the text may belong to it."""
+        guided, pipeline = progress.request.params.guided_decoding, progress.pipeline
+        if guided is None:
+            return None
+        assert self._matches is not None, "refused at intake without a grammar backend"
+        if pipeline.failure is not None:
+            return False
+        texts = dict.fromkeys((pipeline.answer, *with_blanks(pipeline.answer, pipeline.raw_text)))
+        return any(self._matches(guided, text) for text in texts)
 
     def _output(
         self,
         progress: _Progress,
         reason: FinishReason | None = None,
         failure: RequestFailure | None = None,
+        is_valid: bool | None = None,
     ) -> RequestOutput:
         request = progress.request
         is_last = reason is not None
         wants_prompt_logprobs = is_last and request.params.prompt_logprobs is not None
-        completion = _completion(progress, reason, failure)
+        completion = _completion(progress, reason, failure, is_valid)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
@@ -214,7 +238,10 @@ def _text_ids(progress: _Progress, reason: FinishReason | None) -> tuple[list[in
 
 
 def _completion(
-    progress: _Progress, reason: FinishReason | None, failure: RequestFailure | None
+    progress: _Progress,
+    reason: FinishReason | None,
+    failure: RequestFailure | None,
+    is_valid: bool | None,
 ) -> CompletionOutput:
     """Returns what is new since the last output and advances the counters."""
     request, pipeline = progress.request, progress.pipeline
@@ -239,6 +266,7 @@ def _completion(
         logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,
+        is_valid=is_valid,
         error_code=OK if failure is None else failure.code,
         error_msg=None if failure is None else failure.message,
     )

@@ -45,6 +45,10 @@ class Vocabulary:
         found = zip(known, self._tokenizer.convert_ids_to_tokens(known), strict=True)
         return [token_id for token_id, token in found if token in texts]
 
+    def token(self, token_id: int) -> str:
+        """Returns the token with an id; "" for none."""
+        return str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
+
     def known(self, token_ids: Sequence[int]) -> list[int]:
         """Returns `token_ids` without ids that have no token; models have such ids as padding."""
         tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))

@@ -7,6 +7,7 @@ ids --> StopSequences --> Detokenizer --> StopStrings --> ReasoningParser --> To
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mmdeploy_llm.errors import PluginContractError, PluginError
-from mmdeploy_llm.hooks.contracts import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.parsing import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import Request
 
@@ -65,7 +67,7 @@ class TextPipeline:
         self._detokenizer = Detokenizer(
             vocabulary,
             skip_special_tokens=params.skip_special_tokens,
-            markers=self._start_parsers(request),
+            markers=[*self._start_parsers(request), *_tags_of(vocabulary, params)],
         )
         self._stops: StopStrings | None = None
         if params.stop:
@@ -81,6 +83,7 @@ class TextPipeline:
         self._num_tokens = 0
         self._raw: list[str] = []
         self._pieces: dict[str, list[str]] = {"content": [], "reasoning": []}
+        self._answer: list[str] | None = None if params.guided_decoding is None else []
         self._calls: list[ToolCall] = []
 
     @property
@@ -92,6 +95,12 @@ class TextPipeline:
     def raw_text(self) -> str:
         """The text so far, tags included, truncated at the stop string."""
         return "".join(self._raw)
+
+    @property
+    def answer(self) -> str:
+        """The text so far without the reasoning, tool calls included; "" of a request without a
+        constraint, which nobody asks for."""
+        return "".join(self._answer or ())
 
     def push(self, token_ids: Sequence[int]) -> int:
         """Processes the next tokens, up to one that completes a stop; returns how many."""
@@ -173,6 +182,8 @@ class TextPipeline:
 
     def _add_content(self, text: str) -> None:
         """Passes content to the tool parser, or collects it when there is none."""
+        if self._answer is not None:
+            self._answer.append(text)
         parser = self._tools
         if parser is not None:
             self._collect_calls(lambda: parser.feed(text))
@@ -224,6 +235,17 @@ class TextPipeline:
                 "the text is returned unparsed",
             )
             return []
+
+
+def _tags_of(vocabulary: Vocabulary, params: SamplingParams) -> list[str]:
+    """Returns the special tokens in the tags that structure the text: without them it would not
+    follow its constraint."""
+    guided = params.guided_decoding
+    if guided is None or guided.structural_tag is None:
+        return []
+    given = guided.structural_tag
+    text = json.dumps(json.loads(given) if isinstance(given, str) else given, ensure_ascii=False)
+    return [tag for tag in map(vocabulary.token, vocabulary.special_ids) if tag and tag in text]
 
 
 def _started(source: ParserSource[ParserT], context: Any) -> list[ParserT]:
