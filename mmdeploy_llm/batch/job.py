@@ -23,6 +23,7 @@ from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
 
+from .answers import VALIDATE_RETRIES
 from .answers.checker import Checker
 from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
@@ -77,7 +78,7 @@ class BatchSettings:
     is_failed_redone: bool = True
     retried_codes: frozenset[int] | None = None
     schema: Mapping[str, Any] | None = None
-    validate_retries: int = 2
+    validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration

@@ -23,12 +23,10 @@ class Source(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the entry."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which the entry is read."""
-        ...
 
 
 S = TypeVar("S", bound=Source)
