@@ -312,8 +312,15 @@ def _with_configuration(job: BatchJob) -> BatchJob:
 
 def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
     """Returns the LLM with what asks it again."""
-    if settings.engine_restarts and isinstance(llm, Restartable):
-        llm = Restarting(llm, settings.engine_restarts)
+    if isinstance(llm, Restartable):
+        if settings.engine_restarts:
+            llm = Restarting(llm, settings.engine_restarts)
+    elif settings.engine_restarts and not isinstance(llm, _NoModel):
+        logger.warning(
+            "engine_restarts = %d has no effect: %s does not start its engine again",
+            settings.engine_restarts,
+            type(llm).__name__,
+        )
     return llm if checker is None else Validated(llm, checker, settings.validate_retries)
 
 
