@@ -92,7 +92,7 @@ class BatchSettings:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def configuration(self) -> Configuration:
-        """Returns what decides the answers, the items aside."""
+        """Returns every setting that decides the answers; the items have digests of their own."""
         engine = self.describe_engine()
         params = self.sampling_params.model_dump(mode="json", exclude_defaults=True)
         values = {
@@ -311,7 +311,7 @@ def _with_configuration(job: BatchJob) -> BatchJob:
 
 
 def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
-    """Returns the LLM with what asks it again."""
+    """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
     if isinstance(llm, Restartable):
         if settings.engine_restarts:
             llm = Restarting(llm, settings.engine_restarts)

@@ -96,7 +96,7 @@ NumThreads = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """The model, and what computes it."""
+    """The model, and how it is computed."""
 
     model: Model = "shapes-vl"
     dtype: DType = "auto"
@@ -112,7 +112,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """What every answer is to be."""
+    """How every answer is generated."""
 
     thinking: Thinking = None
     max_tokens: Annotated[
@@ -337,7 +337,7 @@ def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
 
 
 def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
-    """Returns what reads media files within the limits, without files of the model."""
+    """Returns a loader that reads media within the limits and needs no files of the model."""
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.startup import media
 

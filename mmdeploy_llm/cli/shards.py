@@ -1,4 +1,4 @@
-"""--shard auto: which shard this process has, from the variables of what has started it."""
+"""--shard auto: finds the shard of this process in the environment variables of its launcher."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _call(function: Any, args: type[Structure]) -> Call:
 
 
 def _form(name: str, kind: Any) -> Callable[[Any], Any]:
-    """Returns what makes the number of a field of its value."""
+    """Returns the function that turns the value of a field into the number that is packed."""
     if kind is c_void_p:
         return _address
     if name.endswith("dtype"):
