@@ -10,9 +10,12 @@ from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError, RequestTimeoutError
 
 
-@pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, True, "5", None, [1]])
+@pytest.mark.parametrize(
+    "timeout",
+    [0, -1, math.inf, math.nan, True, "5", None, [1], 1e10, 1e308, 2**63, 10**400, 10**5000],
+)
 def test_wrong_timeouts_are_the_requests_error(timeout):
-    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0, got"):
+    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0 and at"):
         Deadline.after(timeout)
 
 

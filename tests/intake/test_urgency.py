@@ -45,11 +45,11 @@ def test_all_samples_of_a_prompt_share_them(intake):
     assert len({request.deadline for request in requests}) == 1
 
 
-@pytest.mark.parametrize("priority", [1.5, "1", True, [1]])
+@pytest.mark.parametrize("priority", [1.5, "1", True, [1], 2**63, -(10**400), 10**5000])
 def test_a_wrong_priority_is_the_requests_error(priority):
-    with pytest.raises(RequestError, match="priority must be a whole number, got"):
+    with pytest.raises(RequestError, match="priority must be a whole number of 64 bits, got"):
         priority_of({"prompt": "hello", "priority": priority})
-    with pytest.raises(RequestError, match="priority must be a whole number, got"):
+    with pytest.raises(RequestError, match="priority must be a whole number of 64 bits, got"):
         priority_of("hello", priority)
 
 
