@@ -10,5 +10,5 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except Exception:
-        text = f"a {type(value).__name__} that cannot be shown"
+        text = f"a value of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
