@@ -63,7 +63,7 @@ def test_they_can_be_read_before_the_prompt_is():
     assert deadline_of({"prompt": "hello", "timeout": 7}, 5).seconds == 5
     with pytest.raises(RequestError, match="timeout"):
         deadline_of({"prompt": "hello", "timeout": "soon"})
-    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0 .* got -1"):
+    with pytest.raises(RequestError, match=r"timeout must be .*, got -1"):
         deadline_of({"prompt": "hello", "timeout": -1})
 
 
