@@ -228,7 +228,7 @@ class RunOptions:
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command an option for each field of those parameters that are dataclasses."""
     own = inspect.signature(command, eval_str=True).parameters
-    groups = {
+    groups: dict[str, Any] = {
         name: param.annotation for name, param in own.items() if is_dataclass(param.annotation)
     }
 

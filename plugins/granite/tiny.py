@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmdeploy_llm.tiny import text_family
 
-FACTORS = {
+FACTORS: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.3,
     "residual_multiplier": 0.5,
