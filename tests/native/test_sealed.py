@@ -141,7 +141,7 @@ def test_two_builders_at_once_write_one_library(tmp_path, quick_compiler):
     assert is_intact(path)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_two_processes_at_once_compile_and_load(tmp_path):
     program = (
         "import sys; from pathlib import Path\n"
