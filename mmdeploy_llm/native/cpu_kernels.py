@@ -16,12 +16,12 @@ from torch import Tensor
 from mmdeploy_llm.kernels import ActivationName, VisibleKeys
 from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
-from .build import BuildError, Level, build, cpu_levels
+from .build import Level, build, cpu_levels
 from .draws import Draws
 from .library import DTYPES
 from .prebuilt import find_prebuilt
 from .products import Products
-from .sealed import ForeignError
+from .sealed import BuildError, ForeignError
 from .states import StateProducts
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from .build import BuildError, Level, compile_level, levels_of, source_digest
-from .sealed import is_intact
+from .build import Level, compile_level, levels_of, source_digest
+from .sealed import BuildError, is_intact
 
 __all__ = ["BuildError", "can_prebuild", "find_prebuilt", "prebuild"]
 
