@@ -19,7 +19,7 @@ PROGRAM = """
 #define FIELD(Args, name) \\
     std::printf("%s.%s %zu %zu\\n", #Args, #name, offsetof(mm::Args, name), sizeof(mm::Args::name));
 int main() {{
-    MM_EACH_CALL(SIZE)
+    MM_EACH_PRODUCT(SIZE) MM_EACH_SEQUENCE_CALL(SIZE) MM_EACH_OTHER_CALL(SIZE)
     {fields}
 }}
 """
