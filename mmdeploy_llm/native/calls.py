@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from .build import MAIN
+from .build import CALLS
 
-HEADER = MAIN.with_name("calls.h")
+HEADER = CALLS / "calls.h"
 TYPES = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float}
 CALL = re.compile(r"^    CALL\((\w+), (\w+)\)", re.MULTILINE)
 STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)

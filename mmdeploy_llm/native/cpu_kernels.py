@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_int32
 from pathlib import Path
@@ -14,12 +16,15 @@ from torch import Tensor
 from mmdeploy_llm.kernels import ActivationName, VisibleKeys
 from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
-from .build import BuildError, Level, build, cpu_levels
+from .build import Level, build, cpu_levels
 from .draws import Draws
 from .library import DTYPES
 from .prebuilt import find_prebuilt
 from .products import Products
+from .sealed import BuildError, ForeignError
 from .states import StateProducts
+
+logger = logging.getLogger(__name__)
 
 CACHE_DTYPES = {**DTYPES, torch.int8: 2, torch.uint8: 3}  # two values of 4 bits are a uint8
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
@@ -377,7 +382,12 @@ def load(
         if prebuilt is not None:
             return CpuKernels(prebuilt, fixed_order=fixed_order, formats=formats)
         try:
-            cache = Path.home() / ".cache" / "mmdeploy_llm"
+            cache = Path.home() / ".cache" / "mmdeploy_llm" / "kernels"
         except RuntimeError as error:
             raise BuildError(f"there is no home directory to build them in: {error}") from error
-    return CpuKernels(build(level, cache), fixed_order=fixed_order, formats=formats)
+    try:
+        return CpuKernels(build(level, cache), fixed_order=fixed_order, formats=formats)
+    except ForeignError as error:
+        logger.warning("%s. Until then the kernels are compiled for each process anew", error)
+    with tempfile.TemporaryDirectory() as own:
+        return CpuKernels(build(level, Path(own)), fixed_order=fixed_order, formats=formats)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
-from .build import BuildError
 from .calls import Calls
 from .memory import LargePages
 from .recording import Memory, Recorder, Recording
+from .sealed import BuildError
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
