@@ -136,8 +136,7 @@ class Lifecycle:
 
     def advance(self, state: RequestState, item: ScheduledTokens, num_right: int) -> None:
         """Marks the tokens of `item` as computed, registers full blocks, releases finished media.
-        num_right: how many of its drafts were right. Where one was wrong, a state cannot be used,
-        and the next step computes these tokens again."""
+        num_right: of its drafts; with a wrong one, a model with states computes them all again."""
         request = state.request
         if self.rows is not None and num_right < len(item.drafts):
             self.rows.reject(state)
