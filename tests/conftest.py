@@ -115,8 +115,8 @@ def build_kernels():
 
     from mmdeploy_llm.native import build
 
-    home = Path.home() / ".cache" / "mmdeploy_llm"
-    home.mkdir(parents=True, exist_ok=True)
+    home = Path.home() / ".cache" / "mmdeploy_llm" / "kernels"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def built(level, cache=home, flags=()):
         with FileLock(home / f"{level.name}.lock"):

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("errors", "weight_formats"),
+    ("errors", "shown", "weight_formats"),
     ("params", "messages", "option_types", "deadline", "caches"),
     ("config",),
     ("runtime_config",),
@@ -93,7 +93,7 @@ TORCH_FREE = {"schedule", "delivery", "datasets"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
-IN_ONE_FILE |= {"datasets", "gguf", "lance", "fsspec"}
+IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/remote/stores.py"),

@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Iterable, Iterator
 
+from mmdeploy_llm.datasets.globs import expand_glob
 from mmdeploy_llm.datasets.names import (
     IMAGE_SUFFIXES,
     VIDEO_SUFFIXES,
@@ -53,7 +54,7 @@ def _expand(path: str, is_recursive: bool) -> Iterator[str]:
 
 def _glob(pattern: str, is_recursive: bool) -> Iterator[str]:
     """Yields the media files that a glob matches; `**` matches across folders."""
-    for name in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
+    for name in sorted(expand_glob(pattern), key=natural_key):
         if os.path.isdir(name):
             yield from _folder(name, is_recursive)
         elif is_media_name(name):

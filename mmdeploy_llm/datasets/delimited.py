@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from .files import File, suffix_of
-from .lines import unreadable
+from .lines import skip_blank, unreadable
+from .packed import open_content, unpacked_name
 from .rows import MAX_CELL_BYTES, BadItem, Lines, Row, table_row
 
 MAX_LINE_BYTES = 2**20  # of one line of text; csv itself allows 128 KiB in one field
+MAX_BLANK = 2**18  # blank lines in a row that are handed to csv: more do not fit into one field
 
 
 class DelimitedRows:
@@ -33,7 +35,7 @@ class DelimitedRows:
         line = 0
         for file in self._files:
             try:
-                with file.open() as opened:
+                with open_content(file) as opened:
                     for row in self._rows(opened, file):
                         line += 1
                         if lines.is_past(line):
@@ -47,7 +49,7 @@ class DelimitedRows:
 
     def _rows(self, opened: BinaryIO, file: File) -> Iterator[dict[str, str] | str]:
         """Yields {column: text}, or what is wrong with a row."""
-        mark = "\t" if suffix_of(file.path, (".tsv",)) else ","
+        mark = "\t" if suffix_of(unpacked_name(file.path), (".tsv",)) else ","
         reader = csv.reader(_texts(opened), delimiter=mark)
         columns = next(reader, [])
         if not columns or len(set(columns)) < len(columns):
@@ -76,8 +78,13 @@ class DelimitedRows:
 
 
 def _texts(file: BinaryIO) -> Iterator[str]:
-    """Yields the lines as text; one without an end is cut into several."""
+    """Yields the lines as text; one without an end is cut into several, and of very many blank ones
+    the first only."""
     data = file.readline(MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
+    num_blank = 0
     while data:
         yield data.decode("utf-8", "surrogateescape")
+        num_blank = num_blank + 1 if data in (b"\n", b"\r\n") else 0
+        if num_blank > MAX_BLANK:
+            skip_blank(file)
         data = file.readline(MAX_LINE_BYTES)

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from mmdeploy_llm.errors import ConfigError
 
+from .globs import expand_glob
 from .names import is_media_name, is_url, is_visible, natural_key
 from .rows import MAX_SHOWN
 
@@ -185,7 +186,7 @@ def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     elif os.path.lexists(pattern) or not glob.has_magic(pattern):
         return iter((pattern,))
     else:
-        names = (path for path in glob.iglob(pattern, recursive=True) if os.path.isfile(path))
+        names = (path for path in expand_glob(pattern) if os.path.isfile(path))
     return iter(sorted(names, key=natural_key))
 
 

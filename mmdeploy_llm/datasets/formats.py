@@ -15,6 +15,7 @@ from .hub import DatasetRows, is_dataset
 from .lance_table import LanceRows, is_lance
 from .lines import JsonlRows
 from .names import is_url
+from .packed import also_packed, refuse_packed
 from .rows import MAX_CELL_BYTES, Rows
 from .tars import TarRows
 
@@ -38,11 +39,11 @@ class FolderFormat:
 # In a folder with files of several formats the first one counts: tools that write shards put lists
 # of their content beside them.
 FILE_FORMATS = (
-    FileFormat(suffixes=(".tar", ".tar.gz", ".tgz"), open=TarRows),
+    FileFormat(suffixes=(*also_packed(".tar"), ".tgz", ".tzst"), open=TarRows),
     FileFormat(suffixes=(".parquet", ".pq"), open=ParquetRows),
     FileFormat(suffixes=(".arrow", ".feather", ".ipc"), open=ArrowRows),
-    FileFormat(suffixes=(".jsonl", ".ndjson"), open=JsonlRows),
-    FileFormat(suffixes=(".csv", ".tsv"), open=DelimitedRows),
+    FileFormat(suffixes=also_packed(".jsonl", ".ndjson"), open=JsonlRows),
+    FileFormat(suffixes=also_packed(".csv", ".tsv"), open=DelimitedRows),
 )
 FOLDER_FORMATS = (
     FolderFormat(is_mine=is_lance, open=LanceRows),
@@ -77,6 +78,8 @@ def _format_of(given: str) -> FileFormat | None:
         present = suffixes_in(given, SUFFIXES)
     else:
         suffix = suffix_of(given, SUFFIXES)
+        if suffix is None:
+            refuse_packed(given, SUFFIXES)
         if suffix is None and not os.path.lexists(given):  # a URL or a pattern
             raise ConfigError(f"{given!r} has an unknown suffix; known are {' '.join(SUFFIXES)}")
         present = frozenset({suffix or ".jsonl"})

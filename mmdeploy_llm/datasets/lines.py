@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import codecs
-import json
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from .files import File
+from .json_text import parse_json
+from .packed import is_packed, open_content
 from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
 
 MAX_LINE_BYTES = 64 * 2**20
 PIECE_BYTES = 2**20
 MAX_COUNTED_BYTES = 2**30  # the lines of more are not counted in advance
+BLANK = b" \t\r\n"
 
 
 class JsonlRows:
@@ -39,9 +42,9 @@ class JsonlRows:
     @property
     def num_rows(self) -> int | None:
         """The number of lines, None where counting them would take long."""
-        paths = [Path(file.path) for file in self._files if not file.is_remote]
-        if len(paths) < len(self._files):
+        if any(file.is_remote or is_packed(file.path) for file in self._files):
             return None
+        paths = [Path(file.path) for file in self._files]
         is_small = sum(path.stat().st_size for path in paths) <= MAX_COUNTED_BYTES
         return sum(map(count_lines, paths)) if is_small else None
 
@@ -51,9 +54,9 @@ class JsonlRows:
         for file in self._files:
             begin = line
             try:
-                with file.open() as opened:
+                with open_content(file) as opened:
                     while raw := opened.readline(self._max_line_bytes + 1):
-                        line += 1
+                        line += 1 if raw != b"\n" else 1 + skip_blank(opened)
                         if lines.is_past(line):
                             return
                         row = self._row(opened, raw, line, file.folder, is_first=line == begin + 1)
@@ -92,6 +95,14 @@ def count_lines(path: Path) -> int:
     return num_lines + (last != b"\n")
 
 
+def skip_blank(file: BinaryIO) -> int:
+    """Skips the blank lines that are in the file's buffer; returns their number. One by one, 100 MB
+    of them would take minutes."""
+    ahead: bytes = file.peek() if isinstance(file, io.BufferedReader) else b""
+    end = ahead.rfind(b"\n", 0, len(ahead) - len(ahead.lstrip(BLANK))) + 1
+    return file.read(end).count(b"\n")
+
+
 def _skip_rest(file: BinaryIO) -> None:
     while piece := file.readline(PIECE_BYTES):
         if piece.endswith(b"\n"):
@@ -100,10 +111,8 @@ def _skip_rest(file: BinaryIO) -> None:
 
 def _parsed(raw: bytes, line: int, folder: str) -> Row | BadItem:
     try:
-        return Row(line=line, values=json.loads(raw.decode("utf-8")), folder=folder)
+        return Row(line=line, values=parse_json(raw.decode("utf-8")), folder=folder)
     except UnicodeDecodeError as error:
         return BadItem(line=line, message=f"the line is not UTF-8: {error.reason}")
-    except RecursionError:
-        return BadItem(line=line, message="the line is nested too deeply")
     except ValueError as error:
         return BadItem(line=line, message=f"the line is not JSON: {str(error)[:MAX_SHOWN]}")

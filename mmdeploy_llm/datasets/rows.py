@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from mmdeploy_llm.errors import RequestError
 
+from .json_text import parse_json
+
 DIGEST_BYTES = 8
 MAX_SHOWN = 200  # characters of a library's message
 MAX_CELL_BYTES = 256 * 2**20  # of one media item; max_media_bytes of the engine sets another limit
@@ -113,8 +115,8 @@ def table_row(line: int, values: Mapping[str, Any], folder: str | None = None) -
     for name in JSON_KEYS:
         if isinstance(given.get(name), str):
             try:
-                given[name] = json.loads(given[name])
-            except (ValueError, RecursionError) as error:
+                given[name] = parse_json(given[name])
+            except ValueError as error:
                 message = f"the text in column {name} is not JSON: {str(error)[:MAX_SHOWN]}"
                 return BadItem(line=line, message=message)
     return Row(line=line, values=given, folder=folder)

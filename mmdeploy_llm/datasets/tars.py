@@ -13,10 +13,7 @@ Nothing is written to disk and no link is followed: a name from a tar is an id, 
 
 from __future__ import annotations
 
-import gzip
-import json
 import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,17 +21,20 @@ from typing import Any, BinaryIO
 
 from mmdeploy_llm.errors import MediaLimitError, RequestError
 
-from .files import File, suffix_of
+from .files import File
+from .json_text import parse_json
 from .lines import unreadable
 from .names import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from .packed import is_packed, open_content
 from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
 
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 TEXT_SUFFIXES = frozenset((".txt", ".text", ".caption", ".cls", ".json"))
 MAX_MEMBERS = 64  # of one key
 MAX_TEXT_BYTES = 2**22  # of one text or json
-MAX_HEADER_BYTES = 2**20  # of a long name or other extension of a header
-FAULTS = (tarfile.TarError, OSError, EOFError, zlib.error, RequestError)
+MAX_HEADER_BYTES = 2**20  # of a member's header with all its extensions, such as a long name
+MAX_BYTES_AFTER = 2**30  # of packed content after the end of its tar
+FAULTS = (tarfile.TarError, OSError, RequestError)
 
 
 class TarRows:
@@ -42,7 +42,8 @@ class TarRows:
 
     A member that is a link, a device, a sparse file or too large is an error of its own sample,
     found before it is read. A tar that is cut off or damaged is an error with the shard's name as
-    id; its samples before that place, and all other shards, are read.
+    id; its samples before that place, and all other shards, are read. A packed one is read to the
+    end of the stream, where its checksum is: only then is it known whether its samples are right.
 
     max_bytes: of one image or video.
     """
@@ -60,7 +61,7 @@ class TarRows:
         line = 0
         for file in self._files:
             try:
-                with file.open() as opened, closing(_open(opened, file)) as tar:
+                with open_content(file) as opened, closing(_open(opened)) as tar:
                     samples = _Samples(tar, file.name, self._max_bytes, lines)
                     for row in samples.read(line + 1):
                         line += 1
@@ -68,6 +69,8 @@ class TarRows:
                             return
                         if lines.takes(line):
                             yield row
+                    if is_packed(file.path):
+                        _read_to_end(opened)
             except FAULTS as error:
                 line += 1
                 if lines.takes(line):
@@ -94,25 +97,51 @@ class _Header(tarfile.TarInfo):
 
 
 class _Bounded:
-    """The file of a tar, of which no read is larger than a limit that can be set: headers announce
-    the size of their extensions."""
+    """The file of a tar, of which no more is read than a number of bytes that can be set: headers
+    announce the size of their extensions, and can be chained."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.tell, self.seek, self.close = file.tell, file.seek, file.close
-        self.most = MAX_HEADER_BYTES
+        self.left = MAX_HEADER_BYTES
 
     def read(self, size: int = -1) -> bytes:
-        """Reads at most `size` bytes. Raises ReadError for more than the limit."""
-        if not 0 <= size <= self.most:
-            raise tarfile.ReadError(f"a header of {size} bytes, {self.most} are allowed")
+        """Reads at most `size` bytes. Raises ReadError for more than what is left."""
+        if not 0 <= size <= self.left:
+            raise tarfile.ReadError(
+                f"a header of {size} bytes or more, {MAX_HEADER_BYTES} are allowed"
+            )
+        self.left -= size
         return self._file.read(size)
 
 
-def _open(file: BinaryIO, about: File) -> tarfile.TarFile:
-    is_packed = suffix_of(about.path, (".gz", ".tgz")) is not None
-    source = _Bounded(gzip.GzipFile(fileobj=file) if is_packed else file)  # type: ignore[arg-type]
-    return tarfile.TarFile(fileobj=source, tarinfo=_Header)  # type: ignore[arg-type]
+def _open(file: BinaryIO) -> tarfile.TarFile:
+    try:
+        return tarfile.TarFile(fileobj=_Bounded(file), tarinfo=_Header)  # type: ignore[arg-type]
+    except Exception as error:  # the library raises anything
+        raise _damaged(error) from None
+
+
+def _damaged(error: Exception) -> Exception:
+    """Returns the error for what tarfile has raised: its own, or anything for a header that has no
+    sense, such as ValueError, OverflowError and RecursionError."""
+    if isinstance(error, FAULTS):
+        return error
+    reason = f"{type(error).__name__}: {str(error)[:MAX_SHOWN]}"
+    return tarfile.ReadError(f"a header is damaged ({reason}); the rest is lost")
+
+
+def _read_to_end(file: BinaryIO) -> None:
+    """Reads what follows the tar, which compares the checksum of the whole. Raises OSError for
+    damage, and for more content than MAX_BYTES_AFTER."""
+    num_bytes = 0
+    while piece := file.read(MAX_HEADER_BYTES):
+        num_bytes += len(piece)
+        if num_bytes > MAX_BYTES_AFTER:
+            raise OSError(
+                f"more than {MAX_BYTES_AFTER} bytes follow the end of the tar, so its checksum was "
+                "not reached"
+            )
 
 
 @dataclass(slots=True)
@@ -131,6 +160,8 @@ class _Samples:
     def __init__(self, tar: tarfile.TarFile, shard: str, max_bytes: int, lines: Lines) -> None:
         self._tar, self._shard, self._lines = tar, shard, lines
         self._max_bytes = max_bytes
+        assert isinstance(tar.fileobj, _Bounded)
+        self._file = tar.fileobj
 
     def read(self, line: int) -> Iterator[Row | BadItem]:
         """Yields the samples, the first of which has the number `line`. Of those that are not
@@ -138,14 +169,13 @@ class _Samples:
         sample: _Sample | None = None
         while True:
             try:
-                member = self._tar.next()
+                member = self._next()
             except FAULTS:
                 if sample is not None:  # its members so far are whole
                     yield self._row(sample, line)
                 raise
             if member is None:
                 break
-            self._tar.members.clear()  # type: ignore[attr-defined]  # or it keeps every header
             folder, _, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
             if member.isdir() or not stem:
@@ -159,6 +189,18 @@ class _Samples:
             self._add(sample, member, suffix, is_wanted=self._lines.takes(line))
         if sample is not None:
             yield self._row(sample, line)
+
+    def _next(self) -> tarfile.TarInfo | None:
+        """Returns the next member, None after the last one. Raises one of FAULTS."""
+        self._file.left = MAX_HEADER_BYTES
+        try:
+            member = self._tar.next()
+        except Exception as error:  # the library raises anything
+            raise _damaged(error) from None
+        self._tar.members.clear()  # type: ignore[attr-defined]  # or it keeps every header
+        if member is not None and member.size < 0:  # it would lead back, and so for ever
+            raise tarfile.ReadError(f"a header is damaged (a size of {member.size} bytes)")
+        return member
 
     def _row(self, sample: _Sample, line: int) -> Row | BadItem:
         key = f"{self._shard}/{sample.key}"
@@ -185,14 +227,9 @@ class _Samples:
             sample.fault = error
 
     def _data(self, member: tarfile.TarInfo) -> bytes:
-        file = self._tar.fileobj
-        assert isinstance(file, _Bounded)
-        file.most = max(member.size, MAX_HEADER_BYTES)  # it has been checked
-        try:
-            file.seek(member.offset_data)
-            data = file.read(member.size)
-        finally:
-            file.most = MAX_HEADER_BYTES
+        self._file.left = member.size  # it has been checked
+        self._file.seek(member.offset_data)
+        data = self._file.read(member.size)
         if len(data) < member.size:
             raise tarfile.ReadError(f"it ends inside of {member.name[:MAX_SHOWN]!r}")
         return data
@@ -225,8 +262,8 @@ def _put(values: dict[str, Any], suffix: str, data: bytes, *, is_media: bool) ->
         values[suffix] = text.strip()
         return
     try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(text)
+    except ValueError as error:
         raise RequestError(f"the json is not JSON: {str(error)[:MAX_SHOWN]}") from None
     fields = parsed if isinstance(parsed, dict) else {suffix: parsed}
     for name, value in fields.items():

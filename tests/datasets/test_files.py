@@ -144,6 +144,26 @@ def test_lists_beside_shards_are_left_out(read, write_tar, tmp_path):
     assert row.key == "0.tar/a"
 
 
+def test_a_loop_of_links_is_walked_once(tmp_path):
+    """Two loops would be walked 2 ** 40 times."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    for name in ("0.tar", "a/1.tar", "a/b/2.tar"):
+        (tmp_path / name).touch()
+    (tmp_path / "a/up").symlink_to("..")
+    (tmp_path / "a/b/top").symlink_to(tmp_path)
+    assert names(tmp_path / "**/*.tar") == ["0.tar", "a/1.tar", "a/b/2.tar"]
+    assert names(tmp_path / "a/**/2.tar") == ["b/2.tar"]
+    assert names(tmp_path / "**/b/**/*.tar")[0] == "a/b/2.tar"
+
+
+def test_a_folder_that_only_a_link_leads_to_is_walked(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far/1.tar").touch()
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near/link").symlink_to(tmp_path / "far")
+    assert names(tmp_path / "near/**/*.tar") == ["link/1.tar"]
+
+
 @pytest.mark.parametrize("name", ["*", "{a,b}", "**/*"])
 def test_a_pattern_must_tell_the_format(tmp_path, name):
     (tmp_path / "a").touch()

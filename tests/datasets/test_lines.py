@@ -54,6 +54,25 @@ def test_deep_nesting_is_a_bad_item(tmp_path):
     assert rows[1].values == [1]
 
 
+def test_a_line_of_very_many_values_is_refused_before_it_is_parsed(tmp_path):
+    """58 MB of `[],` took 1.5 GB and 22 seconds."""
+    rows, _ = read(tmp_path, b"[" + b"[]," * 1_500_000 + b"0]\n[1]\n")
+    assert "commas and brackets" in rows[0].message
+    assert rows[1].values == [1]
+
+
+def test_a_long_text_is_a_line(tmp_path):
+    rows, _ = read(tmp_path, json.dumps({"prompt": "word, " * 1_000_000}).encode())
+    assert len(rows[0].values["prompt"]) == 6_000_000
+
+
+def test_blank_lines_are_skipped_together_and_counted(tmp_path):
+    """100 MB of them did not end in a minute."""
+    rows, num_lines = read(tmp_path, b"\n" * 20_000_000 + b" \n\r\n[1]\n\n\n[2]")
+    assert [(row.line, row.values) for row in rows] == [(20_000_003, [1]), (20_000_006, [2])]
+    assert num_lines == 20_000_006
+
+
 @given(st.lists(st.binary(max_size=30), max_size=8))
 def test_any_bytes_give_every_line_that_is_not_blank(tmp_path_factory, pieces):
     blob = b"\n".join(pieces)
