@@ -16,21 +16,19 @@ from mmdeploy_llm.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
-from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
+from .constraint import Matches, breach, tags_in
 from .detokenizer import Vocabulary
 from .pipeline import ParserSource, ParserSources, TextPipeline
 from .summary import (
     ABORT_FAILURE,
     UNKNOWN_FAILURE,
-    broken_constraint,
     can_end_here,
     is_stale,
     metrics_of,
     num_media_tokens,
-    with_blanks,
     with_id,
 )
 
@@ -54,6 +52,7 @@ class _Progress:
     num_read: int = 0
     num_delivered: int = 0
     send_idx: int = 0
+    is_valid: bool | None = None  # of a constraint, known at the end
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -85,7 +84,7 @@ class Delivery:
         parser_name: str = "",
         new_tool_parser: Callable[[], ToolParser] | None = None,
         tool_parser_name: str = "",
-        matches: Callable[[GuidedDecodingParams, str], bool] | None = None,
+        matches: Matches | None = None,
     ) -> None:
         self._vocabulary = Vocabulary(tokenizer)
         reasoning = tools = None
@@ -125,6 +124,8 @@ class Delivery:
 
     def _begin(self, request: Request) -> _Progress:
         pipeline = TextPipeline(self._vocabulary, request, self._sources)
+        if request.params.guided_decoding is not None:
+            pipeline.keep_answer(tags_in(request.params.guided_decoding, self._vocabulary))
         progress = _Progress(
             request=request,
             pipeline=pipeline,
@@ -167,38 +168,23 @@ class Delivery:
             failure = ABORT_FAILURE
         elif failure is None and reason == "error":
             failure = UNKNOWN_FAILURE
-        is_valid = self._is_valid(progress)
-        if failure is None and is_valid is False:
-            failure = broken_constraint(
-                progress.request, reason, is_thinking=not progress.pipeline.answer
-            )
+        if progress.request.params.guided_decoding is not None:
+            broken = breach(progress.request, progress.pipeline, reason, self._matches)
+            failure, progress.is_valid = failure or broken, broken is None
         if progress.pipeline.failure is not None:
             progress.num_delivered, progress.cumulative_logprob = 0, 0.0
-        return self._output(progress, reason, failure, is_valid)
-
-    def _is_valid(self, progress: _Progress) -> bool | None:
-        """Returns whether the finished text follows its constraint; None without one. White space
-        that a parser takes from the ends of the text may belong to it."""
-        guided, pipeline = progress.request.params.guided_decoding, progress.pipeline
-        if guided is None:
-            return None
-        assert self._matches is not None, "refused at intake without a grammar backend"
-        if pipeline.failure is not None:
-            return False
-        texts = dict.fromkeys((pipeline.answer, *with_blanks(pipeline.answer, pipeline.raw_text)))
-        return any(self._matches(guided, text) for text in texts)
+        return self._output(progress, reason, failure)
 
     def _output(
         self,
         progress: _Progress,
         reason: FinishReason | None = None,
         failure: RequestFailure | None = None,
-        is_valid: bool | None = None,
     ) -> RequestOutput:
         request = progress.request
         is_last = reason is not None
         wants_prompt_logprobs = is_last and request.params.prompt_logprobs is not None
-        completion = _completion(progress, reason, failure, is_valid)
+        completion = _completion(progress, reason, failure)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
@@ -238,10 +224,7 @@ def _text_ids(progress: _Progress, reason: FinishReason | None) -> tuple[list[in
 
 
 def _completion(
-    progress: _Progress,
-    reason: FinishReason | None,
-    failure: RequestFailure | None,
-    is_valid: bool | None,
+    progress: _Progress, reason: FinishReason | None, failure: RequestFailure | None
 ) -> CompletionOutput:
     """Returns what is new since the last output and advances the counters."""
     request, pipeline = progress.request, progress.pipeline
@@ -266,7 +249,7 @@ def _completion(
         logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,
-        is_valid=is_valid,
+        is_valid=progress.is_valid,
         error_code=OK if failure is None else failure.code,
         error_msg=None if failure is None else failure.message,
     )

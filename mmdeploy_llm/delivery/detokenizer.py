@@ -91,6 +91,10 @@ class Detokenizer:
         self._window: list[int] = []
         self._num_shown = 0  # characters of the window's text that were delivered
 
+    def show(self, tags: Sequence[str]) -> None:
+        """Keeps tokens whose text is one of `tags`, like markers."""
+        self._skipped = self._skipped.difference(self._vocabulary.ids_of(tags))
+
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that becomes final with `token_ids`."""
         visible = [token_id for token_id in token_ids if token_id not in self._skipped]

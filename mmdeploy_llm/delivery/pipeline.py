@@ -7,7 +7,6 @@ ids --> StopSequences --> Detokenizer --> StopStrings --> ReasoningParser --> To
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.parsing import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.outputs import ToolCall
-from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import Request
 
@@ -67,7 +65,7 @@ class TextPipeline:
         self._detokenizer = Detokenizer(
             vocabulary,
             skip_special_tokens=params.skip_special_tokens,
-            markers=[*self._start_parsers(request), *_tags_of(vocabulary, params)],
+            markers=self._start_parsers(request),
         )
         self._stops: StopStrings | None = None
         if params.stop:
@@ -83,7 +81,7 @@ class TextPipeline:
         self._num_tokens = 0
         self._raw: list[str] = []
         self._pieces: dict[str, list[str]] = {"content": [], "reasoning": []}
-        self._answer: list[str] | None = None if params.guided_decoding is None else []
+        self._answer: list[str] | None = None
         self._calls: list[ToolCall] = []
 
     @property
@@ -96,10 +94,14 @@ class TextPipeline:
         """The text so far, tags included, truncated at the stop string."""
         return "".join(self._raw)
 
+    def keep_answer(self, tags: Sequence[str]) -> None:
+        """Called before any token: keeps `answer`, and special tokens that are `tags` in it."""
+        self._answer = []
+        self._detokenizer.show(tags)
+
     @property
     def answer(self) -> str:
-        """The text so far without the reasoning, tool calls included; "" of a request without a
-        constraint, which nobody asks for."""
+        """The text so far without the reasoning, tool calls included, where it is kept."""
         return "".join(self._answer or ())
 
     def push(self, token_ids: Sequence[int]) -> int:
@@ -235,17 +237,6 @@ class TextPipeline:
                 "the text is returned unparsed",
             )
             return []
-
-
-def _tags_of(vocabulary: Vocabulary, params: SamplingParams) -> list[str]:
-    """Returns the special tokens in the tags that structure the text: without them it would not
-    follow its constraint."""
-    guided = params.guided_decoding
-    if guided is None or guided.structural_tag is None:
-        return []
-    given = guided.structural_tag
-    text = json.dumps(json.loads(given) if isinstance(given, str) else given, ensure_ascii=False)
-    return [tag for tag in map(vocabulary.token, vocabulary.special_ids) if tag and tag in text]
 
 
 def _started(source: ParserSource[ParserT], context: Any) -> list[ParserT]:

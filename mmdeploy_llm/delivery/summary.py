@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from mmdeploy_llm.errors import ABORTED, EngineError, InvalidAnswerError
+from mmdeploy_llm.errors import ABORTED, EngineError
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.metrics import RequestRecord
-from mmdeploy_llm.outputs import FinishReason, RequestMetrics, RequestOutput, ToolCall
+from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, ToolCall
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
@@ -18,30 +18,6 @@ ABORT_FAILURE = RequestFailure(
 UNKNOWN_FAILURE = RequestFailure(
     code=EngineError.code, message="the request failed for a reason that was not given"
 )
-
-
-def broken_constraint(
-    request: Request, reason: FinishReason, *, is_thinking: bool
-) -> RequestFailure:
-    """Returns why a text is not what its constraint asks for. is_thinking: it ended before the
-    answer began."""
-    guided, limit = request.params.guided_decoding, request.params.max_tokens
-    assert guided is not None
-    cause, advice = {
-        "length": (f"max_tokens = {limit} ended the text", "raise max_tokens"),
-        "repetition": ("early_stop ended the text", "loosen early_stop"),
-    }.get(reason, ("a stop text or token ended the text", "give another one"))
-    if is_thinking:
-        place, advice = (
-            "in its thinking, before the answer",
-            f"{advice} or set reasoning_max_tokens",
-        )
-    else:
-        place = "before the answer was complete"
-    return RequestFailure(
-        code=InvalidAnswerError.code,
-        message=f"{cause} {place} that guided_decoding.{guided.name} asks for; {advice}",
-    )
 
 
 def record_of(request: Request, output: RequestOutput) -> RequestRecord:
@@ -89,17 +65,6 @@ def with_id(call: ToolCall, request_id: str) -> ToolCall:
     """Gives the call an id in FastDeploy's format, unless it has one."""
     digest = hashlib.blake2b(f"{request_id} {call.index}".encode(), digest_size=16).hexdigest()
     return call if call.id else replace(call, id=f"chatcmpl-tool-{digest}")
-
-
-def with_blanks(answer: str, raw: str) -> tuple[str, ...]:
-    """Returns a text with the white space before it, after it and around it in the undivided text,
-    where it stands there as a whole."""
-    start = raw.rfind(answer) if answer else -1
-    if start < 0:
-        return ()
-    before, after = raw[:start], raw[start + len(answer) :]
-    head, tail = before[len(before.rstrip()) :], after[: len(after) - len(after.lstrip())]
-    return head + answer, answer + tail, head + answer + tail
 
 
 def can_end_here(request: Request) -> bool:

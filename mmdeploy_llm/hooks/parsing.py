@@ -1,4 +1,5 @@
-"""What a parser of generated text implements: of reasoning, and of tool calls. Imports no torch."""
+"""The classes that parsers of generated text implement, of reasoning and of tool calls. Imports no
+torch."""
 
 from __future__ import annotations
 

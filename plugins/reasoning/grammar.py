@@ -55,7 +55,8 @@ class Mode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Where a text begins. is_decided: the prompt's last turn has opened or closed the thinking."""
+    """The mode in which a text begins. is_decided: whether the prompt's last turn has opened or
+    closed the thinking."""
 
     mode: str
     is_decided: bool = False
