@@ -58,6 +58,16 @@ def follow_stored_head(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, config=config)
 
 
+def untie(values: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns what config.json of a copy holds: as `follow_stored_head` has read the ties."""
+    copied = copy.deepcopy(dict(values))
+    if not any(getattr(level, TIE, False) for level in _levels(checkpoint.config)):
+        for level in (copied, copied.get("text_config")):
+            if isinstance(level, dict) and level.get(TIE):
+                level[TIE] = False
+    return copied
+
+
 def _levels(config: Any) -> Sequence[Any]:
     """Returns the configs that may tie a head: the whole one and that of the language model."""
     return [level for level in (config, getattr(config, "text_config", None)) if level is not None]

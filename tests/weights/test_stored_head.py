@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.weights.stored_head import follow_stored_head
+from mmdeploy_llm.weights.stored_head import follow_stored_head, untie
 
 IDS = list(range(70, 90))
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -119,3 +119,15 @@ def test_tokens_equal_transformers(tiny_copy, tmp_path, family):
     with LLM(str(folder), dtype="float32", quiet=True, use_warmup=False) as llm:
         (output,) = llm.generate([{"prompt_token_ids": IDS}], GREEDY, use_tqdm=False)
     assert list(output.outputs.token_ids) == expected[0, len(IDS) :].tolist()
+
+
+def test_a_saved_copy_says_what_was_read(follow, tmp_path):
+    tensors = {"model.embed_tokens.weight": EMBEDDING, "lm_head.weight": OTHER}
+    values = {"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": True, "a": 1}}
+    other = follow(tensors, config_of(True, True))
+    assert untie(values, Checkpoint(folder=tmp_path, config=other)) == {
+        "tie_word_embeddings": False,
+        "text_config": {"tie_word_embeddings": False, "a": 1},
+    }
+    tied = Checkpoint(folder=tmp_path, config=config_of(True, True))
+    assert untie(values, tied) == values
