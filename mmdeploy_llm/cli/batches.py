@@ -316,9 +316,12 @@ def run_and_report(
     from mmdeploy_llm.records.files import OutputLostError
     from mmdeploy_llm.report.page import report_batch
     from mmdeploy_llm.report.previews import FilePreviews
+    from mmdeploy_llm.report.target import check_page
 
     from .terminal import batch_summary, caption_table, make_console, printable
 
+    if page is not None:
+        check_page(Path(page))
     try:
         summary = run_batch(job, lambda: open_answerer(model, options, cluster))
     except OutputLostError:  # says where the finished items are
