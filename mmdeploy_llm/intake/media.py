@@ -49,7 +49,6 @@ class CanPeek(Protocol):
 
     def peek(self, source: Any, limits: MediaLimits) -> Any:
         """Returns what `count_tokens` accepts in place of a decoded item."""
-        ...
 
 
 @runtime_checkable
@@ -60,11 +59,9 @@ class CanPreview(Protocol):
 
     def decode(self, source: Any, limits: MediaLimits) -> Any:
         """Returns what `previews` accepts."""
-        ...
 
     def previews(self, item: Any, options: Mapping[str, Any]) -> Sequence[bytes]:
         """Returns small JPEGs, in order."""
-        ...
 
 
 @runtime_checkable
@@ -73,7 +70,6 @@ class KeepsTime(Protocol):
 
     def max_seconds(self, limits: MediaLimits) -> float:
         """Returns the seconds that one call of its methods may take before it counts as hanging."""
-        ...
 
 
 class MediaLoader:
