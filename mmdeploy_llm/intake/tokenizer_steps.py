@@ -19,8 +19,8 @@ MAX_TEXT = 4096  # characters that a step puts into the text
 MAX_GROWTH = 64  # times that all steps together may lengthen a text
 NESTED = ("normalizers", "pretokenizers", "decoders")
 SECTIONS = ("normalizer", "pre_tokenizer", "decoder")
-# Expressions of published tokenizers, whose time grows as the text does: GPT-2, Llama 3, Qwen,
-# o200k, DeepSeek, and those that transformers writes when it converts a tokenizer.
+# Expressions of published tokenizers, and of those that transformers converts: their time grows as
+# the text does.
 KNOWN = frozenset(
     {
         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
