@@ -210,11 +210,12 @@ class MediaLoader:
         source, processor = self._opened(item, limits), self._processors[item.kind]
         if isinstance(source, bytes):
             key = _key(item, "encoded", source)
-            make = lambda: self._process(  # noqa: E731 - for both calls
-                processor, item, self._decode(processor, source, limits), limits
-            )
-            keyed = lambda: _keyed(key, make())  # noqa: E731
-            return self._processed.get_or_make(key, keyed, limits.deadline)
+
+            def decode_and_process() -> MediaInput:
+                decoded = self._decode(processor, source, limits)
+                return _keyed(key, self._process(processor, item, decoded, limits))
+
+            return self._processed.get_or_make(key, decode_and_process, limits.deadline)
         decoded = self._decode(processor, source, limits)
         if not isinstance(decoded, HasDigest):
             return self._process(processor, item, decoded, limits)
