@@ -15,12 +15,6 @@ from mmdeploy_llm.saving.rounding import Rounded, Scheme, inverse_of, relative_e
 DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal; a larger one where a factor fails
 
 
-def round_by_moments(weight: Tensor, moments: Tensor, scheme: Scheme) -> Rounded:
-    """Rounds `weight` [n, k] float32 for inputs x [T, k] with the second moments x.T @ x [k, k]. A
-    column whose input was always 0 is rounded to the nearest code."""
-    return round_by_factor(weight, factor_of(moments), scheme)
-
-
 def round_by_factor(weight: Tensor, factor: Tensor, scheme: Scheme) -> Rounded:
     """Rounds `weight` [n, k] float32 with the factor [k, k] that `factor_of` gives. The scale and
     zero of a group are chosen when its first column is reached, for the values as they are then."""
