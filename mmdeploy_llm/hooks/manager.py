@@ -16,12 +16,7 @@ from typing import Any, TypeVar, overload
 
 import pluggy
 
-from mmdeploy_llm.errors import (
-    MediaError,
-    PluginContractError,
-    RequestError,
-    UnsupportedMediaError,
-)
+from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.messages import MediaRef
 
 from . import discovery, factories, names, selection
