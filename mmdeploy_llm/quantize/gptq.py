@@ -46,6 +46,7 @@ def _round_columns(
     inverse = inverse_of(scale)
     for column in range(size):
         code = ((rest[column] * inverse).round_() + zero).clamp_(0, 2**scheme.bits - 1)
+        # GPTQ: later columns make up for this error, in proportion to the row of the factor.
         error = (rest[column] - (code - zero) * scale) / factor[column, column]
         codes[column], errors[column] = code.to(torch.uint8), error
         rest[column + 1 :].addr_(factor[column, column + 1 :], error, alpha=-1)
