@@ -167,6 +167,12 @@ class TestErrors:
         with pytest.raises(CheckpointError, match="not a valid safetensors file"):
             build_model(factory, checkpoint, torch.float32, CPU)
 
+    def test_a_file_of_too_many_tensors(self, factory, checkpoint, tmp_path, monkeypatch, tensors):
+        save_file(tensors, tmp_path / "model.safetensors")
+        monkeypatch.setattr("mmdeploy_llm.weights.files.MAX_TENSORS", len(tensors) - 1)
+        with pytest.raises(CheckpointError, match=rf"holds {len(tensors)} tensors, .* are allowed"):
+            build_model(factory, checkpoint, torch.float32, CPU)
+
     def test_a_git_lfs_pointer(self, factory, checkpoint, tmp_path):
         (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
         with pytest.raises(CheckpointError, match="Git LFS"):
