@@ -56,10 +56,12 @@ def report(
     --model is the one whose frames of videos are shown."""
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, write_report
     from mmdeploy_llm.report.previews import FilePreviews
+    from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.sinks.merged import MergedOutputs
 
     from .terminal import printable
 
+    check_page(output)
     merged = MergedOutputs(parts)
     options = engine_options(ctx, engine)
     previews = FilePreviews(lambda: open_reader(model, options), lambda: open_media(model, options))

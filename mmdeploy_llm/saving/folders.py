@@ -101,10 +101,12 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
     """Raises ConfigError for a folder that cannot be written to."""
     if source.resolve().is_relative_to(output.resolve()):
         raise ConfigError(f"{output} holds the model itself; give another folder")
-    if not output.exists():
+    if not os.path.lexists(output):
         return
+    if output.is_symlink():
+        raise ConfigError(f"{output} is a link; give the folder that it leads to")
     if not output.is_dir():
-        raise ConfigError(f"{output} is a file; give the name of a new folder")
+        raise ConfigError(f"{output} is no folder; give the name of a new one")
     if not overwrite:
         raise ConfigError(f"{output} exists; give another folder, or overwrite to replace it")
     if any(output.iterdir()) and not (output / "config.json").exists():
