@@ -38,6 +38,9 @@ Model = Annotated[
         "file with its vision tower, mmproj-*.gguf, is found in the same folder.",
     ),
 ]
+ModelArgument = Annotated[
+    str, typer.Argument(help="Folder of a model, its Hugging Face id, or a bundled model's name.")
+]
 ToolParser = Annotated[
     str,
     typer.Option(

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
-from mmdeploy_llm.kernels.coded import (
-    CodedWeight,
-    CodeLayout,
-    WeightRounder,
-    layout_of,
-    rounded,
-)
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, WeightRounder, layout_of, rounded
 from mmdeploy_llm.weight_formats import rounds_inputs
 
 from . import codes, heads, int8, rows

@@ -33,6 +33,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 LOADABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Tensors whose dtype or device changes pass through a buffer of this many bytes.
 STAGING_BYTES = 32 * 2**20
+MAX_TENSORS = 200_000  # of a file; the largest published models have 150,000 in all their files
 
 
 class SafetensorsFile:
@@ -104,6 +105,11 @@ def _read_entries(path: Path) -> dict[str, Entry]:
             "pointer: download it again"
         ) from error
     header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{path} holds {len(header)} tensors, {MAX_TENSORS} are allowed in a file; a model of "
+            "so many parts is split into several files"
+        )
     return {key: _entry(path, key, raw, 8 + length) for key, raw in header.items()}
 
 
