@@ -23,8 +23,7 @@ from .constraint import Matches, breach, tags_in
 from .detokenizer import Vocabulary
 from .pipeline import ParserSource, ParserSources, TextPipeline
 from .summary import (
-    ABORT_FAILURE,
-    UNKNOWN_FAILURE,
+    FAILURES,
     can_end_here,
     is_stale,
     metrics_of,
@@ -87,12 +86,10 @@ class Delivery:
         matches: Matches | None = None,
     ) -> None:
         self._vocabulary = Vocabulary(tokenizer)
-        reasoning = tools = None
-        if new_parser is not None:
-            reasoning = ParserSource(create=new_parser, name=parser_name)
-        if new_tool_parser is not None:
-            tools = ParserSource(create=new_tool_parser, name=tool_parser_name)
-        self._sources = ParserSources(reasoning=reasoning, tools=tools)
+        self._sources = ParserSources(
+            reasoning=new_parser and ParserSource(create=new_parser, name=parser_name),
+            tools=new_tool_parser and ParserSource(create=new_tool_parser, name=tool_parser_name),
+        )
         self._matches = matches
         self._progress: dict[str, _Progress] = {}
 
@@ -163,11 +160,7 @@ class Delivery:
     def _last_output(
         self, progress: _Progress, update: TokenUpdate, reason: FinishReason
     ) -> RequestOutput:
-        failure = update.failure or progress.pipeline.failure
-        if failure is None and reason == "abort":
-            failure = ABORT_FAILURE
-        elif failure is None and reason == "error":
-            failure = UNKNOWN_FAILURE
+        failure = update.failure or progress.pipeline.failure or FAILURES.get(reason)
         if progress.request.params.guided_decoding is not None:
             broken = breach(progress.request, progress.pipeline, reason, self._matches)
             failure, progress.is_valid = failure or broken, broken is None

@@ -112,11 +112,10 @@ class RequestState:
         request.last_token_time = now
         num_output = len(request.output_token_ids)
         self.num_certain = self.num_certain + 1 if is_certain else 0
-        can_stop = num_output >= request.params.min_tokens
-        # Before min_tokens only a complete answer allows the end of sequence.
-        if token_id in self.stop_ids and (can_stop or request.params.guided_decoding is not None):
+        is_guided = request.params.guided_decoding is not None  # then no answer ends incomplete
+        if token_id in self.stop_ids and (is_guided or num_output >= request.params.min_tokens):
             return "stop"
-        if can_stop:
+        if num_output >= request.params.min_tokens:
             early_stop = request.params.early_stop
             if isinstance(early_stop, EarlyStopParams) and (
                 self.num_certain >= early_stop.window_size
