@@ -1,5 +1,5 @@
-"""The `format`s of JSON schemas: those that llguidance enforces, those that another one implies, and
-all others, which are notes, as the standard says."""
+"""Reads the `format`s of JSON schemas: those that llguidance enforces, those that another one
+implies, and all others, which are notes, as the standard says."""
 
 from __future__ import annotations
 

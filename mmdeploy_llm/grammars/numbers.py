@@ -26,7 +26,7 @@ MAX_EXPONENT = 22  # of the powers of ten that doubles hold
 
 
 def check_numbers(name: str, text: str) -> None:
-    """Raises RequestError for JSON text with a schema that holds a number which would be rounded."""
+    """Raises RequestError for the text of a schema with a number that would be rounded."""
     for keyword, number in _numbers(json.loads(text, parse_float=Decimal)):
         if not _is_exact(number):
             raise RequestError(
