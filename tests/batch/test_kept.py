@@ -5,13 +5,14 @@ import os
 
 import pytest
 
+from mmdeploy_llm.batch.inputs import REPORT_SCRIPT, find_media
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import OutputLostError
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.report import page as report_module
 from mmdeploy_llm.report.page import ReportHead, write_report
-from mmdeploy_llm.saving.folders import check_output
+from mmdeploy_llm.saving.folders import Partial, check_output
 from mmdeploy_llm.scaffold.package import write_package
 from mmdeploy_llm.sinks.scan import RecordIndex, read_records
 
@@ -58,6 +59,7 @@ def test_pictures_and_scripts_of_a_saved_page_stay(tmp_path):
     report(tmp_path / "page.html", report_module.EMBEDDED_CARDS + 1)
     assert all((tmp_path / "page_files" / name).read_text() == "mine" for name in names)
     assert not ours.exists()
+    assert (tmp_path / "page_files" / REPORT_SCRIPT).exists()
 
 
 @pytest.mark.parametrize("num", [3, report_module.EMBEDDED_CARDS + 1])
@@ -225,3 +227,27 @@ def test_a_journal_belongs_to_one_url(tmp_path, monkeypatch, fake_llm):
         with pytest.raises(ConfigError, match=r"not uploaded yet to 'memory://kept/a\.parquet'"):
             batch([{"prompt": "b"}], "memory://kept/b.parquet", mode, fake_llm, journal="journal")
     assert (tmp_path / "journal/.open-00000.jsonl").read_bytes() == before
+
+
+def test_a_model_folder_that_is_replaced_while_it_is_written_is_told(tmp_path):
+    (tmp_path / "model").mkdir()
+    partial = Partial(tmp_path / "model", "digest")
+    (partial.folder / "model-00001.safetensors").touch()
+    partial.folder.rename(tmp_path / "moved")
+    partial.folder.mkdir()
+    with pytest.raises(ConfigError, match="was moved or replaced while files were written"):
+        partial.finish()
+    assert (tmp_path / "moved/model-00001.safetensors").exists()
+    assert (tmp_path / "model").exists()
+
+
+def test_the_pictures_of_a_report_in_the_input_are_no_input(tmp_path):
+    """A resumed run over a folder that has its report."""
+    ours = tmp_path / "page_files/pictures/aa"
+    ours.mkdir(parents=True)
+    for path in (tmp_path / "1.png", tmp_path / "sub_files" / "2.png", ours / "3.jpg"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (tmp_path / "page_files/cards-001.js").touch()
+    found = find_media([str(tmp_path)], is_recursive=True)
+    assert [os.path.basename(name) for name in found] == ["1.png", "2.png"]
