@@ -102,9 +102,10 @@ class GrowingFile(Closing):
                 "continues"
             )
         if sum(sound) == first and size < self._ends[first]:
+            rest = "the others are still there, and --resume" if first else "--resume"
             return (
                 f"{path} was cut off while the run wrote to it: {num - first} of its {num} results "
-                "are gone; the others are still there, and --resume does the rest again"
+                f"are gone; {rest} does them again"
             )
         begin_words = (
             f"{num - sum(sound)} of the {num} results in {path} are no longer what the run wrote; "

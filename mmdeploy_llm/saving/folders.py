@@ -113,7 +113,7 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
     if output.is_symlink():
         raise ConfigError(f"{output} is a link; give the folder that it leads to")
     if not output.is_dir():
-        raise ConfigError(f"{output} is no folder; give the name of a new one")
+        raise ConfigError(f"{output} is a file or a device; give the name of a new folder")
     if not overwrite:
         raise ConfigError(f"{output} exists; give another folder, or overwrite to replace it")
     if any(output.iterdir()) and not (output / "config.json").exists():

@@ -159,8 +159,8 @@ class RecordWriter(Closing):
                 self._file.roll_back()
             raise OutputWriteError(
                 error.errno,
-                f"{str(self._path)!r} cannot be written ({error.strerror or error}); make space or "
-                "give it another disk, then --resume does what is missing",
+                f"{str(self._path)!r} cannot be written ({error.strerror or error}): make space, "
+                "or whatever it lacks, then --resume does what is missing",
             ) from error
 
     def _words_of_loss(self) -> str:

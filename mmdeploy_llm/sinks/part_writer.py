@@ -195,8 +195,8 @@ class PartsWriter(Closing):
             raise OutputWriteError(
                 error.errno,
                 f"a part of {self._sink.name!r} cannot be written ({error.strerror or error}); its "
-                f"records are in {str(where)!r}, and --resume continues with them when there is "
-                "space",
+                f"records are in {str(where)!r}: make space, or whatever it lacks, then --resume "
+                "continues with them",
             ) from error
 
     def _roll_back(self) -> None:
