@@ -23,6 +23,7 @@ from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
 
+from .answers import VALIDATE_RETRIES
 from .answers.checker import Checker
 from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
@@ -77,7 +78,7 @@ class BatchSettings:
     is_failed_redone: bool = True
     retried_codes: frozenset[int] | None = None
     schema: Mapping[str, Any] | None = None
-    validate_retries: int = 2
+    validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
@@ -91,7 +92,7 @@ class BatchSettings:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def configuration(self) -> Configuration:
-        """Returns what decides the answers, the items aside."""
+        """Returns every setting that decides the answers; the items have digests of their own."""
         engine = self.describe_engine()
         params = self.sampling_params.model_dump(mode="json", exclude_defaults=True)
         values = {
@@ -275,9 +276,16 @@ def _with_configuration(job: BatchJob) -> BatchJob:
 
 
 def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
-    """Returns the LLM with what asks it again."""
-    if settings.engine_restarts and isinstance(llm, Restartable):
-        llm = Restarting(llm, settings.engine_restarts)
+    """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
+    if isinstance(llm, Restartable):
+        if settings.engine_restarts:
+            llm = Restarting(llm, settings.engine_restarts)
+    elif settings.engine_restarts and not isinstance(llm, _NoModel):
+        logger.warning(
+            "engine_restarts = %d has no effect: %s does not start its engine again",
+            settings.engine_restarts,
+            type(llm).__name__,
+        )
     return llm if checker is None else Validated(llm, checker, settings.validate_retries)
 
 

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tqdm import tqdm
@@ -34,9 +34,9 @@ from .sources import Source
 Ending = Literal["done", "max_failures", "interrupted"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunCounts:
-    """Counts of one run.
+    """Counts of one run; a Tally counts up its own and hands out copies.
 
     failures: number of failed items by kind, such as "400 MediaError".
     num_images: images and videos of finished items.
@@ -174,11 +174,7 @@ class Tally:
         self, *, unit: str, total: int | None, num_before: int = 0, is_shown: bool | None = None
     ) -> None:
         self._begin = time.perf_counter()
-        self._num_done = 0
-        self._failures: Counter[str] = Counter()
-        self._num_images = 0
-        self._num_prompt_tokens = 0
-        self._num_output_tokens = 0
+        self._counts = RunCounts()
         self._bar = tqdm(
             total=total,
             initial=num_before,
@@ -191,32 +187,29 @@ class Tally:
     @property
     def num_failed(self) -> int:
         """Items that have failed so far."""
-        return self._failures.total()
+        return self._counts.num_failed
 
     def count(self, record: Record, num_media: int, *, is_first: bool = True) -> None:
         """Counts one record. is_first: advances the progress bar; it has counted an earlier
         record of the item already."""
+        counts = self._counts
         if record.is_ok:
-            self._num_done += 1
+            counts.num_done += 1
         else:
-            self._failures[record.failure] += 1
-        self._num_images += num_media
-        self._num_prompt_tokens += record.num_prompt_tokens
-        self._num_output_tokens += record.num_output_tokens
-        speed = self._num_output_tokens / max(time.perf_counter() - self._begin, 1e-9)
-        self._bar.set_postfix_str(f"{speed:.0f} tokens/s, {self.num_failed} failed", refresh=False)
+            counts.failures[record.failure] += 1
+        counts.num_images += num_media
+        counts.num_prompt_tokens += record.num_prompt_tokens
+        counts.num_output_tokens += record.num_output_tokens
+        counts.elapsed = time.perf_counter() - self._begin
+        self._bar.set_postfix_str(
+            f"{counts.tokens_per_second:.0f} tokens/s, {self.num_failed} failed", refresh=False
+        )
         self._bar.update(int(is_first))
 
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
-        return RunCounts(
-            num_done=self._num_done,
-            failures=Counter(self._failures),
-            num_images=self._num_images,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_output_tokens=self._num_output_tokens,
-            elapsed=time.perf_counter() - self._begin,
-        )
+        elapsed = time.perf_counter() - self._begin
+        return replace(self._counts, failures=Counter(self._counts.failures), elapsed=elapsed)
 
     def close(self) -> None:
         """Closes the progress bar."""

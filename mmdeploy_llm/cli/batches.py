@@ -9,52 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
-from .columns import (
-    Columns,
-    IdColumn,
-    ImageColumn,
-    PromptColumn,
-    VideoColumn,
-    column_options,
-)
+from .columns import ColumnChoices
 from .options import (
     INTERRUPTED,
     MANY_MEDIA,
     SOME_FAILED,
     STOPPED,
-    Device,
-    DType,
-    Engine,
-    EngineRestarts,
-    Format,
-    HasTable,
-    Journal,
-    Limit,
-    MaxFailures,
-    MaxTokens,
-    Model,
-    NoReport,
-    NoRetryFailed,
-    NumSeqs,
-    NumThreads,
+    AnswerOptions,
+    ModelOptions,
     Output,
-    Overwrite,
-    Parser,
-    PartItems,
     Recursive,
-    Resume,
-    ResumeAnyway,
-    RetryFailed,
-    Shard,
+    RunOptions,
     Temperature,
-    Thinking,
     ToolParser,
-    Validate,
-    ValidateRetries,
-    engine_options,
     named_value,
     open_answerer,
     open_media,
@@ -62,7 +31,7 @@ from .options import (
     output_mode,
     sampling_params,
     template_kwargs,
-    with_options,
+    with_groups,
 )
 from .shards import shard_names
 
@@ -117,45 +86,25 @@ Sampling = Annotated[
 ]
 
 
-# Values of these are read from ctx.params.
-OUTPUT_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "no_retry_failed": (NoRetryFailed, False),
-    "format": (Format, None),
-    "part_items": (PartItems, None),
-    "journal": (Journal, None),
-    "validate": (Validate, None),
-    "validate_retries": (ValidateRetries, 2),
-    "engine_restarts": (EngineRestarts, ENGINE_RESTARTS),
-}
-
-
-@with_options(OUTPUT_OPTIONS)
+@with_groups
 def caption(
     ctx: typer.Context,
     paths: Paths,
-    model: Model = "shapes-vl",
+    *,
     prompt: Question = None,
     output: Output = "captions.jsonl",
     report: PageBeside = None,
-    no_report: NoReport = False,
-    table: HasTable = False,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Do not write an HTML report.")
+    ] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print a table of results at the end.")
+    ] = False,
     recursive: Recursive = False,
-    overwrite: Overwrite = False,
-    resume: Resume = False,
-    resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = "all",
-    max_failures: MaxFailures = None,
-    shard: Shard = None,
-    limit: Limit = None,
-    thinking: Thinking = None,
-    max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
-    reasoning_parser: Parser = "auto",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    max_num_seqs: NumSeqs = None,
-    num_threads: NumThreads = None,
-    engine: Engine = None,
+    answer: AnswerOptions,
+    model: ModelOptions,
+    run: RunOptions,
 ) -> None:
     """Caption images and videos; write JSONL and an HTML report.
 
@@ -165,10 +114,10 @@ def caption(
     from mmdeploy_llm.batch.sources import open_files
 
     page = None if no_report else str(report or page_beside(output))
-    output, page = shard_names(ctx.params, output, page)
-    sampling = {"max_tokens": max_tokens, "temperature": temperature}
-    options = engine_options(ctx, engine, **engine_choices(ctx.params))
-    settings = batch_settings(ctx.params, sampling, options)
+    run, output, page = shard_names(run, output, page)
+    options = llm_options(ctx, model, run, answer)
+    sampling = {"max_tokens": answer.max_tokens, "temperature": temperature}
+    settings = batch_settings(run, answer, sampling, prompt, model.model, options)
     source = open_files(
         paths,
         settings.sampling_params,
@@ -178,41 +127,25 @@ def caption(
         template_kwargs=settings.chat_template_kwargs,
     )
     job = plan_source(source, output, settings)
-    run_and_report(job, model, options, page, is_caption=True, is_table_shown=table)
+    run_and_report(job, model.model, options, page, is_caption=True, is_table_shown=table)
 
 
-@with_options(OUTPUT_OPTIONS)
+@with_groups
 def batch(
     ctx: typer.Context,
     input: Input,
     output: Output,
-    model: Model = "shapes-vl",
+    *,
     prompt: Question = None,
-    image_column: ImageColumn = None,
-    video_column: VideoColumn = None,
-    prompt_column: PromptColumn = None,
-    id_column: IdColumn = None,
-    columns: Columns = None,
+    columns: ColumnChoices,
     report: Page = None,
-    overwrite: Overwrite = False,
-    resume: Resume = False,
-    resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = "all",
-    max_failures: MaxFailures = None,
-    shard: Shard = None,
-    limit: Limit = None,
-    thinking: Thinking = None,
-    max_tokens: MaxTokens = 1024,
     temperature: LineTemperature = None,
     sampling: Sampling = None,
-    reasoning_parser: Parser = "auto",
     tool_call_parser: ToolParser = "auto",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    max_num_seqs: NumSeqs = None,
-    num_threads: NumThreads = None,
-    engine: Engine = None,
     ray: Ray = None,
+    answer: AnswerOptions,
+    model: ModelOptions,
+    run: RunOptions,
 ) -> None:
     """Answer every prompt of a file, or a question about each item of a corpus.
 
@@ -220,18 +153,20 @@ def batch(
     defaults; a line's own "sampling_params" win."""
     from mmdeploy_llm.batch.job import plan_batch
 
-    output, page = shard_names(ctx.params, output, None if report is None else str(report))
+    run, output, page = shard_names(run, output, None if report is None else str(report))
     more = dict(named_value("--sampling", text, "top_p=0.9") for text in sampling or [])
-    given = {"max_tokens": max_tokens, "temperature": temperature, **more}
-    choices = engine_choices(ctx.params)
-    options = engine_options(ctx, engine, **choices, limit_mm_per_prompt=MANY_MEDIA)
-    settings = batch_settings(ctx.params, given, options)
+    given = {"max_tokens": answer.max_tokens, "temperature": temperature, **more}
+    options = llm_options(
+        ctx, model, run, answer, tool_call_parser=tool_call_parser, limit_mm_per_prompt=MANY_MEDIA
+    )
+    settings = batch_settings(run, answer, given, prompt, model.model, options)
+    settings = replace(settings, columns=columns.chosen())
     if ray is not None:
         settings = replace(settings, engine_restarts=cluster_restarts(ctx))
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
-    run_and_report(job, model, options, page, cluster=ray)
+    run_and_report(job, model.model, options, page, cluster=ray)
 
 
 def cluster_restarts(ctx: typer.Context) -> int:
@@ -246,19 +181,35 @@ def cluster_restarts(ctx: typer.Context) -> int:
     return 0
 
 
-def batch_settings(
-    options: Mapping[str, Any], sampling: Mapping[str, Any], engine: Mapping[str, Any]
-) -> BatchSettings:
-    """Builds the settings from a command's options, sampling parameters and options of LLM().
+def llm_options(
+    ctx: typer.Context, model: ModelOptions, run: RunOptions, answer: AnswerOptions, **more: Any
+) -> dict[str, Any]:
+    """Returns the options of LLM()."""
+    return model.llm_options(
+        ctx,
+        max_num_seqs=run.max_num_seqs,
+        num_threads=run.num_threads,
+        reasoning_parser=answer.reasoning_parser,
+        **more,
+    )
 
-    Raises ConfigError for options that contradict each other.
-    """
+
+def batch_settings(
+    run: RunOptions,
+    answer: AnswerOptions,
+    sampling: Mapping[str, Any],
+    question: str | None,
+    model: str,
+    engine: Mapping[str, Any],
+) -> BatchSettings:
+    """Builds the settings of a run. sampling: parameters, without those that are None. engine:
+    options of LLM(). Raises ConfigError for options that contradict each other."""
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.batch.options import OutputOptions, output_settings, retry_settings
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
 
-    is_resumed = options["resume"] or options["resume_anyway"]
-    retried: bool | str = not options["no_retry_failed"] and options["retry_failed"]
+    is_resumed = run.resume or run.resume_anyway
+    retried = False if run.no_retry_failed else run.retry_failed
     if retried != "all" and not is_resumed:
         raise ConfigError(
             "--retry-failed CODES and --no-retry-failed: each needs --resume; a new run has "
@@ -266,16 +217,15 @@ def batch_settings(
         )
     given = {name: value for name, value in sampling.items() if value is not None}
     return BatchSettings(
-        mode=output_mode(options["overwrite"], is_resumed),
+        mode=output_mode(run.overwrite, is_resumed),
         sampling_params=sampling_params(**given),
-        chat_template_kwargs=template_kwargs(options["thinking"]),
-        question=options["prompt"],
-        columns=column_options(options),
+        chat_template_kwargs=template_kwargs(answer.thinking),
+        question=question,
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         **retry_settings(retried),
-        **output_settings({name: options[name] for name in OutputOptions.__annotations__}),
-        is_any_config_kept=options["resume_anyway"],
-        describe_engine=lambda: describe_model(options["model"], engine),
+        **output_settings({name: getattr(run, name) for name in OutputOptions.__annotations__}),
+        is_any_config_kept=run.resume_anyway,
+        describe_engine=lambda: describe_model(model, engine),
     )
 
 
@@ -292,13 +242,6 @@ def page_beside(output: str) -> str:
     name = output.rstrip("/")
     local = name.rpartition("/")[2] if "://" in name else name
     return str(Path(local).with_suffix(".html"))
-
-
-def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the command's options that are also options of LLM()."""
-    names = ("dtype", "device", "max_num_seqs", "num_threads")
-    parsers = ("reasoning_parser", "tool_call_parser")
-    return {name: options[name] for name in (*names, *parsers) if name in options}
 
 
 def run_and_report(

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 OUR_DISTRIBUTION = "mmdeploy-llm"
 
+OUT_OF_MEMORY = (
+    "memory ran out; end other programs, or lower what is held at once: max_num_seqs, "
+    "kv_cache_memory, the size of pictures, the rows of a corpus"
+)
+
 MAX_HELP_WIDTH = 100  # columns
 
 # click does not rewrap a paragraph that begins with "\b".
@@ -105,6 +110,13 @@ class Program(TyperGroup):
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except (MemoryError, RuntimeError) as error:
+            from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
+
+            if ctx.params.get("debug") or not is_out_of_memory(error):
+                raise
+            print_error(OUT_OF_MEMORY)
+            raise typer.Exit(USAGE) from None
 
 
 def _exit_code(error: Exception) -> int:

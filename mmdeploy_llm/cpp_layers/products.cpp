@@ -3,6 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "../cpp_products/code_rounding.h"
 #include "../cpp_products/codes.h"
 #include "../cpp_products/gemm.h"
 #include "dispatch.h"

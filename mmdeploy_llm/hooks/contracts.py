@@ -296,7 +296,6 @@ class PixelKernels(Protocol):
 
         All tensors are contiguous. Patches are ordered in blocks of merge_size x merge_size.
         """
-        ...
 
 
 class MediaProcessor(ABC):

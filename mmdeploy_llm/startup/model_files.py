@@ -32,6 +32,7 @@ from mmdeploy_llm.model_folder import (
     resolve_model,
 )
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
+from mmdeploy_llm.weights.stored_head import follow_stored_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,8 @@ def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FIL
 
 def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
-    checkpoint = read_checkpoint(resolve_model(config.model, config.revision, patterns), plugins)
+    place = resolve_model(config.model, config.revision, patterns)
+    checkpoint = follow_stored_head(read_checkpoint(place, plugins))
     tokenizer = _tokenizer(config, checkpoint)
     text = read_text_sizes(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)

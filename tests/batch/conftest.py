@@ -17,7 +17,15 @@ from mmdeploy_llm.params import SamplingParams
 
 class FakeLLM:
     """Answers prompts in pairs, the later one first. A prompt with "bad" fails; at one with "stop"
-    the user presses Ctrl-C. `num_taken` counts prompts pulled from the iterable."""
+    the user presses Ctrl-C. `num_taken` counts prompts pulled from the iterable. It never dies."""
+
+    death = None
+    num_dead = 0
+
+    def revive(self) -> None:
+        raise AssertionError("no engine has died")
+
+    restart = revive
 
     def __init__(self) -> None:
         self.num_taken = 0
