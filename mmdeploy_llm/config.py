@@ -260,7 +260,7 @@ class EngineConfig(FrozenParams):
     guided_decoding_timeout: float = Field(
         default=5.0,
         gt=0,
-        allow_inf_nan=False,
+        le=86400,
         description="seconds after which a constraint that still compiles is refused",
     )
     seed: int | None = Field(

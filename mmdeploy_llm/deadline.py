@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 import time
 from dataclasses import dataclass
 from typing import Any, Self
 
 from .errors import RequestError, RequestTimeoutError
+from .shown import shown
+
+LONGEST = 366 * 86400.0  # seconds; locks and clocks of the system overflow far above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +27,12 @@ class Deadline:
     @classmethod
     def after(cls, timeout: Any, now: float | None = None) -> Self:
         """Returns the deadline `timeout` seconds after `now`, by default this moment. Raises
-        RequestError unless timeout is a finite number above 0."""
+        RequestError unless timeout is a number above 0 and at most LONGEST."""
         is_number = isinstance(timeout, numbers.Real) and not isinstance(timeout, bool)
-        if not is_number or not 0 < timeout < math.inf:
+        if not is_number or not 0 < timeout <= LONGEST:
             raise RequestError(
-                f"timeout must be a number of seconds above 0, got {timeout!r}; leave it out for "
-                "no limit"
+                "timeout must be a number of seconds above 0 and at most "
+                f"{LONGEST:.0f} (a year), got {shown(timeout)}; leave it out for no limit"
             )
         seconds = float(timeout)
         return cls(seconds=seconds, end=(time.monotonic() if now is None else now) + seconds)

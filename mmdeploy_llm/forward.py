@@ -44,12 +44,10 @@ class AttentionContext(Protocol):
         applies to it. None: no sinks. A model that passes them has an attribute `has_sinks` that is
         True, by which a backend is chosen.
         """
-        ...
 
     def causal(self) -> AttentionContext:
         """Returns the attention of the same step in which tokens of media see earlier tokens only,
         as text does, for those layers of a model with atomic media that need it."""
-        ...
 
 
 @runtime_checkable
@@ -97,7 +95,6 @@ class RotaryAttention(AttentionContext, Protocol):
     ) -> Tensor:
         """Applies `rotary` to `q` and `k`, perhaps in place, then attends as AttentionContext
         does. Without `k` there is no `rotary`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +115,6 @@ class SequenceAttention(Protocol):
     @property
     def sequences(self) -> Sequence[SequenceRows]:
         """The sequences of the step, in the order of their rows."""
-        ...
 
     def extend(
         self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
@@ -126,7 +122,6 @@ class SequenceAttention(Protocol):
         """Stores `k`, `v` [n, K, D] of the step's tokens of a sequence, an index of `sequences`, in
         the cache of `layer`. Returns the keys and values of all its tokens so far [L, K, D]; of the
         cached ones the last `num_kept` only, unless that is None."""
-        ...
 
 
 class StateContext(Protocol):
@@ -152,7 +147,6 @@ class StateContext(Protocol):
     def tensors(self, layer: int) -> tuple[Tensor, ...]:
         """Returns the tensors of all states of `layer`, each [rows, *shape], one per shape of its
         caches.State."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

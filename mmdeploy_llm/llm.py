@@ -7,11 +7,13 @@ import os
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from .batch.engine import describe_engine
-from .batch.job import BatchJob, BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
+from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
 from .batch.options import BatchOptions, option_settings, retry_settings
+from .batch.summary import BatchSummary
 from .client.arguments import (
     Asks,
     as_conversations,
@@ -35,6 +37,7 @@ from .outputs import RequestOutput
 from .params import SamplingParams
 from .report.page import report_batch
 from .report.previews import FilePreviews
+from .report.target import check_page
 from .startup.media import open_media, open_reader
 
 OnError = Literal["return", "raise"]
@@ -204,6 +207,8 @@ class LLM(EngineClient):
 
     def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:
         """Runs a batch and writes its report, if one is wanted."""
+        if report is not None:
+            check_page(Path(report))
         summary = run_batch(job, self._lent)
         if summary.ending == "interrupted":
             raise KeyboardInterrupt

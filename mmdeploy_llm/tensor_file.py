@@ -30,19 +30,16 @@ class TensorFile(Protocol):
     @property
     def path(self) -> Path:
         """The file, for messages."""
-        ...
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         """The tensors, by key."""
-        ...
 
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
         """Fills the contiguous `out` with values of tensor `key`, starting at value `first_value`.
 
         Casts to `out`'s dtype. transpose: the file stores the last two axes swapped (`out.mT`).
         """
-        ...
 
 
 class WeightRows(Protocol):
@@ -50,7 +47,6 @@ class WeightRows(Protocol):
 
     def rows(self, start: int, end: int) -> Tensor:
         """Returns rows start .. end, in the dtype of the weight's entry."""
-        ...
 
 
 def copy_rows(

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("errors", "weight_formats"),
+    ("errors", "shown", "weight_formats"),
     ("params", "messages", "option_types", "deadline", "caches"),
     ("config",),
     ("runtime_config",),

@@ -10,10 +10,18 @@ from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError, RequestTimeoutError
 
 
-@pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, True, "5", None, [1]])
+@pytest.mark.parametrize(
+    "timeout",
+    [0, -1, math.inf, math.nan, True, "5", None, [1], 1e10, 1e308, 2**63, 10**400],
+)
 def test_wrong_timeouts_are_the_requests_error(timeout):
-    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0, got"):
+    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0 and at"):
         Deadline.after(timeout)
+
+
+def test_a_number_that_python_does_not_write_is_refused_as_well():
+    with pytest.raises(RequestError, match="got a value of type int that cannot be shown"):
+        Deadline.after(10**5000)
 
 
 def test_it_ends_after_its_seconds():

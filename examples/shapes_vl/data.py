@@ -13,7 +13,6 @@ Imports no torch, so that the process that makes the data stays small.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,32 +22,15 @@ import numpy as np
 import questions as asking
 from mmdeploy_llm_plugins.ernie.frames import choose_frames
 from mmdeploy_llm_plugins.ernie.stamp import Stamp
-from mmdeploy_llm_processors.video.options import VideoOptions
 from mmdeploy_llm_processors.video.timeline import constant_timeline
 from PIL import Image
-from scenes import COLOURS, KINDS, MAX_SHAPES, ROWS, SIZES, Scene, Shape, draw_scene
+from pixels import MERGE, PAIR, VIDEO, preprocess
+from scenes import Scene, draw_scene
+from targets import IGNORE, MENTION, MENTION_CLASSES, cell_targets, clip_cells, mention_targets
 from tokenizers import Tokenizer
-from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import smart_resize
-
-PATCH, MERGE = 14, 2
-MIN_PIXELS, MAX_PIXELS = 112 * 112, 168 * 168
-IGNORE = -100
-# The classes of an image token (see cell_targets) and of a shape that a text names.
-CELL_CLASSES = (tuple(COLOURS), KINDS, SIZES)
-PLACES = 8
-MENTION_CLASSES = (MAX_SHAPES + 1, len(COLOURS), len(KINDS), len(SIZES), len(ROWS), PLACES)
-_SIZE, _COLOUR, _KIND = ("|".join(words) for words in (SIZES, COLOURS, KINDS))
-MENTION = re.compile(
-    rf"\b(?:({_SIZE}) )?(?:(?:({_COLOUR}) )?({_KIND})(?:e?s)?|({_COLOUR})(?: shapes?| one)?)\b"
-)
 
 OPEN, CLOSE = "<|IMAGE_START|>", "<|IMAGE_END|>"
 OPEN_VIDEO, CLOSE_VIDEO = "<|VIDEO_START|>", "<|VIDEO_END|>"
-PAIR = 2  # frames per token
-# Written to the model's video_preprocessor_config.json.
-VIDEO = VideoOptions(
-    fps=2.0, min_frames=4, max_frames=8, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS
-)
 THINK_ON, THINK_OFF = "\nAssistant: <think>", "\nAssistant: <think></think>"
 
 
@@ -82,75 +64,6 @@ class Batch:
     cells: np.ndarray  # int64 [image tokens, 5], see cell_targets
     mentions: np.ndarray  # int64 [mentions, 2 + 6]: row, position, see mention_targets
     kinds: list[list[str]]  # per row, the kind of question of branch 1, 2, ...
-
-
-def preprocess(image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Return patches (before normalisation) and grid, exactly as ERNIE's image processor."""
-    height, width = smart_resize(
-        image.height, image.width, PATCH * MERGE, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS
-    )
-    resized = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
-    rows, cols = height // PATCH, width // PATCH
-    patches = resized.reshape(rows // MERGE, MERGE, PATCH, cols // MERGE, MERGE, PATCH, 3)
-    patches = patches.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * cols, 3 * PATCH * PATCH)
-    return patches, (1, rows, cols)
-
-
-def cell_targets(scene: Scene, grid: tuple[int, int, int], with_places: bool = True) -> np.ndarray:
-    """Return what each image token shows: int64 [tokens, 5].
-
-    Columns: colour, kind and size (0 is background); row and column of the shape (IGNORE for
-    background).
-    """
-    rows, cols = grid[1] // MERGE, grid[2] // MERGE
-    targets = np.zeros((rows, cols, len(CELL_CLASSES) + 2), np.int64)
-    targets[..., -2:] = IGNORE
-    ys, xs = np.mgrid[0:rows, 0:cols] + 0.5
-    for shape in scene.shapes:
-        x, y = shape.x / scene.width * cols, shape.y / scene.height * rows
-        reach_x, reach_y = shape.radius / scene.width * cols, shape.radius / scene.height * rows
-        inside = np.hypot((xs - x) / reach_x, (ys - y) / reach_y) < 0.8
-        inside[min(int(y), rows - 1), min(int(x), cols - 1)] = True
-        words = (shape.colour, shape.kind, shape.size)
-        targets[inside] = [
-            *(1 + names.index(word) for names, word in zip(CELL_CLASSES, words, strict=True)),
-            *(place_of(scene, shape) if with_places else (IGNORE, IGNORE)),
-        ]
-    return targets.reshape(rows * cols, -1)
-
-
-def clip_cells(clip: clips.Clip, shapes: list[Shape], grid: tuple[int, int, int]) -> np.ndarray:
-    """Return cell_targets for a pair of frames: a cell shows the shape if either frame does."""
-    parts = [
-        cell_targets(Scene(width=clip.width, height=clip.height, shapes=(shape,)), grid, False)
-        for shape in shapes
-    ]
-    return np.where(parts[0][:, :1] > 0, parts[0], parts[-1])
-
-
-def place_of(scene: Scene, shape: Shape) -> tuple[int, int]:
-    """Return the row of a shape, and its column from left (0) to right (PLACES - 1)."""
-    return ROWS.index(shape.row), min(PLACES - 1, int(PLACES * shape.x / scene.width))
-
-
-def mention_targets(scene: Scene, words: tuple[str | None, ...]) -> tuple[int, ...]:
-    """Return what a text that names `words` (size, colour, kind) says about the scene.
-
-    How many shapes match; if only one does, its colour, kind, size, row and column, else IGNORE.
-    """
-    fits = [
-        shape
-        for shape in scene.shapes
-        if all(
-            word in (None, given)
-            for word, given in zip(words, (shape.size, shape.colour, shape.kind), strict=True)
-        )
-    ]
-    if len(fits) != 1:
-        return (len(fits), *[IGNORE] * (len(MENTION_CLASSES) - 1))
-    words_of = (fits[0].colour, fits[0].kind, fits[0].size)
-    named = [names.index(word) for names, word in zip(CELL_CLASSES, words_of, strict=True)]
-    return (1, *named, *place_of(scene, fits[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from data import CELL_CLASSES, IGNORE, MENTION_CLASSES, PLACES, Batch
+from data import Batch
 from scenes import ROWS
+from targets import CELL_CLASSES, IGNORE, MENTION_CLASSES, PLACES
 from torch import Tensor, nn
 from transformers import Ernie4_5_VLMoeForConditionalGeneration, PreTrainedTokenizerFast
 

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 import torch
-from data import MAX_PIXELS, MERGE, MIN_PIXELS, PATCH, VIDEO
+from pixels import MAX_PIXELS, MERGE, MIN_PIXELS, PATCH, VIDEO
 from transformers import (
     Ernie4_5_VLMoeConfig,
     Ernie4_5_VLMoeForConditionalGeneration,

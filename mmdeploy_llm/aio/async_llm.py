@@ -7,7 +7,6 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Self
 
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
@@ -133,12 +132,7 @@ class AsyncLLM(EngineClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._home.is_here:
             await asyncio.to_thread(self.close)
 

@@ -108,10 +108,12 @@ class ModelPool(Belonging):
 
     def start(self, name: str) -> AsyncLLM:
         """Loads a model, warms it up and returns it; returns at once if it runs. Raises ConfigError
-        when it does not fit, and what AsyncLLM raises."""
+        when it does not fit, KeyError when it is released meanwhile, and what AsyncLLM raises."""
         self._home.check()
         entry = self._entry(name)
         with entry.lock:
+            if self._entries.get(name) is not entry:
+                raise KeyError(f"model {name!r} was released before it was started; install it")
             if entry.llm is None:
                 config = self._reserve(entry)
                 try:
@@ -129,24 +131,18 @@ class ModelPool(Belonging):
         self._home.check()
         entry = self._entry(name)
         with entry.lock:
-            if entry.llm is not None:
-                entry.llm.finish(abort=abort)
-                entry.llm.close()
-                entry.llm = None
-                gc.collect()  # caches and tensors that refer to each other
-                self._give_back(entry)
+            self._stop(entry, abort)
 
     def release(self, name: str) -> None:
         """Stops a model, aborting what it computes, and forgets it."""
-        self.stop(name, abort=True)
-        with self._lock:
-            self._entries.pop(name, None)
+        self._home.check()
+        self._release(self._entry(name))
 
     def close(self) -> None:
         """Releases all models. May be called twice."""
         self._home.check()
-        for name in list(self._entries):
-            self.release(name)
+        for entry in list(self._entries.values()):
+            self._release(entry)
 
     def __getitem__(self, name: str) -> AsyncLLM:
         """Returns a running model. Raises KeyError for an unknown name, EngineError for a model
@@ -167,6 +163,23 @@ class ModelPool(Belonging):
         """Returns a line for each model, in the order in which they were installed."""
         with self._lock:
             return tuple(map(_status, self._entries.values()))
+
+    def _stop(self, entry: _Entry, abort: bool) -> None:
+        if entry.llm is not None:
+            entry.llm.finish(abort=abort)
+            entry.llm.close()
+            entry.llm = None
+            gc.collect()  # caches and tensors that refer to each other
+            self._give_back(entry)
+
+    def _release(self, entry: _Entry) -> None:
+        """Stops and forgets a model. Who waits for its lock finds it gone, and not another one that
+        was installed under its name meanwhile."""
+        with entry.lock:
+            self._stop(entry, abort=True)
+            with self._lock:
+                if self._entries.get(entry.name) is entry:
+                    del self._entries[entry.name]
 
     def _entry(self, name: str) -> _Entry:
         try:

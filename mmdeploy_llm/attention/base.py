@@ -119,4 +119,3 @@ class AttentionBackend(Protocol):
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
         """Returns the attention of one step, with everything computed that all layers share."""
-        ...

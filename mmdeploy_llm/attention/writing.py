@@ -27,7 +27,6 @@ class CacheWriter(Protocol):
         value_scales: Tensor | None = None,
     ) -> None:
         """Writes one layer of one step."""
-        ...
 
 
 def write_plain(

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tqdm import tqdm
@@ -34,9 +34,9 @@ from .sources import Source
 Ending = Literal["done", "max_failures", "interrupted"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunCounts:
-    """Counts of one run.
+    """Counts of one run; a Tally counts up its own and hands out copies.
 
     failures: number of failed items by kind, such as "400 MediaError".
     num_images: images and videos of finished items.
@@ -71,19 +71,30 @@ class RunCounts:
         return self.num_output_tokens / max(self.elapsed, 1e-9)
 
 
-def left_to_do(source: Source, done: DoneItems) -> Iterator[Item | BadItem]:
-    """Yields the items of the source that are not done, or whose input has changed since; a
-    duplicate id becomes a BadItem."""
-    met = IdSet()
-    for item in source:
-        if item.id is not None and not met.add(key_of(item.id, item.line)):
-            item = BadItem(
-                line=item.line,
-                message=f"the id {str(item.id)[:80]!r} is used by an earlier line; ids must "
-                "differ, and the id of a line without one is its line number",
-            )
-        if not done.has(key_of(item.id, item.line), item.digest):
-            yield item
+class LeftToDo:
+    """The items of a source that are not done, or whose input has changed since; a duplicate id
+    becomes a BadItem. Iterated once.
+
+    num_met: items that the source has given. num_given: those of them that are left to do.
+    """
+
+    def __init__(self, source: Source, done: DoneItems) -> None:
+        self._source, self._done = source, done
+        self.num_met = self.num_given = 0
+
+    def __iter__(self) -> Iterator[Item | BadItem]:
+        met = IdSet()
+        for item in self._source:
+            self.num_met += 1
+            if item.id is not None and not met.add(key_of(item.id, item.line)):
+                item = BadItem(
+                    line=item.line,
+                    message=f"the id {str(item.id)[:80]!r} is used by an earlier line; ids must "
+                    "differ, and the id of a line without one is its line number",
+                )
+            if not self._done.has(key_of(item.id, item.line), item.digest):
+                self.num_given += 1
+                yield item
 
 
 class BatchRun:
@@ -163,11 +174,7 @@ class Tally:
         self, *, unit: str, total: int | None, num_before: int = 0, is_shown: bool | None = None
     ) -> None:
         self._begin = time.perf_counter()
-        self._num_done = 0
-        self._failures: Counter[str] = Counter()
-        self._num_images = 0
-        self._num_prompt_tokens = 0
-        self._num_output_tokens = 0
+        self._counts = RunCounts()
         self._bar = tqdm(
             total=total,
             initial=num_before,
@@ -180,32 +187,29 @@ class Tally:
     @property
     def num_failed(self) -> int:
         """Items that have failed so far."""
-        return self._failures.total()
+        return self._counts.num_failed
 
     def count(self, record: Record, num_media: int, *, is_first: bool = True) -> None:
         """Counts one record. is_first: advances the progress bar; it has counted an earlier
         record of the item already."""
+        counts = self._counts
         if record.is_ok:
-            self._num_done += 1
+            counts.num_done += 1
         else:
-            self._failures[record.failure] += 1
-        self._num_images += num_media
-        self._num_prompt_tokens += record.num_prompt_tokens
-        self._num_output_tokens += record.num_output_tokens
-        speed = self._num_output_tokens / max(time.perf_counter() - self._begin, 1e-9)
-        self._bar.set_postfix_str(f"{speed:.0f} tokens/s, {self.num_failed} failed", refresh=False)
+            counts.failures[record.failure] += 1
+        counts.num_images += num_media
+        counts.num_prompt_tokens += record.num_prompt_tokens
+        counts.num_output_tokens += record.num_output_tokens
+        counts.elapsed = time.perf_counter() - self._begin
+        self._bar.set_postfix_str(
+            f"{counts.tokens_per_second:.0f} tokens/s, {self.num_failed} failed", refresh=False
+        )
         self._bar.update(int(is_first))
 
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
-        return RunCounts(
-            num_done=self._num_done,
-            failures=Counter(self._failures),
-            num_images=self._num_images,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_output_tokens=self._num_output_tokens,
-            elapsed=time.perf_counter() - self._begin,
-        )
+        elapsed = time.perf_counter() - self._begin
+        return replace(self._counts, failures=Counter(self._counts.failures), elapsed=elapsed)
 
     def close(self) -> None:
         """Closes the progress bar."""

@@ -94,6 +94,7 @@ def _seconds(num_rows: int, used: float, read: float, machine: Machine) -> float
     if num_rows == 0:
         return 0.0
     num_bytes = read * WEIGHT_BYTES[machine.precision]
+    # A multiplication and an addition for each weight and row, while the weights are read once.
     return max(2 * num_rows * used / machine.flops, num_bytes / machine.bandwidth)
 
 

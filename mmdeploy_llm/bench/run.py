@@ -26,6 +26,7 @@ from mmdeploy_llm.metrics import StepStats
 from mmdeploy_llm.model_folder import read_checkpoint, resolve_model
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.weight_formats import quantization_name
+from mmdeploy_llm.weights.stored_head import follow_stored_head
 
 from .cost import MediaFlops, ModelCost, kv_block_bytes, model_cost
 from .machine import Machine, Precision, measure_machine, peak_memory
@@ -69,8 +70,8 @@ def run_bench(settings: BenchSettings, notify: Notify) -> BenchResult:
     """
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        checkpoint = read_checkpoint(
-            resolve_model(settings.model, settings.options.get("revision"))
+        checkpoint = follow_stored_head(
+            read_checkpoint(resolve_model(settings.model, settings.options.get("revision")))
         )
         work = _workload(settings, checkpoint, Path(folder))
         rounds = [work.round(seed) for seed in range(settings.num_rounds + settings.is_profiled)]

@@ -9,52 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
-from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
-from .columns import (
-    Columns,
-    IdColumn,
-    ImageColumn,
-    PromptColumn,
-    VideoColumn,
-    column_options,
-)
+from .columns import ColumnChoices
 from .options import (
     INTERRUPTED,
     MANY_MEDIA,
     SOME_FAILED,
     STOPPED,
-    Device,
-    DType,
-    Engine,
-    EngineRestarts,
-    Format,
-    HasTable,
-    Journal,
-    Limit,
-    MaxFailures,
-    MaxTokens,
-    Model,
-    NoReport,
-    NoRetryFailed,
-    NumSeqs,
-    NumThreads,
+    AnswerOptions,
+    ModelOptions,
     Output,
-    Overwrite,
-    Parser,
-    PartItems,
     Recursive,
-    Resume,
-    ResumeAnyway,
-    RetryFailed,
-    Shard,
+    RunOptions,
     Temperature,
-    Thinking,
     ToolParser,
-    Validate,
-    ValidateRetries,
-    engine_options,
     named_value,
     open_answerer,
     open_media,
@@ -62,12 +31,13 @@ from .options import (
     output_mode,
     sampling_params,
     template_kwargs,
-    with_options,
+    with_groups,
 )
 from .shards import shard_names
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
+    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.records.configuration import Configuration
 
 Paths = Annotated[list[str], typer.Argument(help="Images, videos, their folders, or globs.")]
@@ -116,45 +86,25 @@ Sampling = Annotated[
 ]
 
 
-# Values of these are read from ctx.params.
-OUTPUT_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "no_retry_failed": (NoRetryFailed, False),
-    "format": (Format, None),
-    "part_items": (PartItems, None),
-    "journal": (Journal, None),
-    "validate": (Validate, None),
-    "validate_retries": (ValidateRetries, 2),
-    "engine_restarts": (EngineRestarts, ENGINE_RESTARTS),
-}
-
-
-@with_options(OUTPUT_OPTIONS)
+@with_groups
 def caption(
     ctx: typer.Context,
     paths: Paths,
-    model: Model = "shapes-vl",
+    *,
     prompt: Question = None,
     output: Output = "captions.jsonl",
     report: PageBeside = None,
-    no_report: NoReport = False,
-    table: HasTable = False,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Do not write an HTML report.")
+    ] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print a table of results at the end.")
+    ] = False,
     recursive: Recursive = False,
-    overwrite: Overwrite = False,
-    resume: Resume = False,
-    resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = "all",
-    max_failures: MaxFailures = None,
-    shard: Shard = None,
-    limit: Limit = None,
-    thinking: Thinking = None,
-    max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
-    reasoning_parser: Parser = "auto",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    max_num_seqs: NumSeqs = None,
-    num_threads: NumThreads = None,
-    engine: Engine = None,
+    answer: AnswerOptions,
+    model: ModelOptions,
+    run: RunOptions,
 ) -> None:
     """Caption images and videos; write JSONL and an HTML report.
 
@@ -164,10 +114,10 @@ def caption(
     from mmdeploy_llm.batch.sources import open_files
 
     page = None if no_report else str(report or page_beside(output))
-    output, page = shard_names(ctx.params, output, page)
-    sampling = {"max_tokens": max_tokens, "temperature": temperature}
-    options = engine_options(ctx, engine, **engine_choices(ctx.params))
-    settings = batch_settings(ctx.params, sampling, options)
+    run, output, page = shard_names(run, output, page)
+    options = llm_options(ctx, model, run, answer)
+    sampling = {"max_tokens": answer.max_tokens, "temperature": temperature}
+    settings = batch_settings(run, answer, sampling, prompt, model.model, options)
     source = open_files(
         paths,
         settings.sampling_params,
@@ -177,41 +127,25 @@ def caption(
         template_kwargs=settings.chat_template_kwargs,
     )
     job = plan_source(source, output, settings)
-    run_and_report(job, model, options, page, is_caption=True, is_table_shown=table)
+    run_and_report(job, model.model, options, page, is_caption=True, is_table_shown=table)
 
 
-@with_options(OUTPUT_OPTIONS)
+@with_groups
 def batch(
     ctx: typer.Context,
     input: Input,
     output: Output,
-    model: Model = "shapes-vl",
+    *,
     prompt: Question = None,
-    image_column: ImageColumn = None,
-    video_column: VideoColumn = None,
-    prompt_column: PromptColumn = None,
-    id_column: IdColumn = None,
-    columns: Columns = None,
+    columns: ColumnChoices,
     report: Page = None,
-    overwrite: Overwrite = False,
-    resume: Resume = False,
-    resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = "all",
-    max_failures: MaxFailures = None,
-    shard: Shard = None,
-    limit: Limit = None,
-    thinking: Thinking = None,
-    max_tokens: MaxTokens = 1024,
     temperature: LineTemperature = None,
     sampling: Sampling = None,
-    reasoning_parser: Parser = "auto",
     tool_call_parser: ToolParser = "auto",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    max_num_seqs: NumSeqs = None,
-    num_threads: NumThreads = None,
-    engine: Engine = None,
     ray: Ray = None,
+    answer: AnswerOptions,
+    model: ModelOptions,
+    run: RunOptions,
 ) -> None:
     """Answer every prompt of a file, or a question about each item of a corpus.
 
@@ -219,18 +153,20 @@ def batch(
     defaults; a line's own "sampling_params" win."""
     from mmdeploy_llm.batch.job import plan_batch
 
-    output, page = shard_names(ctx.params, output, None if report is None else str(report))
+    run, output, page = shard_names(run, output, None if report is None else str(report))
     more = dict(named_value("--sampling", text, "top_p=0.9") for text in sampling or [])
-    given = {"max_tokens": max_tokens, "temperature": temperature, **more}
-    choices = engine_choices(ctx.params)
-    options = engine_options(ctx, engine, **choices, limit_mm_per_prompt=MANY_MEDIA)
-    settings = batch_settings(ctx.params, given, options)
+    given = {"max_tokens": answer.max_tokens, "temperature": temperature, **more}
+    options = llm_options(
+        ctx, model, run, answer, tool_call_parser=tool_call_parser, limit_mm_per_prompt=MANY_MEDIA
+    )
+    settings = batch_settings(run, answer, given, prompt, model.model, options)
+    settings = replace(settings, columns=columns.chosen())
     if ray is not None:
         settings = replace(settings, engine_restarts=cluster_restarts(ctx))
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
-    run_and_report(job, model, options, page, cluster=ray)
+    run_and_report(job, model.model, options, page, cluster=ray)
 
 
 def cluster_restarts(ctx: typer.Context) -> int:
@@ -245,19 +181,35 @@ def cluster_restarts(ctx: typer.Context) -> int:
     return 0
 
 
-def batch_settings(
-    options: Mapping[str, Any], sampling: Mapping[str, Any], engine: Mapping[str, Any]
-) -> BatchSettings:
-    """Builds the settings from a command's options, sampling parameters and options of LLM().
+def llm_options(
+    ctx: typer.Context, model: ModelOptions, run: RunOptions, answer: AnswerOptions, **more: Any
+) -> dict[str, Any]:
+    """Returns the options of LLM()."""
+    return model.llm_options(
+        ctx,
+        max_num_seqs=run.max_num_seqs,
+        num_threads=run.num_threads,
+        reasoning_parser=answer.reasoning_parser,
+        **more,
+    )
 
-    Raises ConfigError for options that contradict each other.
-    """
+
+def batch_settings(
+    run: RunOptions,
+    answer: AnswerOptions,
+    sampling: Mapping[str, Any],
+    question: str | None,
+    model: str,
+    engine: Mapping[str, Any],
+) -> BatchSettings:
+    """Builds the settings of a run. sampling: parameters, without those that are None. engine:
+    options of LLM(). Raises ConfigError for options that contradict each other."""
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.batch.options import OutputOptions, output_settings, retry_settings
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
 
-    is_resumed = options["resume"] or options["resume_anyway"]
-    retried: bool | str = not options["no_retry_failed"] and options["retry_failed"]
+    is_resumed = run.resume or run.resume_anyway
+    retried = False if run.no_retry_failed else run.retry_failed
     if retried != "all" and not is_resumed:
         raise ConfigError(
             "--retry-failed CODES and --no-retry-failed: each needs --resume; a new run has "
@@ -265,16 +217,15 @@ def batch_settings(
         )
     given = {name: value for name, value in sampling.items() if value is not None}
     return BatchSettings(
-        mode=output_mode(options["overwrite"], is_resumed),
+        mode=output_mode(run.overwrite, is_resumed),
         sampling_params=sampling_params(**given),
-        chat_template_kwargs=template_kwargs(options["thinking"]),
-        question=options["prompt"],
-        columns=column_options(options),
+        chat_template_kwargs=template_kwargs(answer.thinking),
+        question=question,
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         **retry_settings(retried),
-        **output_settings({name: options[name] for name in OutputOptions.__annotations__}),
-        is_any_config_kept=options["resume_anyway"],
-        describe_engine=lambda: describe_model(options["model"], engine),
+        **output_settings({name: getattr(run, name) for name in OutputOptions.__annotations__}),
+        is_any_config_kept=run.resume_anyway,
+        describe_engine=lambda: describe_model(model, engine),
     )
 
 
@@ -293,13 +244,6 @@ def page_beside(output: str) -> str:
     return str(Path(local).with_suffix(".html"))
 
 
-def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the command's options that are also options of LLM()."""
-    names = ("dtype", "device", "max_num_seqs", "num_threads")
-    parsers = ("reasoning_parser", "tool_call_parser")
-    return {name: options[name] for name in (*names, *parsers) if name in options}
-
-
 def run_and_report(
     job: BatchJob,
     model: str,
@@ -313,32 +257,33 @@ def run_and_report(
     """Runs a job, writes its report, prints a summary and exits with the job's exit code. cluster:
     address of the Ray cluster that answers; None: this process does."""
     from mmdeploy_llm.batch.job import run_batch
-    from mmdeploy_llm.records.files import OutputLostError
+    from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
     from mmdeploy_llm.report.page import report_batch
     from mmdeploy_llm.report.previews import FilePreviews
+    from mmdeploy_llm.report.target import check_page
 
     from .terminal import batch_summary, caption_table, make_console, printable
 
+    if page is not None:
+        check_page(Path(page))
     try:
         summary = run_batch(job, lambda: open_answerer(model, options, cluster))
-    except OutputLostError:  # says where the finished items are
+    except (OutputLostError, OutputWriteError):  # says where the finished items are
         raise
     except Exception:
         if job.sink.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
+    fault = None
     if page is not None and summary.num_records:
-        report_batch(
-            summary,
-            page,
-            job.settings,
-            model=model,
-            about=options,
-            is_caption=is_caption,
-            previews=FilePreviews(
-                lambda: open_reader(model, options), lambda: open_media(model, options)
-            ),
+        about: Any = {"model": model, "about": options, "is_caption": is_caption}
+        previews = FilePreviews(
+            lambda: open_reader(model, options), lambda: open_media(model, options)
         )
+        try:
+            report_batch(summary, page, job.settings, previews=previews, **about)
+        except (MMDeployLLMError, OSError) as error:  # the summary comes first
+            page, fault = None, error
     if is_table_shown:
         records = list(summary.records())
         make_console().print(caption_table(records))
@@ -346,6 +291,8 @@ def run_and_report(
     typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
     what = "captions:" if is_caption else "results: "
     typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
+    if fault is not None:
+        raise fault
     end_with_exit_code(summary)
 
 
@@ -360,6 +307,9 @@ def end_with_exit_code(summary: BatchSummary) -> None:
             f"stopped by --max-failures with {left} left; the same command with --resume continues",
             err=True,
         )
+        raise typer.Exit(STOPPED)
+    if summary.num_left:
+        typer.echo(f"{left} left; the same command with --resume does them", err=True)
         raise typer.Exit(STOPPED)
     if summary.num_failed:
         typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")

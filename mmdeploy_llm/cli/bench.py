@@ -11,7 +11,7 @@ import typer
 
 from mmdeploy_llm.weight_formats import FORMATS, names_of
 
-from .options import Device, DType, Engine, Model, NumThreads, engine_options
+from .options import IsJson, ModelOptions, NumThreads, with_groups
 
 if TYPE_CHECKING:
     from mmdeploy_llm.bench.results import BenchSettings
@@ -85,25 +85,23 @@ Dummy = Annotated[
 IsProfiled = Annotated[
     bool, typer.Option("--profile", help="Run one more round and show where its time goes.")
 ]
-IsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
+@with_groups
 def bench(
     ctx: typer.Context,
     work: WorkArgument = Work.TEXT,
-    model: Model = "shapes-vl",
+    *,
     requests: Requests = None,
     rounds: Rounds = 2,
     batch: Batch = None,
     threads: NumThreads = None,
-    dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
     dummy: Dummy = False,
     profile: IsProfiled = False,
     as_json: IsJson = False,
-    device: Device = "auto",
-    engine: Engine = None,
+    model: ModelOptions,
 ) -> None:
     """Measure how fast a model is on this machine.
 
@@ -112,11 +110,8 @@ def bench(
     begun = time.perf_counter()
     from mmdeploy_llm.bench.results import BenchSettings
 
-    options = engine_options(
+    options = model.llm_options(
         ctx,
-        engine,
-        dtype=dtype,
-        device=device,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         max_num_seqs=batch,
@@ -125,7 +120,7 @@ def bench(
     )
     settings = BenchSettings(
         work=work.value,
-        model=model,
+        model=model.model,
         options=options,
         num_requests=requests or (NUM_TEXTS if work is Work.TEXT else NUM_IMAGES),
         num_rounds=rounds,

@@ -23,6 +23,7 @@ from .options import (
     Image,
     IsJson,
     Limit,
+    ModelArgument,
     Recursive,
     Thinking,
     engine_options,
@@ -66,9 +67,6 @@ Examples:
 Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
 130 stopped with Ctrl-C."""
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="Folder of a model, its Hugging Face id, or a bundled model's name.")
-]
 Inputs = Annotated[
     list[str] | None,
     typer.Argument(

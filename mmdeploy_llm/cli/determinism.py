@@ -11,7 +11,7 @@ import typer
 
 from mmdeploy_llm.weight_formats import FORMATS, names_of
 
-from .options import SOME_FAILED, DType, Engine, IsJson, engine_options
+from .options import SOME_FAILED, DType, Engine, IsJson, ModelArgument, engine_options
 
 if TYPE_CHECKING:
     from mmdeploy_llm.determinism.ways import Comparison
@@ -46,9 +46,6 @@ Examples:
 Exit codes: 0 not a bit differs, 1 something differs or a way was not taken,
 2 wrong usage or unusable model, 130 stopped with Ctrl-C."""
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="Folder of a model, its Hugging Face id, or a bundled model's name.")
-]
 Mode = Annotated[
     bool, typer.Option("--mode", help="Compute with deterministic=True, which promises this.")
 ]

@@ -46,7 +46,7 @@ class Interrupts:
             end_now()
 
     def forget(self) -> None:
-        """Makes the next Ctrl-C the first one again: the last one is dealt with."""
+        """Counts the next Ctrl-C as the first one, after a command has handled the last one."""
         self._is_pending = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

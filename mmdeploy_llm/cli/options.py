@@ -6,11 +6,14 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
+from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
 
 from .interrupts import INTERRUPTED as INTERRUPTED
@@ -35,12 +38,8 @@ Model = Annotated[
         "file with its vision tower, mmproj-*.gguf, is found in the same folder.",
     ),
 ]
-Parser = Annotated[
-    str,
-    typer.Option(
-        help="How to separate reasoning from the answer: auto (the model's own parser), none, or "
-        "the name of a parser that `mmdeploy-llm plugins` lists."
-    ),
+ModelArgument = Annotated[
+    str, typer.Argument(help="Folder of a model, its Hugging Face id, or a bundled model's name.")
 ]
 ToolParser = Annotated[
     str,
@@ -60,7 +59,6 @@ Thinking = Annotated[
         help="Whether the model reasons before it answers.  [default: the model's default]",
     ),
 ]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Upper limit of generated tokens per answer.")]
 Temperature = Annotated[
     float,
     typer.Option(min=0.0, help="Randomness of sampling; 0 always picks the most probable token."),
@@ -69,7 +67,6 @@ DType = Annotated[
     str,
     typer.Option(help="Number format of weights: auto, bfloat16, float16 or float32."),
 ]
-Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")]
 Engine = Annotated[
     list[str] | None,
     typer.Option(
@@ -81,7 +78,6 @@ IsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Image = Annotated[
     list[str] | None, typer.Option(help="Path of a picture to ask about; may be repeated.")
 ]
-
 Output = Annotated[
     str,
     typer.Option(
@@ -92,124 +88,166 @@ Output = Annotated[
         "s3://bucket/NAME.parquet gets whole parts.",
     ),
 ]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]"
-    ),
-]
-PartItems = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Items in a part of the output.  [default: 20000, of tars 10000]",
-    ),
-]
-Journal = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Where this machine keeps results that are not uploaded yet, when --output is a URL.  "
-        "[default: a folder NAME-DIGEST.journal here]",
-    ),
-]
-Validate = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="SCHEMA",
-        help="JSON schema that every answer must keep. One that breaks it is asked again, then "
-        "recorded as an error with its text.",
-    ),
-]
-ValidateRetries = Annotated[
-    int,
-    typer.Option(
-        min=0, metavar="K", help="How often an answer that breaks --validate is asked again."
-    ),
-]
-EngineRestarts = Annotated[
-    int,
-    typer.Option(
-        min=0,
-        metavar="K",
-        help="How often in a row an engine that died is started again. Its items are done again; "
-        "one that was there at two deaths is done alone.",
-    ),
-]
-NoReport = Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")]
-HasTable = Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Search subfolders too.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Continue an existing output file: run items that are missing or failed."
-    ),
-]
-ResumeAnyway = Annotated[
-    bool,
-    typer.Option(
-        "--resume-anyway",
-        help="--resume, also when the output has results of another model, of other options or of "
-        "another question: these stay.",
-    ),
-]
-RetryFailed = Annotated[
-    str,
-    typer.Option(
-        metavar="CODES",
-        help="With --resume: which failed items to retry, all or those with these error codes, "
-        "such as 408,500.",
-    ),
-]
-NoRetryFailed = Annotated[
-    bool, typer.Option("--no-retry-failed", help="With --resume: leave failed items as they are.")
-]
-MaxFailures = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Stop after N failed items in this run.")
-]
-Shard = Annotated[
-    str | None,
-    typer.Option(
-        metavar="I/N|auto",
-        help="Process only every N-th item from the I-th on, so that N runs share the input. auto: "
-        "as torchrun, SLURM or an indexed job of Kubernetes numbers this process; the shard then "
-        "stands in the output's name.",
-    ),
-]
 Limit = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Process only the first N lines or files.")
-]
-NumSeqs = Annotated[
-    int | None, typer.Option(min=1, help="Upper limit of items that run at the same time.")
 ]
 NumThreads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads for compute.  [default: one per core]")
 ]
 
 
-def with_options(
-    options: Mapping[str, tuple[Any, Any]],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds options to a command, name -> (type, default), which finds their values in ctx.params:
-    a command would need a parameter for each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """The model, and how it is computed."""
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def run(**given: Any) -> None:
-            command(**{name: value for name, value in given.items() if name not in options})
+    model: Model = "shapes-vl"
+    dtype: DType = "auto"
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = (
+        "auto"
+    )
+    engine: Engine = None
 
-        own = inspect.signature(command, eval_str=True)
-        more = (
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=kind)
-            for name, (kind, value) in options.items()
-        )
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        signature = own.replace(parameters=[*own.parameters.values(), *more])
-        setattr(run, "__signature__", signature)  # noqa: B010  (mypy knows no such attribute)
-        return run
+    def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:
+        """Returns the options of LLM(), see engine_options."""
+        return engine_options(ctx, self.engine, dtype=self.dtype, device=self.device, **more)
 
-    return decorate
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How every answer is generated."""
+
+    thinking: Thinking = None
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Upper limit of generated tokens per answer.")
+    ] = 1024
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            help="How to separate reasoning from the answer: auto (the model's own parser), none, "
+            "or the name of a parser that `mmdeploy-llm plugins` lists."
+        ),
+    ] = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Which items of a batch are run, and how results are written."""
+
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing output file.")
+    ] = False
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue an existing output file: run items that are missing or failed.",
+        ),
+    ] = False
+    resume_anyway: Annotated[
+        bool,
+        typer.Option(
+            "--resume-anyway",
+            help="--resume, also when the output has results of another model, of other options "
+            "or of another question: these stay.",
+        ),
+    ] = False
+    retry_failed: Annotated[
+        str,
+        typer.Option(
+            metavar="CODES",
+            help="With --resume: which failed items to retry, all or those with these error "
+            "codes, such as 408,500.",
+        ),
+    ] = "all"
+    no_retry_failed: Annotated[
+        bool,
+        typer.Option("--no-retry-failed", help="With --resume: leave failed items as they are."),
+    ] = False
+    max_failures: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Stop after N failed items in this run.")
+    ] = None
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N|auto",
+            help="Process only every N-th item from the I-th on, so that N runs share the input. "
+            "auto: as torchrun, SLURM or an indexed job of Kubernetes numbers this process; the "
+            "shard then stands in the output's name.",
+        ),
+    ] = None
+    limit: Limit = None
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]"
+        ),
+    ] = None
+    part_items: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Items in a part of the output.  [default: 20000, of tars 10000]",
+        ),
+    ] = None
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where this machine keeps results that are not uploaded yet, when --output is a "
+            "URL.  [default: a folder NAME-DIGEST.journal here]",
+        ),
+    ] = None
+    validate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SCHEMA",
+            help="JSON schema that every answer must keep. One that breaks it is asked again, "
+            "then recorded as an error with its text.",
+        ),
+    ] = None
+    validate_retries: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="K", help="How often an answer that breaks --validate is asked again."
+        ),
+    ] = VALIDATE_RETRIES
+    engine_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="K",
+            help="How often in a row an engine that died is started again. Its items are done "
+            "again; one that was there at two deaths is done alone.",
+        ),
+    ] = ENGINE_RESTARTS
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Upper limit of items that run at the same time.")
+    ] = None
+    num_threads: NumThreads = None
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for each field of those parameters that are dataclasses."""
+    own = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        name: param.annotation for name, param in own.items() if is_dataclass(param.annotation)
+    }
+
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        command(**given)
+
+    flat: list[inspect.Parameter] = []
+    for name, param in own.items():
+        group = groups.get(name)
+        of_group = inspect.signature(group, eval_str=True).parameters.values() if group else [param]
+        flat += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in of_group]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    setattr(run, "__signature__", inspect.Signature(flat))  # noqa: B010  (mypy knows none such)
+    return run
 
 
 def output_mode(overwrite: bool, resume: bool) -> Mode:
@@ -302,7 +340,7 @@ def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
 
 
 def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
-    """Returns what reads media files within the limits, without files of the model."""
+    """Returns a loader that reads media within the limits and needs no files of the model."""
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.startup import media
 

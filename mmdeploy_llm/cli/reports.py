@@ -36,7 +36,8 @@ Pictures are read from the files that the outputs name, within the limits of
 the engine: --engine 'allowed_media_root=photos' confines them to a folder.
 
 \b
-Exit codes: 0 the page is written, 2 an output cannot be read."""
+Exit codes: 0 the page is written, 2 an output cannot be read or the page not
+written, 3 an output changed while it was read."""
 
 Outputs = Annotated[
     list[str], typer.Argument(metavar="PARTS", help="Outputs of batches: files, folders, URLs.")
@@ -56,10 +57,12 @@ def report(
     --model is the one whose frames of videos are shown."""
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, write_report
     from mmdeploy_llm.report.previews import FilePreviews
+    from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.sinks.merged import MergedOutputs
 
     from .terminal import printable
 
+    check_page(output)
     merged = MergedOutputs(parts)
     options = engine_options(ctx, engine)
     previews = FilePreviews(lambda: open_reader(model, options), lambda: open_media(model, options))

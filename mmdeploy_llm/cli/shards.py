@@ -1,17 +1,17 @@
-"""--shard auto: which shard this process has, from the variables of what has started it."""
+"""--shard auto: finds the shard of this process in the environment variables of its launcher."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import typer
 
 from mmdeploy_llm.errors import ConfigError
 
 from . import shard_variables
+from .options import RunOptions
 
 AUTO = "auto"
 MARK = "{shard}"
@@ -46,18 +46,18 @@ class Shard:
         return f"{stem}-{own}{suffix}"
 
 
-def shard_names(options: dict[str, Any], output: str, page: str | None) -> tuple[str, str | None]:
-    """Returns the names of the output and the report that this process writes. With --shard auto
-    they are this shard's own, and the option becomes I/N; prints what was found. Raises
+def shard_names(
+    run: RunOptions, output: str, page: str | None
+) -> tuple[RunOptions, str, str | None]:
+    """Returns the options and the names of the output and the report of this process. With --shard
+    auto they are this shard's own, and the option becomes I/N; prints what was found. Raises
     ConfigError."""
-    shard = options["shard"]
-    if shard is None or shard.strip() != AUTO:
-        return output, page
+    if run.shard is None or run.shard.strip() != AUTO:
+        return run, output, page
     found = find_shard(shard_variables())
-    options["shard"] = found.text
     own = found.name(output)
     typer.echo(f"shard {found.text}, from {found.source}; output: {own}", err=True)
-    return own, None if page is None else found.name(page)
+    return replace(run, shard=found.text), own, None if page is None else found.name(page)
 
 
 def find_shard(variables: Mapping[str, str]) -> Shard:

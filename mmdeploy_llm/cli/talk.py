@@ -12,45 +12,37 @@ from .interrupts import forget_interrupt
 from .options import (
     MANY_MEDIA,
     SOME_FAILED,
-    Device,
-    DType,
-    Engine,
+    AnswerOptions,
     Image,
-    MaxTokens,
-    Model,
-    Parser,
+    ModelOptions,
     Temperature,
-    Thinking,
     ToolParser,
     Tools,
-    engine_options,
     open_async_llm,
     open_llm,
     print_error,
     read_tools,
     sampling_params,
     template_kwargs,
+    with_groups,
 )
 
 
+@with_groups
 def generate(
     ctx: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
+    *,
     image: Image = None,
-    model: Model = "shapes-vl",
     raw: Annotated[
         bool,
         typer.Option("--raw", help="Continue the prompt text without applying a chat template."),
     ] = False,
-    thinking: Thinking = None,
     tools: Tools = None,
-    max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
-    reasoning_parser: Parser = "auto",
     tool_call_parser: ToolParser = "auto",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    engine: Engine = None,
+    answer: AnswerOptions,
+    model: ModelOptions,
 ) -> None:
     """Answer one prompt, with or without pictures.
 
@@ -62,29 +54,28 @@ def generate(
     request: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
     if not raw:
         message = user_message(text, images)
-        request = {"messages": [message], "chat_template_kwargs": template_kwargs(thinking)}
+        request = {"messages": [message], "chat_template_kwargs": template_kwargs(answer.thinking)}
     if tools is not None:
         request["tools"] = read_tools(tools)
-    options = engine_options(
+    options = model.llm_options(
         ctx,
-        engine,
-        dtype=dtype,
-        device=device,
-        reasoning_parser=reasoning_parser,
+        reasoning_parser=answer.reasoning_parser,
         tool_call_parser=tool_call_parser,
         limit_mm_per_prompt={"image": max(1, len(images))},
     )
-    params = sampling_params(max_tokens=max_tokens, temperature=temperature)
-    with open_llm(model, options) as llm:
+    params = sampling_params(max_tokens=answer.max_tokens, temperature=temperature)
+    with open_llm(model.model, options) as llm:
         outputs = llm.stream(request, params)
-        answer = print_answer(outputs, make_console(), make_console(is_stderr=True))
-    if answer.error is not None:
-        print_error(answer.error)
+        printed = print_answer(outputs, make_console(), make_console(is_stderr=True))
+    if printed.error is not None:
+        print_error(printed.error)
         raise typer.Exit(SOME_FAILED)
 
 
+@with_groups
 def chat(
     ctx: typer.Context,
+    *,
     message: Annotated[
         str | None, typer.Option(help="Send this message, print the answer and exit.")
     ] = None,
@@ -92,16 +83,11 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="System message that opens the conversation.")
     ] = None,
-    model: Model = "shapes-vl",
-    thinking: Thinking = None,
     tools: Tools = None,
-    max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
-    reasoning_parser: Parser = "auto",
     tool_call_parser: ToolParser = "auto",
-    dtype: DType = "auto",
-    device: Device = "auto",
-    engine: Engine = None,
+    answer: AnswerOptions,
+    model: ModelOptions,
 ) -> None:
     """Chat with a model about pictures.
 
@@ -109,26 +95,23 @@ def chat(
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     from .terminal import CHAT_HELP, ChatSession, make_console
 
-    options = engine_options(
+    options = model.llm_options(
         ctx,
-        engine,
-        dtype=dtype,
-        device=device,
-        reasoning_parser=reasoning_parser,
+        reasoning_parser=answer.reasoning_parser,
         tool_call_parser=tool_call_parser,
         limit_mm_per_prompt=MANY_MEDIA,
     )
-    params = sampling_params(max_tokens=max_tokens, temperature=temperature)
-    more = {"chat_template_kwargs": template_kwargs(thinking)}
+    params = sampling_params(max_tokens=answer.max_tokens, temperature=temperature)
+    more = {"chat_template_kwargs": template_kwargs(answer.thinking)}
     if tools is not None:
         more["tools"] = read_tools(tools)
-    with open_async_llm(model, options) as llm:
+    with open_async_llm(model.model, options) as llm:
         out, aside = make_console(), make_console(is_stderr=True)
         session = ChatSession(llm, params, out=out, aside=aside, system=system, more=more)
         for path in image or []:
             session.add_image(path)
         if message is None and sys.stdin.isatty():
-            typer.echo(f"{model}: {CHAT_HELP}", err=True)
+            typer.echo(f"{model.model}: {CHAT_HELP}", err=True)
         session.run(typed_lines() if message is None else [message])
     if session.num_failed:
         raise typer.Exit(SOME_FAILED)

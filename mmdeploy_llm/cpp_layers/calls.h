@@ -1,6 +1,7 @@
-// The calls that Python makes: for each a struct of its arguments and a line in MM_EACH_CALL, from
-// which kernels.cpp defines `void mm_NAME(const void* args)`. calls.py reads this file too, so that
-// both sides have one list. It knows fields of the form `type name;` or `type* name;`, one a line.
+// The calls that Python makes: for each a struct of its arguments and a line in a list at the end,
+// from which a .cpp file defines `void mm_NAME(const void* args)`. calls.py reads this file too, so
+// that both sides have one list. It knows fields of the form `type name;` or `type* name;`, one a
+// line.
 //
 // Pointers are to host memory; strides and sizes count values, where nothing else is said. Rows are
 // a stride apart and contiguous in themselves; what has no stride is contiguous. Nothing is
@@ -452,21 +453,9 @@ struct PlaceThreads {
     int32_t* error;       // [1], errno of what the system refuses, or 0
 };
 
-#define MM_EACH_CALL(CALL)            \
-    CALL(look_up, LookUp)             \
+// One list for each .cpp file.
+#define MM_EACH_PRODUCT(CALL)         \
     CALL(look_up_codes, LookUpCodes)  \
-    CALL(take_columns, TakeColumns)   \
-    CALL(angles, Angles)              \
-    CALL(rms_norm, RmsNorm)           \
-    CALL(norm_heads, NormHeads)       \
-    CALL(silu_mul, SiluMul)           \
-    CALL(activate, Activate)          \
-    CALL(gate_heads, GateHeads)       \
-    CALL(rotate, Rotate)              \
-    CALL(attend, Attend)              \
-    CALL(write_cache, WriteCache)     \
-    CALL(short_conv, ShortConv)       \
-    CALL(delta_rule, DeltaRule)       \
     CALL(pack_units, PackUnits)       \
     CALL(pack_s8, PackS8)             \
     CALL(widen_panels, WidenPanels)   \
@@ -475,7 +464,24 @@ struct PlaceThreads {
     CALL(linear_codes, LinearCodes)   \
     CALL(round_groups, RoundGroups)   \
     CALL(quantize_rows, QuantizeRows) \
-    CALL(round_codes, RoundCodes)     \
+    CALL(round_codes, RoundCodes)
+
+#define MM_EACH_SEQUENCE_CALL(CALL) \
+    CALL(attend, Attend)            \
+    CALL(write_cache, WriteCache)   \
+    CALL(short_conv, ShortConv)     \
+    CALL(delta_rule, DeltaRule)
+
+#define MM_EACH_OTHER_CALL(CALL)      \
+    CALL(look_up, LookUp)             \
+    CALL(take_columns, TakeColumns)   \
+    CALL(angles, Angles)              \
+    CALL(rms_norm, RmsNorm)           \
+    CALL(norm_heads, NormHeads)       \
+    CALL(silu_mul, SiluMul)           \
+    CALL(activate, Activate)          \
+    CALL(gate_heads, GateHeads)       \
+    CALL(rotate, Rotate)              \
     CALL(largest, Largest)            \
     CALL(first_largest, FirstLargest) \
     CALL(temper, Temper)              \

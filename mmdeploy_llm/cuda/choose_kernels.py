@@ -285,6 +285,7 @@ def _target(ints, mass):
     """Returns floor(uniform * mass), with the uniform of sampling/uniform.py."""
     seed = tl.load(ints + SEED).to(tl.uint64, bitcast=True)
     position = tl.load(ints + NUM_OUTPUTS).to(tl.uint64, bitcast=True)
+    # uniform = bits / 2^64, with 53 random bits; umulhi gives floor(bits * mass / 2^64).
     bits = (_mix(seed + (position + 1) * GOLDEN) >> 11) << 11
     return tl.umulhi(bits, mass.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
 

@@ -119,6 +119,7 @@ def _dequantize(
         offsets = tl.load(offsets_ptr + groups, mask=is_row, other=0.0)[:, None]
     dtype = out_ptr.dtype.element_ty
     at = tl.arange(0, TILE * BITS // 8)
+    # A unit of 4 bits is four bytes with eight codes: byte j holds codes j and 4 + j.
     columns = first + (at // 4 * 8 + at % 4 if BITS == 4 else at)
     places = out_ptr + rows[:, None] * k
     codes = _values(data & 15 if BITS == 4 else data, IS_FLOAT8)

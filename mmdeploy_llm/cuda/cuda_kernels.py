@@ -9,13 +9,7 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
-from mmdeploy_llm.kernels.coded import (
-    CodedWeight,
-    CodeLayout,
-    WeightRounder,
-    layout_of,
-    rounded,
-)
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, WeightRounder, layout_of, rounded
 from mmdeploy_llm.weight_formats import rounds_inputs
 
 from . import codes, heads, int8, rows
@@ -42,12 +36,9 @@ class CudaKernels:
 
     @property
     def experts(self) -> CudaKernels:
-        """Routing and experts."""
         return self
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Whether the kernels compute on tensors like these: on the device, of one supported dtype,
-        the last axis contiguous."""
         dtype = tensors[0].dtype
         return dtype in DTYPES and all(
             x.device.type == self._device_type and x.dtype is dtype and x.stride(-1) == 1
@@ -57,17 +48,12 @@ class CudaKernels:
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
-        """Returns norm(x) * weight for rows [T, size]. With a residual [T, size], adds x to it in
-        place and norms the sum."""
         return rows.rms_norm(x, weight, eps, residual)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Returns silu(gate) * up, both [T, size]."""
         return rows.silu_mul(gate, up)
 
     def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
-        """Rotates the first 2 R channels of every head of `x` [T, heads, D] in place. cosines,
-        sines: [T, R] float32, contiguous."""
         rotary = QKRotary(cosines=cosines, sines=sines, is_interleaved=is_interleaved)
         heads.rotate(x, rotary, x.shape[1])
 
@@ -83,8 +69,6 @@ class CudaKernels:
         *,
         is_interleaved: bool,
     ) -> None:
-        """RMS-norms every head, the first num_q_heads with `q_weight` [D] and the others with
-        `k_weight`, then rotates as `rotate`; in place."""
         rotary = QKRotary(
             cosines=cosines,
             sines=sines,
@@ -149,7 +133,6 @@ class CudaKernels:
         dtype: torch.dtype,
         norm_min: float | None,
     ) -> tuple[Tensor, Tensor]:
-        """Chooses experts by logits [T, E]; see kernels.ExpertKernels."""
         return experts_module.route(logits, bias, top_k, dtype, norm_min)
 
     def run_experts(

@@ -265,6 +265,7 @@ def _product(
     num_columns = b.shape[1] // 2 if is_gated else b.shape[1]
     tile = _tile(num_routes, num_experts)
     num_used = min(num_experts, num_routes)
+    # Every expert in use wastes at most tile.rows - 1 rows of its last tile.
     max_tiles = min(num_routes, (num_routes + num_used * (tile.rows - 1)) // tile.rows)
     out = torch.empty((num_routes, num_columns), dtype=a.dtype, device=a.device)
     _grouped_product[(triton.cdiv(num_columns, tile.columns), max_tiles)](

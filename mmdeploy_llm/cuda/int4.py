@@ -31,6 +31,7 @@ def _first_channels(start, is_row, HALF: tl.constexpr, D: tl.constexpr, BLOCK_D:
     """Returns the places of the first channels of the bytes of heads, and which of them exist."""
     BLOCK: tl.constexpr = triton.next_power_of_2(HALF)
     places = tl.arange(0, BLOCK_D // 2)[None, :]
+    # Byte i of a group holds channel i and, HALF after it, another: groups are 2 HALF apart.
     channels = places // BLOCK * (2 * HALF) + places % BLOCK
     return start[:, None] + channels, is_row[:, None] & (places < D // 2)
 
@@ -125,6 +126,7 @@ def _encode(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    # Row r is group r % GROUPS of head r // GROUPS, and begins at that channel of the head.
     head, channel = rows // GROUPS, rows % GROUPS * (2 * HALF)
     is_row = (rows < NUM_KV * GROUPS) & (slot >= 0)
     rows += slot * (NUM_KV * GROUPS)

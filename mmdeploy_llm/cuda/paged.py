@@ -160,6 +160,7 @@ def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
     rows = max(MIN_DOT, triton.next_power_of_2(max(num_rows, group)))
     rows = max(min(rows, max_rows), triton.next_power_of_2(group))
     columns = 64 if row_bytes <= 256 and not is_wide else 32
+    # The queries lie in shared memory too; a tile in flight is keys and values.
     num_tiles = (gpu.shared_memory - rows * row_bytes) // (2 * columns * row_bytes)
     return _Tile(
         rows=rows,

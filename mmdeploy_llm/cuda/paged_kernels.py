@@ -136,6 +136,7 @@ def _sequence_of(tile, starts, num_seqs, BLOCK_Q: tl.constexpr):
             low = middle
         else:
             high = middle
+    # Each sequence before this one may have a last tile that is not full: one more tile for each.
     first_tile = (tl.load(starts + low) - base) // BLOCK_Q + low
     return low, (tile - first_tile) * BLOCK_Q
 
@@ -177,6 +178,7 @@ def prefill_kernel(
     query_len = tl.load(starts + seq + 1) - start
     if first_token < query_len:
         lanes, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        # The GROUP query heads of a key head are adjacent lanes, so that one product covers them.
         tokens, heads = first_token + lanes // GROUP, head * GROUP + lanes % GROUP
         is_row = (lanes < BLOCK_Q * GROUP) & (tokens < query_len)
         rows = (start + tokens).to(tl.int64)

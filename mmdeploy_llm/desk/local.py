@@ -192,11 +192,11 @@ class LocalDesk(Desk):
         try:
             while (task := self._next_task()) is not None:
                 task()
-        except KeyboardInterrupt:  # meant for `start`, whose caller has gone
-            pass
-        except Exception as error:
-            logger.exception("the engine cannot continue")
-            self._fault = EngineError(f"the engine failed: {error_text(error)}")
+        except BaseException as error:  # a plugin may raise anything: nobody waits for this thread
+            is_ours = isinstance(error, KeyboardInterrupt) and self._is_closed
+            if not is_ours:  # else it was meant for `start`, whose caller has gone
+                logger.exception("the engine cannot continue")
+                self._fault = EngineError(f"the engine failed: {error_text(error)}")
         self._end()
 
     def _take_over(self, assembly: Assembly) -> None:

@@ -177,5 +177,5 @@ class Ticket:
         try:
             if self._on_news is not None:
                 self._on_news(self)
-        except Exception:
+        except BaseException:  # it must not end the engine's thread
             logger.exception("a caller could not be told about news of request %s", self.request_id)

@@ -153,6 +153,7 @@ class Ways:
         request, size = self._requests[index], self._config.block_size
         num_prompt = len(request.prompt_token_ids)
         longest = num_prompt + (request.params.max_tokens or 0)
+        # Enough for one whole answer, or for two prompts with a token each; and one block more.
         num_blocks = max(-(-longest // size), 2 * -(-(num_prompt + 1) // size)) + 1
         config = replace(self._config, num_blocks=num_blocks)
         scheduler, runner = Scheduler(config), self._new_runner(config)

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of
 
-SUPER = 256  # values of a block of a K type
-
 LAYOUTS: Mapping[str, CodeLayout] = MappingProxyType(
     {
         "Q4_0": CodeLayout(bits=4, group_size=32),

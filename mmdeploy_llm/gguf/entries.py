@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
@@ -23,12 +22,10 @@ class Source(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the entry."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype in which the entry is read."""
-        ...
 
 
 S = TypeVar("S", bound=Source)
@@ -55,13 +52,8 @@ class EntryFile(ABC, Generic[S]):
         self._rows.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._rows.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._rows.__exit__()
 
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
         """See TensorFile. first_value: the first one of a row."""

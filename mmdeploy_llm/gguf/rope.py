@@ -91,6 +91,7 @@ def _factor(frequency: float, factor: float) -> float:
         return 1.0
     if length > ORIGINAL_POSITIONS / LOW_FACTOR:
         return factor
+    # 1 / factor is interpolated linearly, by how often the wave fits the original positions.
     share = (ORIGINAL_POSITIONS / length - LOW_FACTOR) / (HIGH_FACTOR - LOW_FACTOR)
     return 1 / ((1 - share) / factor + share)
 

@@ -24,14 +24,7 @@ from .metadata import (
 )
 from .order import Order, OrderOf, halves_to_pairs
 from .rope import FREQUENCY_FACTORS, factors_of, rope_parameters, rope_sections
-from .tower_sizes import (
-    check_activation,
-    grid_image,
-    merge_size,
-    mlp_size,
-    side,
-    tower_sizes,
-)
+from .tower_sizes import check_activation, grid_image, merge_size, mlp_size, side, tower_sizes
 
 __all__ = [
     "ADDED_ONE",

@@ -17,13 +17,12 @@ from .contracts import (
     MediaProcessor,
     MediaProcessorSpec,
     ModelSpec,
-    ReasoningParser,
     ReasoningParserSpec,
-    ToolParser,
     ToolParserSpec,
 )
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
+from .parsing import ReasoningParser, ToolParser
 from .records import FAULTS, PluginOrigin, Spec, describe
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
@@ -33,19 +32,21 @@ MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
     """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
     called."""
-    try:
-        found = imported(spec.factory)
-    except FAULTS as error:
-        raise PluginError(
-            f"{origin}: {spec.factory}, the factory of {describe(spec)}, cannot be imported: "
-            f"{error_text(error)}"
-        ) from error
+    about = f"{origin}: {spec.factory}, the factory of {describe(spec)},"
+    found = imported_for(spec.factory, about)
     if not callable(found):
         raise PluginContractError(
-            f"{origin}: {spec.factory}, the factory of {describe(spec)}, must be a class or a "
-            f"function, got {type(found).__name__}"
+            f"{about} must be a class or a function, got {type(found).__name__}"
         )
     return found  # type: ignore[no-any-return]
+
+
+def imported_for(name: str, about: str) -> Any:
+    """Imports what a spec names. about: begins the message of the PluginError if it cannot be."""
+    try:
+        return imported(name)
+    except FAULTS as error:
+        raise PluginError(f"{about} cannot be imported: {error_text(error)}") from error
 
 
 def imported(name: str) -> Any:

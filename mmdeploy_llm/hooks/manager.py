@@ -16,13 +16,7 @@ from typing import Any, TypeVar, overload
 
 import pluggy
 
-from mmdeploy_llm.errors import (
-    MediaError,
-    PluginContractError,
-    PluginError,
-    RequestError,
-    UnsupportedMediaError,
-)
+from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.messages import MediaRef
 
 from . import discovery, factories, names, selection
@@ -31,15 +25,14 @@ from .contracts import (
     MediaProcessor,
     MediaProcessorSpec,
     ModelSpec,
-    ReasoningParser,
     ReasoningParserSpec,
-    ToolParser,
     ToolParserSpec,
 )
 from .guard import CallGuard
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
+from .parsing import ReasoningParser, ToolParser
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
 
@@ -185,18 +178,11 @@ class PluginManager:
         """Imports the GGUF table of `spec`, which names one. kind: its class, of a room that this
         one does not know. Raises PluginError, naming the plugin, when there is no such table."""
         assert spec.gguf is not None
-        origin = self._registry.origin(spec)
-        what = f"the GGUF table of model {spec.name}"
-        try:
-            found = factories.imported(spec.gguf)
-        except FAULTS as error:
-            raise PluginError(
-                f"{origin}: {spec.gguf}, {what}, cannot be imported: {error_text(error)}"
-            ) from error
+        about = f"{self._registry.origin(spec)}: {spec.gguf}, the GGUF table of model {spec.name},"
+        found = factories.imported_for(spec.gguf, about)
         if not isinstance(found, kind):
             raise PluginContractError(
-                f"{origin}: {spec.gguf}, {what}, must be a {kind.__name__}, "
-                f"got {type(found).__name__}"
+                f"{about} must be a {kind.__name__}, got {type(found).__name__}"
             )
         return found
 

@@ -37,16 +37,13 @@ class Model(Protocol):
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns hidden states after the final norm, [T, hidden]."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Maps [N, hidden] to [N, vocab]."""
-        ...
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, media_size] tensor per item, in order. Only for models with
         media."""
-        ...
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns [axes, num_tokens] int64 M-RoPE positions of a prompt, mostly on 3 axes (time,
@@ -57,12 +54,10 @@ class Model(Protocol):
         position on all axes. Tokens generated after a prompt continue at its last token's
         position + 1, on all axes.
         """
-        ...
 
     def weight_targets(self, key: str) -> Sequence[object] | None:
         """Returns the parameters that the checkpoint's tensor `key` fills, `weights.map.Target`
         each; () for a tensor that is not needed, None for one that is unknown."""
-        ...
 
 
 def media_size(model: Model) -> int:

@@ -163,12 +163,12 @@ class Intake:
 
     def interrupt(self) -> None:
         """Ends calls that are under way, so that `close` need not wait for them."""
-        for part in (self._renderer, self._params, self.media):
+        for part in (self._renderer, self._tokenizer, self._params, self.media):
             part.interrupt()
 
     def close(self) -> None:
         """Closes the media processors and ends the processes of templates and grammars."""
-        for part in (self._renderer, self._params, self.media):
+        for part in (self._renderer, self._tokenizer, self._params, self.media):
             part.close()
 
     def count_tokens(self, prompt: Any) -> TokenCount:

@@ -11,6 +11,7 @@ from typing import Any
 from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+from mmdeploy_llm.shown import shown
 
 from .encodings import is_encoding, one_sequence
 from .forms import media_items
@@ -91,13 +92,13 @@ def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
 
 def priority_of(prompt: Any, default: int = 0) -> int:
     """Returns the prompt's own "priority", else the default. Raises RequestError unless it is a
-    whole number."""
+    whole number of 64 bits."""
     own = prompt.get("priority") if isinstance(prompt, Mapping) else None
     priority = default if own is None else own
-    if not _is_integer(priority):
+    if not _is_integer(priority) or not -(2**63) <= priority < 2**63:
         raise RequestError(
-            f"priority must be a whole number, got {priority!r}; a smaller one is served first, "
-            "0 is the default"
+            f"priority must be a whole number of 64 bits, got {shown(priority)}; a smaller "
+            "one is served first, 0 is the default"
         )
     return operator.index(priority)
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.errors import CheckpointError, RequestError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.folder_files import library_error, shown
 from mmdeploy_llm.model_folder import check_files
 from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, without_additions
+from mmdeploy_llm.rendering import Encoder
 
 from .text_sizes import text_config
+from .tokenizer_steps import check_steps
 from .unicode_text import check_unicode
 
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
@@ -41,7 +43,10 @@ def _load(folder: Path, gguf_file: str | None = None) -> Any:
         loaded = loader.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, **options
         )
+        check_steps(loaded)
         loaded("")  # some faults of tokenizer.json show only when it is used
+    except CheckpointError:
+        raise
     except BaseException as error:  # tokenizers raises bare Exception, and Rust panics
         if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
             raise
@@ -62,6 +67,7 @@ class PromptTokenizer:
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
+        self._encoder = None if check_steps(raw) else Encoder(raw.backend_tokenizer)
         self._start_texts = self._read_start_texts()
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -103,15 +109,37 @@ class PromptTokenizer:
         spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]
         return tuple(dict.fromkeys(ids for ids in spelled if ids))
 
+    def interrupt(self) -> None:
+        """Ends a call that is under way; later ones are refused where they need a process."""
+        if self._encoder is not None:
+            self._encoder.interrupt()
+
+    def close(self) -> None:
+        """Ends the process of a tokenizer that has one."""
+        if self._encoder is not None:
+            self._encoder.close()
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         check_unicode(text, "the prompt")
-        # verbose=False: no warning about long texts, because the length is checked later.
-        ids = self.raw(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        if self._encoder is not None:
+            return self._encoder.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            # verbose=False: no warning about long texts, because the length is checked later.
+            ids = self.raw(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        except BaseException as error:  # tokenizers raises bare Exception, and Rust panics
+            if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
+                raise
+            raise RequestError(
+                f"the tokenizer cannot read this text: {library_error(error)}"
+            ) from error
         return list(ids)
 
     def _read_start_texts(self) -> tuple[str, ...]:
         """Returns the texts that mark the start: BOS, CLS, and what the tokenizer puts first."""
-        added = self._encode("", add_special_tokens=True)[:1]
+        try:
+            added = self._encode("", add_special_tokens=True)[:1]
+        except RequestError as error:
+            raise CheckpointError(f"the tokenizer reads no text: {error}") from error
         names = [self.raw.bos_token, self.raw.cls_token, *self.raw.convert_ids_to_tokens(added)]
         return tuple({str(name) for name in names if name})
 

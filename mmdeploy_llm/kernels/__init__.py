@@ -64,12 +64,10 @@ class PackedWeight(Protocol):
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]."""
-        ...
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up rows by indices [T] int64, contiguous: [T, k] in `dtype`, which is that of the
         weight unless it is in few bits."""
-        ...
 
 
 class Recording(Protocol):
@@ -77,7 +75,6 @@ class Recording(Protocol):
 
     def run(self, *inputs: Tensor) -> Tensor:
         """Returns function(*inputs), in memory that the next run of any recording overwrites."""
-        ...
 
 
 class WeightMemory(Protocol):
@@ -85,12 +82,10 @@ class WeightMemory(Protocol):
 
     def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
         """Allocates as torch.empty does."""
-        ...
 
     def settle(self) -> object:
         """Optimises the memory in the background. Called once, when the weights have their
         values."""
-        ...
 
 
 class InputKernels(Protocol):
@@ -99,7 +94,6 @@ class InputKernels(Protocol):
     def look_up(self, weight: Tensor, indices: Tensor) -> Tensor:
         """Returns rows of `weight` [n, k], contiguous, by indices [T] int64, contiguous: [T, k]. A
         row that `weight` does not have is NaN."""
-        ...
 
     def angles(
         self,
@@ -113,7 +107,6 @@ class InputKernels(Protocol):
         positions: [T] int64, or [axes, T] with the axis of each of the R pairs in `axes`;
         contiguous. frequencies: [1, R] float32, or [2, R], whose second row holds for the tokens in
         is_long [T] bool and whose first for all others."""
-        ...
 
 
 class AttentionKernels(Protocol):
@@ -121,14 +114,12 @@ class AttentionKernels(Protocol):
 
     def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether `attend` computes on [T, heads, D] like these."""
-        ...
 
     def write_cache(
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
     ) -> None:
         """Writes `rows` [T, K, D] to their slots [T] int64 of `cache` [N, P, K, D]: of the same
         dtype, or with `scales` as attention.base.KVCache has them."""
-        ...
 
     def attend(
         self,
@@ -146,7 +137,6 @@ class AttentionKernels(Protocol):
         """Returns attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the
         same dtype (or with scales, as attention.base.KVCache has them), or [T, K, D]. softcap,
         sinks: see forward.AttentionContext."""
-        ...
 
 
 class ExpertKernels(Protocol):
@@ -163,14 +153,12 @@ class ExpertKernels(Protocol):
         """Chooses experts by logits [T, E]: their weights [T, k], softmax over all experts, and ids
         [T, k] of the k largest of softmax + bias [E] float32. norm_min: divide the weights by their
         sum, or by this where the sum is smaller; None: leave them."""
-        ...
 
     def run_experts(
         self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
     ) -> Tensor:
         """Computes the weighted sum of experts: x [T, S], weights [T, k], ids [T, k], gate_up
         [E, 2 I, S], down [E, S, I] -> [T, S]. An id of E or more adds nothing."""
-        ...
 
 
 class ActivationKernels(Protocol):
@@ -178,11 +166,9 @@ class ActivationKernels(Protocol):
 
     def activate(self, x: Tensor, name: ActivationName) -> Tensor:
         """Returns x [T, size], contiguous, with each value replaced by its activation."""
-        ...
 
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
         """Returns x * sigmoid(gate), both [T, heads, D], in the memory of `x`, contiguous."""
-        ...
 
 
 class DrawKernels(Protocol):
@@ -191,35 +177,29 @@ class DrawKernels(Protocol):
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these."""
-        ...
 
     def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
         """Returns the `num` largest values of each row of [R, V], descending, [R, num] float32, and
         their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
-        ...
 
     def first_largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the lowest index of the largest value of each row of [R, V], [R] int64, and that
         value, [R]. NaN counts as largest."""
-        ...
 
     def temper(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
         temperature: [R] float32."""
-        ...
 
     def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
         """Returns the smallest z of each row that the rules keep, [R] float32: z >= least, then the
         top_k largest, then the largest that hold top_p of the remaining mass; a tie with the last
         one is kept too. z, probs: [R, V] float32, contiguous, at most 0 and their softmax. least:
         [R] float32. top_k: [R] int64, 0 is off. top_p: [R] float64, 1 is off."""
-        ...
 
     def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:
         """Returns for each row of `probs` [R, V] float32, contiguous, in whole units of 2**-50, the
         first index whose cumulative sum exceeds uniform * total; [R] int64. uniforms: [R]
         float64."""
-        ...
 
 
 class ThreadKernels(Protocol):
@@ -231,7 +211,6 @@ class ThreadKernels(Protocol):
         """Restricts the calling thread, and the threads that it computes with, to `cpus` from now
         on, and the i-th of them to pinned[i] unless `pinned` is empty. node: NUMA node whose memory
         is used first. Raises OSError when the system refuses."""
-        ...
 
 
 class Kernels(Protocol):
@@ -242,76 +221,53 @@ class Kernels(Protocol):
 
     samples_on_device: bool  # the sampler's rules and draws are kernels too (cuda/choose.py)
 
+    # The capabilities, as in the table above; None: the device lacks this one, and torch computes.
     @property
-    def memory(self) -> WeightMemory | None:
-        """Memory for the weights; None: torch allocates it."""
-        ...
+    def memory(self) -> WeightMemory | None: ...
 
     @property
-    def inputs(self) -> InputKernels | None:
-        """Embeddings and angles on the host; None: torch computes them."""
-        ...
+    def inputs(self) -> InputKernels | None: ...
 
     @property
-    def attention(self) -> AttentionKernels | None:
-        """Attention on the host; None: a backend in attention/ has its own kernels."""
-        ...
+    def attention(self) -> AttentionKernels | None: ...
 
     @property
-    def experts(self) -> ExpertKernels | None:
-        """Routing and experts; None: each expert runs on its own."""
-        ...
+    def experts(self) -> ExpertKernels | None: ...
 
     @property
-    def activations(self) -> ActivationKernels | None:
-        """Activations of an MLP; None: torch computes them."""
-        ...
+    def activations(self) -> ActivationKernels | None: ...
 
     @property
-    def norms(self) -> NormKernels | None:
-        """Norms whose weights are centred on zero; None: torch computes them."""
-        ...
+    def norms(self) -> NormKernels | None: ...
 
     @property
-    def states(self) -> StateKernels | None:
-        """Layers with a state of each sequence, on the host; None: torch computes them."""
-        ...
+    def states(self) -> StateKernels | None: ...
 
     @property
-    def draws(self) -> DrawKernels | None:
-        """Random draws on the host."""
-        ...
+    def draws(self) -> DrawKernels | None: ...
 
     @property
-    def pixels(self) -> PixelKernels | None:
-        """Patch rows for media processors."""
-        ...
+    def pixels(self) -> PixelKernels | None: ...
 
     @property
-    def threads(self) -> ThreadKernels | None:
-        """Placement of compute threads on cores."""
-        ...
+    def threads(self) -> ThreadKernels | None: ...
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these: on their device, of one supported
         dtype, the last axis contiguous."""
-        ...
 
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
         """Returns norm(x) * weight for rows [T, size]. With a residual [T, size], adds x to it in
         place and norms the sum."""
-        ...
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """Returns silu(gate) * up, both [T, size]."""
-        ...
 
     def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
         """Rotates the first 2 R channels of every head of `x` [T, heads, D] in place. cosines,
         sines: [T, R] float32, contiguous."""
-        ...
 
     def norm_and_rotate(
         self,
@@ -327,32 +283,26 @@ class Kernels(Protocol):
     ) -> None:
         """RMS-norms every head, the first num_q_heads with `q_weight` [D] and the others with
         `k_weight`, then rotates as `rotate`; in place."""
-        ...
 
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
         """Whether `pack` lays out a weight [..., n, k] like this."""
-        ...
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded if requested; None where `can_pack` is
         False. The memory of `weight` is reused or given back: its values are
         lost."""
-        ...
 
     def can_pack_coded(self, layout: CodeLayout, shape: Sequence[int]) -> bool:
         """Whether `pack_coded` lays out a weight [n, k] like this, or each of a stack [E, n, k] for
         the experts of a layer."""
-        ...
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
         """Lays out a weight of few bits for products; `can_pack_coded` must be True. Its memory is
         reused: its values are lost. rounds: whether rows of x are rounded to int8, with a scale for
         every 128 values; never for 8-bit floats. On CUDA see cuda.CudaKernels."""
-        ...
 
     def record(
         self, function: Callable[..., Tensor], *inputs: Tensor
     ) -> tuple[Tensor, Recording | None]:
         """Returns function(*inputs), and a recording of its kernel calls; None where it cannot be
         recorded."""
-        ...

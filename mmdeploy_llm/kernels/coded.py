@@ -215,11 +215,9 @@ class WeightRounder(Protocol):
     ) -> CodedWeight:
         """Rounds to codes with integer zeros. releases: whether the memory of `weight` is given
         back meanwhile."""
-        ...
 
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rounds to int8 [n, k] with the scale and the shift of each row, [2, n] float32."""
-        ...
 
 
 def rounded(rounder: WeightRounder, weight: Tensor, weight_format: WeightFormat) -> CodedWeight:

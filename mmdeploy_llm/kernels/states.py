@@ -22,12 +22,10 @@ class NormKernels(Protocol):
     ) -> Tensor:
         """Returns norm(x) * (1 + weight) for rows [T, size], rounded once. With a residual
         [T, size], adds x to it in place and norms the sum."""
-        ...
 
     def centred_norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> None:
         """Norms every head of x [T, heads, D] in place as `centred_norm` norms a row. Only the
         channels of a head need be contiguous."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,6 @@ class StateKernels(Protocol):
 
     def can_convolve(self, x: Tensor, weight: Tensor, state: Tensor) -> bool:
         """Whether `short_conv` takes tensors like these."""
-        ...
 
     def short_conv(
         self,
@@ -68,13 +65,10 @@ class StateKernels(Protocol):
     ) -> Tensor:
         """Convolves each channel of x [T, C] with its weights [C, 1, k] over the last k tokens,
         adds `bias` [C], and applies silu: [T, C]. state: [rows, C, k - 1], the last inputs."""
-        ...
 
     def can_delta(self, inputs: DeltaInputs, matrices: Tensor) -> bool:
         """Whether `gated_delta` takes tensors like these."""
-        ...
 
     def gated_delta(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
         """Runs the gated delta rule and its gated norm, [T, H V]. matrices: [rows, H, D, V]
         float32."""
-        ...

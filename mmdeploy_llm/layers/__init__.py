@@ -11,14 +11,7 @@ from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNo
 from mmdeploy_llm.basic_layers.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from mmdeploy_llm.transfer import to_device
 
-from .decoder import (
-    Attention,
-    CausalLM,
-    Decoder,
-    DecoderLayer,
-    DecoderStep,
-    NewLayer,
-)
+from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
 from .decoder_config import DecoderConfig
 from .from_config import layer_windows, rotary_config, sparse_layers, standard_decoder
 from .gated_attention import GatedAttention

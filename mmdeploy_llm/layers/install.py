@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
-from mmdeploy_llm.basic_layers.linear import Embedding, Linear
+from mmdeploy_llm.basic_layers.linear import Embedding, Linear, Matrix
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels import Kernels, Quantization
 from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP
@@ -48,7 +48,8 @@ def install_kernels(
             module.kernels = kernels
     heads = _tied_heads(model)
     for name, module in model.named_modules():
-        if quantization is not None and isinstance(module, Linear | Experts | Embedding):
+        is_rounded = isinstance(module, Matrix) and not module.is_exact
+        if quantization is not None and (is_rounded or isinstance(module, Experts)):
             _check_finite(name, module)
         if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
             module.pack(kernels, quantization if module in in_layers else elsewhere)
@@ -60,14 +61,15 @@ def install_kernels(
         _log_unrounded(model, quantization)
 
 
-def _check_finite(path: str, module: nn.Module) -> None:
-    """Raises CheckpointError for values that are not finite: a range has no room for infinity, and
-    the search for it passes over NaN."""
-    for name, values in module.named_parameters(path, recurse=False):
-        if values.numel() and not torch.stack(torch.aminmax(values.detach())).isfinite().all():
+def _check_finite(path: str, module: Matrix | Experts) -> None:
+    """Raises CheckpointError for a matrix that is to be rounded and has values that are not finite:
+    a range has no room for infinity, and the search for it passes over NaN."""
+    for name in ("weight",) if isinstance(module, Matrix) else ("gate_up_proj", "down_proj"):
+        values = module.get_parameter(name).detach()
+        if values.numel() and not torch.stack(torch.aminmax(values)).isfinite().all():
             raise CheckpointError(
-                f"{name} has values that are not finite, which cannot be rounded: repair the "
-                "checkpoint, or load it without quantization"
+                f"{path}.{name} has values that are not finite, which cannot be rounded: repair "
+                "the checkpoint, or load it without quantization"
             )
 
 

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Linear, Matrix, emptied, empty_parameter, plain_linear
 from mmdeploy_llm.basic_layers.mlp import Activation, GatedMLP, gated
-from mmdeploy_llm.kernels import (
-    ActivationName,
-    ExpertKernels,
-    Kernels,
-    PackedWeight,
-    Quantization,
-)
+from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, PackedWeight, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.weight_formats import rounds_inputs
 

@@ -192,6 +192,7 @@ def a_prefix_hit_equals_a_cold_start(subject: ModelSubject) -> None:
 def a_preempted_request_equals_an_uninterrupted_one(subject: ModelSubject) -> None:
     """A request that is preempted and computes its tokens again yields the same tokens."""
     name, prompt = min(subject.prompts.items(), key=lambda item: len(item[1][0]))
+    # Both prompts fit with two tokens each, and one block more: not two whole answers.
     num_blocks = 2 * -(-(len(prompt[0]) + 2) // BLOCK_SIZE) + 1
     pressed = subject.paged(num_blocks=num_blocks)
     twice = pressed.generate([prompt, prompt], NUM_TOKENS, has_prompt_logprobs=False)

@@ -17,13 +17,7 @@ from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from mmdeploy_llm.hooks.folder_files import check_folder, library_error, read_object, validated
 
 from .gguf import described, table_names
-from .schema import (
-    ChatTemplateFile,
-    GenerationFile,
-    ProcessorFile,
-    TokenizerFile,
-    check_config,
-)
+from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

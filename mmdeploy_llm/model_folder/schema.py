@@ -27,6 +27,9 @@ MAX_PIXELS = 10**10
 LAYER_KEY = re.compile(r"(?:^|_)(?:layers?|depths?|blocks?)$")
 COUNT_KEY = re.compile(r"^(?:num|n)_")
 NAME = re.compile(r"[A-Za-z0-9_.|+ -]*")
+# What families call the number of experts, and how many of them compute a token.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_topk")
 OTHER_CONFIGS = frozenset({"quantization_config", "compression_config"})
 IMPLEMENTATION_KEYS = frozenset(
     f"{prefix}{kind}_implementation{suffix}"
@@ -203,12 +206,24 @@ def check_config(values: Mapping[str, Any], file_name: str, prefix: str = "") ->
     """Checks config.json and every config inside it. Raises CheckpointError."""
     if not prefix or prefix.endswith("_config."):
         validated(ConfigFile, file_name, values, prefix)
+        _check_experts(values, file_name, prefix)
     for key, value in values.items():
         allowed = _allowed_elsewhere(key, value)
         if allowed:
             raise fault(file_name, prefix + key, f"is {shown(value)}", allowed)
         if isinstance(value, dict) and key not in OTHER_CONFIGS:
             check_config(value, file_name, f"{prefix}{key}.")
+
+
+def _check_experts(values: Mapping[str, Any], file_name: str, prefix: str) -> None:
+    """Raises CheckpointError where a router would choose no expert, or more than there are."""
+    most = max((values[key] for key in EXPERTS if type(values.get(key)) is int), default=0)
+    if most < 1:  # a dense model, whose other numbers mean nothing
+        return
+    for key in CHOSEN:
+        found = values.get(key)
+        if type(found) is int and not 1 <= found <= most:
+            raise fault(file_name, prefix + key, f"is {found}", f"1 to the {most} experts")
 
 
 def _allowed_elsewhere(key: str, value: object) -> str | None:

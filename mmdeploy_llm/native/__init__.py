@@ -5,7 +5,7 @@
 Without a compiler there are no kernels, and plain torch computes the same.
 """
 
-from .build import BuildError, Level, NoCompilerError, build, cpu_levels
+from .build import Level, NoCompilerError, build, cpu_levels
 from .coded import PANEL
 from .cores import (
     ComputeThreads,
@@ -20,6 +20,7 @@ from .memory import LargePages, keep_freed_memory
 from .openmp import THREAD_COUNT, make_forks_safe
 from .prebuilt import find_prebuilt
 from .recording import Recording
+from .sealed import BuildError
 
 __all__ = [
     "MAX_HEAD_DIM",

@@ -1,21 +1,30 @@
-"""Builds the library once for each version of sources, flags and compiler, in a few seconds, and
-keeps it in the user's cache."""
+"""Builds the library once for each version of sources, flags and compiler, and keeps it in the
+user's cache.
+
+    cpp_layers/*.cpp --compiler, all at the same time--> objects --linker--> kernels.so + its seal
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
+from .sealed import BuildError, check_owner, is_intact, write_sealed
+
+logger = logging.getLogger(__name__)
+
 PACKAGE = Path(__file__).parent.parent
-SOURCES = PACKAGE / "cpp_layers", PACKAGE / "cpp_products"
-MAIN = PACKAGE / "cpp_layers" / "kernels.cpp"
+CALLS, PRODUCTS = PACKAGE / "cpp_layers", PACKAGE / "cpp_products"
+UNITS = tuple(sorted(CALLS.glob("*.cpp")))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
     "-std=c++17",
@@ -70,10 +79,6 @@ _NEEDS = {
 }
 
 
-class BuildError(Exception):
-    """Raised when the library cannot be built or loaded on this machine; the text says why."""
-
-
 class NoCompilerError(BuildError):
     """Raised when there is no C++ compiler."""
 
@@ -95,30 +100,37 @@ def cpu_levels() -> tuple[Level, ...]:
 
 
 def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
-    """Returns the path of the library for `level` in `cache`, after building it if it is missing.
-    flags: additional compiler flags. Raises BuildError.
+    """Returns the path of the library for `level` in `cache`, after building it if it is missing or
+    damaged, which is logged. flags: additional compiler flags. Raises BuildError, and ForeignError
+    for a folder or a library that other users own or may write.
 
     Several processes may build at once: each writes a file of its own and renames it.
     """
     command = _command(level, flags)
     path = cache / f"kernels-{_digest(command)}.so"
-    if not path.exists():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(dir=cache))  # no object that a forked process deletes
-            try:
-                _compile(command, folder).replace(path)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError as error:
-            raise BuildError(f"the kernels cannot be written to {cache}: {error}") from error
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(cache)
+        if path.exists():
+            check_owner(path)
+            if is_intact(path):
+                return path
+            logger.warning("%s is damaged and is compiled again", path)
+        logger.warning(
+            "compiling the CPU kernels for %s, once, which takes up to a minute; they are kept in "
+            "%s",
+            level.value,
+            cache,
+        )
+        _build_into(command, path)
+    except OSError as error:
+        raise BuildError(f"the kernels cannot be written to {cache}: {error}") from error
     return path
 
 
 def compile_level(level: Level, path: Path) -> None:
     """Compiles the library for `level` into the file `path`. Raises BuildError."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        _compile(_command(level), Path(folder)).replace(path)
+    _build_into(_command(level), path)
 
 
 def source_digest(level: Level) -> str:
@@ -133,12 +145,25 @@ def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
     return [compiler, *FLAGS, *level.flags, *flags]
 
 
+def _build_into(command: Sequence[str], path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(dir=path.parent))  # no object that a forked process deletes
+    try:
+        write_sealed(_compile(command, folder).read_bytes(), path, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _compile(command: Sequence[str], folder: Path) -> Path:
     """Compiles with OpenMP but links without its runtime: once loaded, the library uses torch's."""
-    built, library = folder / "kernels.o", folder / "kernels.so"
-    _run([*command, "-c", str(MAIN), "-o", str(built)])
+    objects, library = [folder / f"{unit.stem}.o" for unit in UNITS], folder / "kernels.so"
+    compiling = [
+        [*command, "-c", str(unit), "-o", str(built)]
+        for unit, built in zip(UNITS, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_run, compiling))
     linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]
-    _run([command[0], "-shared", *linking, str(built), "-o", str(library)])
+    _run([command[0], "-shared", *linking, *map(str, objects), "-o", str(library)])
     return library
 
 
@@ -161,6 +186,6 @@ def _digest(command: Sequence[str]) -> str:
 
 def _hash_of_sources(first: str) -> hashlib.blake2b:
     digest = hashlib.blake2b(first.encode(), digest_size=12)
-    for source in (path for folder in SOURCES for path in sorted(folder.iterdir())):
+    for source in (path for folder in (CALLS, PRODUCTS) for path in sorted(folder.iterdir())):
         digest.update(source.name.encode() + source.read_bytes())
     return digest

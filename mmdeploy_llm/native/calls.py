@@ -1,6 +1,6 @@
 """Calls: the functions of the C++ library, each called with the fields of its arguments by name.
 
-    cpp_layers/calls.h --read--> a ctypes structure of each call --> library.rms_norm(x=..., ...)
+    cpp_layers/calls.h --read--> a ctypes structure of each call --> library.rms_norm(x=x, ...)
 
 The header is the one list of calls: the C++ sources include it, and a field that is added there is
 a field here.
@@ -15,27 +15,31 @@ from collections.abc import Callable, Sequence
 from ctypes import Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .build import MAIN
+from .build import CALLS
 
-HEADER = MAIN.with_name("calls.h")
+HEADER = CALLS / "calls.h"
 TYPES = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float}
 CALL = re.compile(r"^    CALL\((\w+), (\w+)\)", re.MULTILINE)
 STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"    (?:const )?(\w+)(\*?) (\w+); *(?://.*)?")
 THREADS = "num_threads"  # the field that every call but one has
+FOLLOWING = {"next_packed": None, "next_row_bytes": 0}  # fields that a recording fills in
+# As calls.h numbers them. Two values of 4 bits are a uint8.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One function of the library.
 
-    run: calls it with values of all its fields by name, but for num_threads, which are as many as
-        torch has. A pointer is an address, 0 for none. Returns the bytes of the arguments.
+    run: calls it with values of its fields by name, but for num_threads, which are as many as
+        torch has, and for those that a recording fills in. A pointer is a tensor, None for none; a
+        dtype is torch's. Returns the bytes of the arguments.
     args: the structure of the arguments.
     address: of the function.
     """
@@ -62,23 +66,37 @@ class Calls:
 def _call(function: Any, args: type[Structure]) -> Call:
     """Makes a Call. Packing the values takes half the time of filling a structure in."""
     fields: Sequence[Any] = args._fields_
-    names = [name for name, _ in fields]
+    forms = {name: _form(name, kind) for name, kind in fields}
     kinds = "".join(kind._type_ for _, kind in fields)
     packed = struct.Struct(f"@{kinds}0q")  # padded to whole words, as the structure is
     assert packed.size == ctypes.sizeof(args), args
     function.argtypes, function.restype = (c_char_p,), None
-    pack, in_order, num_fields = packed.pack, itemgetter(*names), len(names)
-    has_threads = THREADS in names
+    unset = {name: value for name, value in FOLLOWING.items() if name in forms}
+    has_threads = THREADS in forms
 
     def run(**given: Any) -> bytes:
+        given |= unset
         if has_threads:
             given[THREADS] = torch.get_num_threads()
-        assert len(given) == num_fields, f"{args.__name__} has the fields {', '.join(names)}"
-        data = pack(*in_order(given))
+        assert len(given) == len(forms), f"{args.__name__} has the fields {', '.join(forms)}"
+        data = packed.pack(*[form(given[name]) for name, form in forms.items()])
         function(data)
         return data
 
     return Call(run=run, args=args, address=ctypes.cast(function, c_void_p).value)
+
+
+def _form(name: str, kind: Any) -> Callable[[Any], Any]:
+    """Returns the function that turns the value of a field into the number that is packed."""
+    if kind is c_void_p:
+        return _address
+    if name.endswith("dtype"):
+        return DTYPES.__getitem__
+    return float if kind is c_float else int
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @cache

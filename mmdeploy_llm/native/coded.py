@@ -16,7 +16,7 @@ from mmdeploy_llm.kernels.coded import (
     zeros_fit,
 )
 
-from .library import DTYPES, Library
+from .library import Library
 
 PANEL = 64  # rows of a panel, as in gemm.h
 STEP = 16  # groups of columns are multiples of it
@@ -57,13 +57,7 @@ class CodedProducts(Library):
         n, num = units.shape
         shape = (-(-n // PANEL), num, PANEL)
         packed = self.memory.empty(shape, dtype=torch.int32) if n % PANEL else units.view(shape)
-        self._library.pack_units(
-            weights=units.data_ptr(),
-            n=n,
-            units=num,
-            in_words=in_words,
-            packed=packed.data_ptr(),
-        )
+        self._library.pack_units(weights=units, n=n, units=num, in_words=in_words, packed=packed)
         return packed
 
     def round_codes(
@@ -81,15 +75,15 @@ class CodedProducts(Library):
             rows = slice(start, start + step)
             part = weight[rows]
             self._library.round_codes(
-                dtype=DTYPES[weight.dtype],
-                weights=part.data_ptr(),
+                dtype=weight.dtype,
+                weights=part,
                 n=len(part),
                 k=k,
                 bits=bits,
                 group=group_size,
-                units=units[rows].data_ptr(),
-                scales=scales[rows].data_ptr(),
-                zeros=zeros[rows].data_ptr(),
+                units=units[rows],
+                scales=scales[rows],
+                zeros=zeros[rows],
             )
             if releases:
                 self.memory.release(part)
@@ -102,24 +96,22 @@ class CodedProducts(Library):
         assert x.shape[1] == weight.k, f"rows of {x.shape[1]} values times {weight.k} columns"
         out = self._empty((x.shape[0], weight.n), dtype=x.dtype)
         self._library.linear_codes(
-            dtype=DTYPES[x.dtype],
+            dtype=x.dtype,
             bits=weight.bits,
             has_offsets=weight.has_offsets,
             is_float8=weight.is_float8,
             rounds=weight.rounds,
-            x=x.data_ptr(),
+            x=x,
             x_stride=x.stride(0),
-            packed=weight.units.data_ptr(),
+            packed=weight.units,
             row_bytes=weight.k * weight.bits // 8,
-            scales=weight.scales.data_ptr(),
+            scales=weight.scales,
             group=weight.group_size,
-            bias=0 if bias is None else bias.data_ptr(),
-            out=out.data_ptr(),
+            bias=bias,
+            out=out,
             rows=x.shape[0],
             n=weight.n,
             k=weight.k,
-            next_packed=0,
-            next_row_bytes=0,
         )
         return out
 
@@ -130,18 +122,18 @@ class CodedProducts(Library):
         assert indices.is_contiguous()
         out = self._empty((indices.shape[0], weight.k), dtype=dtype)
         self._library.look_up_codes(
-            dtype=DTYPES[dtype],
+            dtype=dtype,
             bits=weight.bits,
             has_offsets=weight.has_offsets,
             is_float8=weight.is_float8,
             is_s8=weight.is_s8,
-            ids=indices.data_ptr(),
-            codes=weight.units.data_ptr(),
-            scales=weight.scales.data_ptr(),
+            ids=indices,
+            codes=weight.units,
+            scales=weight.scales,
             group=weight.group_size,
             n=weight.n,
             k=weight.k,
-            out=out.data_ptr(),
+            out=out,
             tokens=indices.shape[0],
         )
         return out
@@ -151,11 +143,11 @@ class CodedProducts(Library):
         assert columns.is_contiguous()
         out = self._empty(x.shape, dtype=x.dtype)
         self._library.take_columns(
-            dtype=DTYPES[x.dtype],
-            columns=columns.data_ptr(),
-            x=x.data_ptr(),
+            dtype=x.dtype,
+            columns=columns,
+            x=x,
             x_stride=x.stride(0),
-            out=out.data_ptr(),
+            out=out,
             rows=x.shape[0],
             size=x.shape[1],
         )

@@ -119,9 +119,9 @@ _PLACED = _PlacedThread()
 
 
 def own_choice(num_threads: int, cpus: Sequence[int], root: Path = ROOT) -> int | None:
-    """Returns num_threads, the number of torch's threads, where the program has set it by
-    torch.set_num_threads or OMP_NUM_THREADS; None where it is one that torch may choose by itself:
-    one for each core, or where it has no MKL for each CPU, of these CPUs or of all."""
+    """Returns num_threads, torch's number of threads, if the program has set it, by
+    torch.set_num_threads or OMP_NUM_THREADS. None if torch may have chosen it: as many as these
+    CPUs, or all, have cores or, in a torch without MKL, as there are CPUs."""
     everything = tuple(range(os.cpu_count() or 1))
     defaults = {len(one_of_each_core(some, root)) for some in (cpus, everything)}
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]

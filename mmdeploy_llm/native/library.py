@@ -13,12 +13,12 @@ from torch import Tensor
 
 from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
-from .build import BuildError
 from .calls import Calls
 from .memory import LargePages
 from .recording import Memory, Recorder, Recording
+from .sealed import BuildError
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+FLOATS = (torch.float32, torch.bfloat16)
 
 
 class Library:
@@ -81,7 +81,7 @@ class Library:
         """Whether the kernels compute on tensors like these: on the CPU, all float32 or all bf16,
         the last axis contiguous."""
         dtype = tensors[0].dtype
-        return dtype in DTYPES and all(
+        return dtype in FLOATS and all(
             x.is_cpu and x.dtype is dtype and x.stride(-1) == 1 for x in tensors
         )
 

@@ -6,16 +6,19 @@ setup.py loads this file and build.py by their paths: both import nothing but th
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .build import BuildError, Level, compile_level, levels_of, source_digest
+from .build import Level, compile_level, levels_of, source_digest
+from .sealed import BuildError, is_intact
 
 __all__ = ["BuildError", "can_prebuild", "find_prebuilt", "prebuild"]
+
+logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "prebuilt"
 # Versions of the symbols that manylinux_2_28 (PEP 600) allows; the wheel's libraries need no newer.
@@ -26,9 +29,14 @@ SYMBOL = re.compile(rb"\0(GLIBCXX|GLIBC|CXXABI|GCC)_(\d+(?:\.\d+)+)(?=\0)")
 
 def find_prebuilt(level: Level, folder: Path = FOLDER) -> Path | None:
     """Returns the library for `level` that was compiled from exactly these sources with these
-    flags, None when there is none."""
+    flags, None when there is none, or it is damaged, which is logged."""
     path = folder / _name(level)
-    return path if path.is_file() else None
+    if not path.exists():
+        return None
+    if not is_intact(path):
+        logger.warning("%s of the wheel is damaged and is not used; install the wheel again", path)
+        return None
+    return path
 
 
 def can_prebuild() -> bool:
@@ -41,8 +49,8 @@ def prebuild(folder: Path) -> str:
     the name of the wheel. Raises BuildError."""
     folder.mkdir(parents=True, exist_ok=True)
     levels = levels_of("x86_64")
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda level: compile_level(level, folder / _name(level)), levels))
+    for level in levels:
+        compile_level(level, folder / _name(level))
     is_portable = all(_suits_policy(folder / _name(level)) for level in levels)
     return PLATFORM if is_portable else "linux_x86_64"
 

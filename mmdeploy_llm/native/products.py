@@ -14,7 +14,6 @@ from mmdeploy_llm.kernels.coded import Bits, rounded
 from mmdeploy_llm.weight_formats import rounds_inputs
 
 from .coded import PANEL, ROUNDED_VALUES, CodedProducts
-from .library import DTYPES
 
 MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
 WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
@@ -57,18 +56,16 @@ class Products(CodedProducts):
         assert x.dtype is packed.dtype, f"{x.dtype} times packed {packed.dtype}"
         out = self._empty((x.shape[0], n), dtype=x.dtype)
         self._library.linear(
-            dtype=DTYPES[x.dtype],
-            x=x.data_ptr(),
+            dtype=x.dtype,
+            x=x,
             x_stride=x.stride(0),
-            packed=packed.data_ptr(),
+            packed=packed,
             row_bytes=x.shape[1] * x.itemsize,
-            bias=0 if bias is None else bias.data_ptr(),
-            out=out.data_ptr(),
+            bias=bias,
+            out=out,
             rows=x.shape[0],
             n=n,
             k=x.shape[1],
-            next_packed=0,
-            next_row_bytes=0,
         )
         return out
 
@@ -86,11 +83,7 @@ class Products(CodedProducts):
             panels = packed[first : first + step]
             weight = torch.empty(num_units * unit, len(panels) * PANEL)
             self._library.widen_panels(
-                unit_values=unit,
-                packed=panels.data_ptr(),
-                panels=len(panels),
-                units=num_units,
-                out=weight.data_ptr(),
+                unit_values=unit, packed=panels, panels=len(panels), units=num_units, out=weight
             )
             columns = out[:, first * PANEL : first * PANEL + weight.shape[1]]
             torch.mm(wide, weight[:k, : columns.shape[1]], out=columns)
@@ -103,12 +96,7 @@ class Products(CodedProducts):
         """Returns x [T, k] in float32, rounded as `linear_s8` rounds it."""
         out = torch.empty(x.shape)
         self._library.round_groups(
-            dtype=DTYPES[x.dtype],
-            x=x.data_ptr(),
-            x_stride=x.stride(0),
-            rows=x.shape[0],
-            k=x.shape[1],
-            out=out.data_ptr(),
+            dtype=x.dtype, x=x, x_stride=x.stride(0), rows=x.shape[0], k=x.shape[1], out=out
         )
         return out
 
@@ -130,12 +118,12 @@ class Products(CodedProducts):
         n, k = shape
         out = self._empty((indices.shape[0], k), dtype=weights.dtype)
         self._library.look_up(
-            ids=indices.data_ptr(),
-            weights=weights.data_ptr(),
+            ids=indices,
+            weights=weights,
             n=n,
             row_bytes=k * weights.itemsize,
             panel=panel,
-            out=out.data_ptr(),
+            out=out,
             tokens=indices.shape[0],
         )
         return out
@@ -147,12 +135,7 @@ class Products(CodedProducts):
             weight = F.pad(weight, (0, -weight.shape[1] % 4))
         n, k = weight.shape
         packed = self._empty_panels(n, k) if out is None else out
-        self._library.pack_s8(
-            weights=weight.data_ptr(),
-            n=n,
-            k=k,
-            packed=packed.data_ptr(),
-        )
+        self._library.pack_s8(weights=weight, n=n, k=k, packed=packed)
         return packed
 
     def rounded_panels(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,12 +162,7 @@ class Products(CodedProducts):
         rounded = torch.empty(n, k, dtype=torch.int8)
         scales = torch.empty(2, n)
         self._library.quantize_rows(
-            dtype=DTYPES[weight.dtype],
-            weights=weight.data_ptr(),
-            n=n,
-            k=k,
-            out=rounded.data_ptr(),
-            scales=scales.data_ptr(),
+            dtype=weight.dtype, weights=weight, n=n, k=k, out=rounded, scales=scales
         )
         return rounded, scales
 
@@ -194,19 +172,17 @@ class Products(CodedProducts):
         assert scales.is_contiguous()
         out = self._empty((x.shape[0], scales.shape[1]), dtype=x.dtype)
         self._library.linear_s8(
-            dtype=DTYPES[x.dtype],
-            x=x.data_ptr(),
+            dtype=x.dtype,
+            x=x,
             x_stride=x.stride(0),
-            packed=packed.data_ptr(),
+            packed=packed,
             row_bytes=x.shape[1],
-            scales=scales.data_ptr(),
-            bias=0 if bias is None else bias.data_ptr(),
-            out=out.data_ptr(),
+            scales=scales,
+            bias=bias,
+            out=out,
             rows=x.shape[0],
             n=scales.shape[1],
             k=x.shape[1],
-            next_packed=0,
-            next_row_bytes=0,
         )
         return out
 

@@ -100,7 +100,7 @@ class Memory:
 
 class Recorder:
     """Stands in for the library while a function is recorded: forwards the calls and stores those
-    of its thread. Others, which prepare media meanwhile, have no part in the function."""
+    of its own thread. Other threads may prepare media meanwhile."""
 
     def __init__(self, library: Calls, run: Callable[[int, int], None], memory: Memory) -> None:
         """run: mm_run of the library."""
@@ -123,8 +123,7 @@ class Recorder:
     def record(
         self, function: Callable[..., Tensor], inputs: Sequence[Tensor]
     ) -> tuple[Tensor, Recording | None]:
-        """Returns function(*inputs) and its recording; None where it cannot be recorded: where a
-        result is no memory of ours, torch has allocated it, which is noticed."""
+        """Returns function(*inputs) and its recording; None where it did more than call kernels."""
         own = [self._memory.empty(x.shape, dtype=x.dtype).copy_(x) for x in inputs]
         with _Watch() as watch:
             out = function(*own)

@@ -6,7 +6,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from .frozen import FrozenParams, shown
+from mmdeploy_llm.shown import shown
+
+from .frozen import FrozenParams
 
 
 class EarlyStopParams(FrozenParams):

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.shown import shown
 
 from .counterparts import COUNTERPARTS
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option
-MAX_SHOWN = 200  # characters of a wrong value in a message
 
 
 class FrozenParams(BaseModel):
@@ -125,15 +125,6 @@ def _hint(model: type[BaseModel], name: str) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {', '.join(sorted(model.model_fields))}"
-
-
-def shown(value: object) -> str:
-    """Returns a short repr. Python refuses to write integers of more than 4,300 digits."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 def check_plain(value: Any, name: str, depth: int = MAX_DEPTH) -> None:

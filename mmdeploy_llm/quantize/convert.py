@@ -19,6 +19,7 @@ from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, dige
 from mmdeploy_llm.saving.rounding import Scheme
 from mmdeploy_llm.weight_formats import MAX_GROUP, WHOLE_ROW
 from mmdeploy_llm.weights.find import find_weights
+from mmdeploy_llm.weights.stored_head import follow_stored_head, untie
 
 from .calibrate import TOWERS, Calibrated, CalibratedRounder, calibrate, clear, measured
 from .loss import Loss
@@ -105,13 +106,13 @@ def _scheme(bits: Bits, group_size: int) -> Scheme:
 def _read(model: str) -> tuple[Checkpoint, Mapping[str, Any]]:
     """Reads the JSON files of a model with safetensors files that is not quantised; returns its
     config.json too."""
-    checkpoint = read_checkpoint(resolve_model(model, None, MODEL_FILES))
+    checkpoint = follow_stored_head(read_checkpoint(resolve_model(model, None, MODEL_FILES)))
     if checkpoint.gguf_files:
         raise ConfigError(f"{model} is a GGUF file; give a folder with safetensors files")
     values = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
     if is_quantized(values):
         raise ConfigError(f"{model} is quantised already; give the folder that it was made from")
-    return checkpoint, values
+    return checkpoint, untie(values, checkpoint)
 
 
 def _compared(

@@ -15,12 +15,6 @@ from mmdeploy_llm.saving.rounding import Rounded, Scheme, inverse_of, relative_e
 DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal; a larger one where a factor fails
 
 
-def round_by_moments(weight: Tensor, moments: Tensor, scheme: Scheme) -> Rounded:
-    """Rounds `weight` [n, k] float32 for inputs x [T, k] with the second moments x.T @ x [k, k]. A
-    column whose input was always 0 is rounded to the nearest code."""
-    return round_by_factor(weight, factor_of(moments), scheme)
-
-
 def round_by_factor(weight: Tensor, factor: Tensor, scheme: Scheme) -> Rounded:
     """Rounds `weight` [n, k] float32 with the factor [k, k] that `factor_of` gives. The scale and
     zero of a group are chosen when its first column is reached, for the values as they are then."""
@@ -52,6 +46,7 @@ def _round_columns(
     inverse = inverse_of(scale)
     for column in range(size):
         code = ((rest[column] * inverse).round_() + zero).clamp_(0, 2**scheme.bits - 1)
+        # GPTQ: later columns make up for this error, in proportion to the row of the factor.
         error = (rest[column] - (code - zero) * scale) / factor[column, column]
         codes[column], errors[column] = code.to(torch.uint8), error
         rest[column + 1 :].addr_(factor[column, column + 1 :], error, alpha=-1)

@@ -29,8 +29,8 @@ def num_at_once(num_seqs: int, num_rows: int) -> int:
 
 
 def end_process(error: EngineError) -> NoReturn:
-    """Ends this process, whose engine has died, as abruptly as if it had been killed: what is left
-    to do takes the same way in both cases."""
+    """Ends this process, whose engine has died, as abruptly as if it had been killed, so that Ray
+    treats both cases alike."""
     logger.error("the engine has died and takes its process along: %s", error)
     os._exit(DEAD)
 
@@ -91,8 +91,8 @@ class BlockEngine:
 
 
 class SharedLock:
-    """A lock that several threads hold together, or one alone. One that waits to be alone goes
-    before those that would share."""
+    """A lock that several threads share, or that one has alone. A thread that waits to be alone
+    goes first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # its lock guards the fields below

@@ -49,8 +49,9 @@ class DeathLedger:
         self._loads: Counter[str] = Counter()
 
     def begin(self, block: str, num_rows: int) -> list[int]:
-        """Returns the deaths of each row, [] if there were none: then all rows run from now on.
-        What was running when the block was begun before has seen a death."""
+        """Returns the deaths of each row, [] if there were none: then all rows run from now on. A
+        block that is begun again was lost with its process: a death is counted for each row that
+        ran."""
         known = self._blocks.setdefault(block, _Block())
         known.deaths.update(known.running)
         known.running = ()
@@ -60,8 +61,8 @@ class DeathLedger:
         return [known.deaths[row] for row in range(num_rows)]
 
     def run(self, block: str, rows: Sequence[int]) -> None:
-        """Marks that these rows run from now on. Those that ran until now have come to their end:
-        they are innocent."""
+        """Marks that these rows run from now on. Those that ran until now have been answered, so
+        their deaths are forgotten."""
         known = self._blocks.setdefault(block, _Block())
         for row in known.running:
             del known.deaths[row]

@@ -62,8 +62,8 @@ _NAMES = ("CPU", "GPU", "memory")
 
 
 def num_beside_reading(size: ActorSize, nodes: Sequence[Mapping[str, float]]) -> int:
-    """Returns how many actors the nodes hold beside the tasks that read and write, which need a
-    CPU. Raises ConfigError when they hold none."""
+    """Returns how many actors the nodes hold if one CPU is left for the tasks that read and write.
+    Raises ConfigError when they hold none."""
     num_actors = size.num_in(nodes)
     num_cpus = int(sum(node.get("CPU", 0) for node in nodes))
     while num_actors * size.num_cpus >= num_cpus:

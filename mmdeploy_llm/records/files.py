@@ -31,7 +31,11 @@ OTHER_KIND = "a device or a socket, not a regular file; name another file"
 
 
 class OutputLostError(ConfigError):
-    """A file was removed or replaced while a batch wrote to it."""
+    """Somebody else removed, replaced or changed a file while a batch wrote to it."""
+
+
+class OutputWriteError(OSError):
+    """The system took no more of an output; the message says where its results are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +103,14 @@ def is_at(file: IO[bytes] | FileIO, path: str | Path, folder: int | None = None)
 class Folder(Closing):
     """An open folder. Names in it are used without following links, whatever happens to its path.
 
-    path: for messages, and to notice that the folder was replaced.
+    path: for messages, and to notice that the folder was replaced, whatever the working folder is
+    then.
     """
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd = fd
         self.path = path
+        self._absolute = os.path.abspath(path)
 
     @classmethod
     def open(cls, path: Path) -> Folder:
@@ -157,7 +163,7 @@ class Folder(Closing):
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise _irregular(self.path / name, self._status(name)) from None
-            raise
+            raise self._named(error, name) from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise _irregular(self.path / name, self._status(name))
@@ -176,6 +182,10 @@ class Folder(Closing):
         """Returns whether the name is that of this open file."""
         return is_at(file, name, self._fd)
 
+    def _named(self, error: OSError, name: str) -> OSError:
+        """Returns the error with the path of a file: the system knows its name only."""
+        return OSError(error.errno, error.strerror, str(self.path / name))
+
     def _status(self, name: str) -> os.stat_result:
         return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
 
@@ -190,32 +200,76 @@ class Folder(Closing):
                 raise ConfigError(f"{str(self.path / name)!r} is a folder; remove it") from None
             raise
 
-    def write(self, name: str, pieces: Iterable[bytes], partial: str | None = None) -> None:
+    def check(self, name: str) -> None:
+        """Raises ConfigError when the name is that of a link, a FIFO, a device or a folder."""
+        try:
+            status = self._status(name)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(status.st_mode):
+            raise _irregular(self.path / name, status)
+
+    def write(
+        self,
+        name: str,
+        pieces: Iterable[bytes],
+        partial: str | None = None,
+        *,
+        is_synced: bool = True,
+    ) -> None:
         """Writes a whole file: the name has the new content, or what it had before.
 
-        partial: name of the file until it is complete. Raises OutputLostError when that file was
-        removed or replaced meanwhile.
+        partial: name of the file until it is complete. is_synced: waits until its content is on the
+        disk. Raises ConfigError as `check` does, and OutputLostError when the file was removed or
+        replaced meanwhile.
         """
         partial = partial or f"{name}.partial"
+        self.check(name)
         self.remove(partial)  # what a killed process left, or somebody planted
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_TRAPS
-        with open(os.open(partial, flags, 0o666, dir_fd=self._fd), "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            if not is_at(file, partial, self._fd):
-                raise OutputLostError(
-                    f"{str(self.path / partial)!r} was removed or replaced while it was written; "
-                    "find out by whom, then write it again"
-                )
-            os.rename(partial, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        try:
+            fd = os.open(partial, flags, 0o666, dir_fd=self._fd)
+        except OSError as error:
+            raise self._named(error, partial) from None
+        with open(fd, "wb") as file:
+            try:
+                self._fill(file, pieces, partial, is_synced)
+                self.check(name)
+                self.replace(partial, name)
+            except BaseException:
+                if is_at(file, partial, self._fd):
+                    self.remove(partial)
+                raise
+
+    def _fill(
+        self, file: IO[bytes], pieces: Iterable[bytes], partial: str, is_synced: bool
+    ) -> None:
+        file.writelines(pieces)
+        file.flush()
+        if is_synced:
+            os.fsync(file.fileno())
+        if not is_at(file, partial, self._fd):
+            raise OutputLostError(
+                f"{str(self.path / partial)!r} was removed or replaced while it was written; "
+                "find out by whom, then write it again"
+            )
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its path still names this folder, and no other."""
+        try:
+            return os.path.samestat(os.stat(self._absolute), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    @property
+    def place(self) -> str | None:
+        """The path that the folder has now; None when it has none, or none that is known."""
+        return _path_of(self._fd)
 
     def check_in_place(self) -> None:
         """Raises OutputLostError when another folder, or none, has this one's path now."""
-        try:
-            is_same = os.path.samestat(os.stat(self.path), os.fstat(self._fd))
-        except OSError:
-            is_same = False
-        if not is_same:
+        if not self.is_in_place:
             raise OutputLostError(
                 f"the folder {str(self.path)!r} was removed or replaced while files were written "
                 "to it; find out by whom, then write them again"
@@ -231,6 +285,20 @@ def write_all(file: FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) or 0 :]
+
+
+def path_of(file: FileIO) -> str | None:
+    """Returns the path that an open file has now; None when it has none, or none that is known."""
+    return _path_of(file.fileno())
+
+
+def _path_of(fd: int) -> str | None:
+    try:
+        found = os.readlink(f"/proc/self/fd/{fd}")
+        is_there = os.path.samestat(os.stat(found, follow_symlinks=False), os.fstat(fd))
+    except OSError:
+        return None
+    return found if is_there else None
 
 
 def _irregular(path: Path, status: os.stat_result) -> ConfigError:

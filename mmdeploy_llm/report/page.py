@@ -14,6 +14,7 @@ import datetime
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -25,8 +26,8 @@ from typing import Any
 import jinja2
 from tqdm import tqdm
 
-from mmdeploy_llm.batch.job import BatchSettings, BatchSummary
-from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.batch.job import BatchSettings
+from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.record import Record, seconds
 from mmdeploy_llm.sinks.scan import RecordIndex
@@ -43,12 +44,14 @@ from .pictures import (
     url_of,
 )
 from .previews import FilePreviews, MakePreviews, is_refused, media_of
+from .target import check_page
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
 CHUNK_CARDS = 200
 MAX_CARDS = 20_000
 MAX_THREADS = 8  # threads that make pictures
 CARDS_AT_ONCE = 32  # cards whose pictures are in memory together
+_CHUNK = re.compile(r"cards-\d{3,}\.js")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +186,10 @@ def write_report(
     """Writes the page atomically: it is complete or absent.
 
     records: the `num_shown` records of the page, in order; `index` has the totals of all records.
-    make: makes previews. rules: see PicturesInFiles. Raises ConfigError when `path` is a folder.
+    make: makes previews. rules: see PicturesInFiles. Raises ConfigError as `check_page` does, and
+    OutputLostError when an output changed while it was read.
     """
-    if path.is_dir():
-        raise ConfigError(f"{str(path)!r} is a folder; name an HTML file for the report")
+    check_page(path)
     hidden = None if is_progress_shown is None else not is_progress_shown
     with (
         Folder.open(path.parent) as parent,
@@ -195,7 +198,7 @@ def write_report(
     ):
 
         def cards(pictures: Pictures) -> Iterator[Card]:
-            return _counted(_cards(records, pictures, pool), bar.update)
+            return _counted(_cards(records, pictures, pool), num_shown, bar.update)
 
         page = _Page(parent=parent, name=path.name, head=head, index=index, num_shown=num_shown)
         if num_shown > EMBEDDED_CARDS:
@@ -313,7 +316,7 @@ def _html(macros: Any, card: Card) -> str:
 def _remove_old_chunks(folder: Folder, kept: set[str]) -> None:
     """Removes the scripts of earlier reports. Raises OutputLostError when one of `kept` is
     missing."""
-    found = {name for name in folder.names() if name.startswith("cards-") and name.endswith(".js")}
+    found = set(filter(_CHUNK.fullmatch, folder.names()))
     for name in found - kept:
         folder.remove(name)
     if kept - found:
@@ -371,7 +374,15 @@ def _cards(
         yield from pool.map(make, group)
 
 
-def _counted(cards: Iterator[Card], count: Callable[[], Any]) -> Iterator[Card]:
+def _counted(cards: Iterator[Card], wanted: int, count: Callable[[], Any]) -> Iterator[Card]:
+    """Raises OutputLostError when there are not as many cards as wanted."""
+    number = 0
     for card in cards:
+        number += 1
         yield card
         count()
+    if number != wanted:
+        raise OutputLostError(
+            f"{number} of {wanted} items were found for the report: an output changed while it "
+            "was read; write the report again"
+        )

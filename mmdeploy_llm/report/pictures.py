@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from .previews import MakePreviews
 
 NAME_BYTES = 12
 FOLDER = "pictures"
+_OURS = re.compile(rf"[0-9a-f]{{{2 * NAME_BYTES}}}-\d{{3,}}\.jpg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,8 @@ class PicturesInFiles:
         with self._folder.inner(stem[:2]) as folder:
             for name, blob in zip(names, blobs, strict=True):
                 # A name of its own: another thread may write the same picture.
-                folder.write(name, [blob], f"{name}.{secrets.token_hex(4)}.partial")
+                partial = f"{name}.{secrets.token_hex(4)}.partial"
+                folder.write(name, [blob], partial, is_synced=False)
         return names
 
 
@@ -111,11 +114,15 @@ def remove_pictures(folder: Folder, kept: Collection[str] = ()) -> None:
 
 
 def _pictures_in(folder: Folder) -> Iterator[tuple[Folder, str]]:
+    """Yields the pictures that reports have written: browsers that save a page keep pictures of
+    other names in a folder of the same name."""
     for short in folder.names():
         inner = folder.existing(short) if len(short) == 2 else None
         if inner is not None:
             with inner:
-                yield from ((inner, name) for name in inner.names() if name.endswith(".jpg"))
+                for name in filter(_OURS.fullmatch, inner.names()):
+                    if name.startswith(short):
+                        yield inner, name
 
 
 def _stem(media: Media, rules: str) -> str | None:

@@ -22,11 +22,9 @@ class ComputeHost(Protocol):
 
     def computing(self) -> AbstractContextManager[None]:
         """Returns the context of a step."""
-        ...
 
     def close(self) -> None:
         """Puts the settings back."""
-        ...
 
 
 class Executor(Protocol):
@@ -35,7 +33,6 @@ class Executor(Protocol):
     @property
     def can_overlap(self) -> bool:
         """Whether a step may ever be started before the previous one is finished."""
-        ...
 
     def start(self, plan: StepPlan, before: Started | None = None) -> Started:
         """Starts a step; `Started.finish` returns its result.
@@ -44,15 +41,12 @@ class Executor(Protocol):
         requests continue decoding in this step, in the same order. Both this and `finish` raise
         WorkerDiedError when no step can be computed any more.
         """
-        ...
 
     def run(self, plan: StepPlan) -> StepResult:
         """Starts a step, finishes it and returns its result."""
-        ...
 
     def close(self) -> None:
         """Releases processes and devices; no step is started afterwards."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,11 +71,9 @@ class Recorder(Protocol):
     ) -> tuple[Callable[[], None], DecodeOutputs]:
         """Runs `compute`; returns a function that repeats it, from the same input tensors into the
         same outputs, and these outputs."""
-        ...
 
     def recover(self) -> None:
         """Makes the device usable again after a `record` that raised."""
-        ...
 
 
 class CudaRecorder:

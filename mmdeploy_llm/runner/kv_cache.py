@@ -14,6 +14,8 @@ from mmdeploy_llm.attention.int4 import INT4, num_groups
 from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State, layer_windows
 from mmdeploy_llm.errors import ConfigError
 
+from .out_of_memory import is_out_of_memory
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredHead:
@@ -122,11 +124,13 @@ def allocate(
     num_window_blocks: blocks of the layers with a window.
 
     On a CPU the system provides zeroed pages when they are first written, so that blocks without
-    use cost neither time nor memory. Raises ConfigError when a card has too little memory.
+    use cost neither time nor memory. Raises ConfigError when a device has too little memory.
     """
     try:
         return _allocated(shape, num_blocks, device, num_window_blocks)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         num_bytes = num_blocks * shape.bytes_per_block
         num_bytes += num_window_blocks * shape.bytes_per_window_block
         raise ConfigError(
@@ -138,7 +142,7 @@ def allocate(
 
 def allocate_states(shape: KVCacheShape, num_rows: int, device: torch.device) -> StateTensors:
     """Allocates the states of the layers that keep one, [num_rows, *shape] each, zeroed; by layer.
-    Raises ConfigError when a card has too little memory."""
+    Raises ConfigError when a device has too little memory."""
     try:
         return {
             index: tuple(
@@ -148,7 +152,9 @@ def allocate_states(shape: KVCacheShape, num_rows: int, device: torch.device) ->
             for index, layer in enumerate(shape.layers)
             if isinstance(layer, State)
         }
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise ConfigError(
             f"the states of {num_rows} sequences take "
             f"{num_rows * shape.bytes_per_state / 2**30:.2f} GiB, more than {device} has left; "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import torch
 
 # Texts in RuntimeErrors that mean out of memory: from the CPU allocator, the driver and cuBLAS.
@@ -12,6 +14,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that host or device memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 

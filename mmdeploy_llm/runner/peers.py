@@ -16,12 +16,10 @@ class Peers(Protocol):
     def raised(self, error: BaseException) -> None:
         """Returns once all ranks have reported an error of the same kind after the same number of
         exchanges. Where only some have, the process ends instead."""
-        ...
 
     def agree(self, is_fine: bool) -> bool:
         """Returns whether `is_fine` is True on all ranks, all of which call this at the same
         point."""
-        ...
 
 
 class NoPeers:

@@ -20,6 +20,7 @@ from mmdeploy_llm.startup.machine import load_kernels
 from mmdeploy_llm.weight_formats import FORMATS, QuantizationName, names_of
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.find import INDEX_FILE, find_weights
+from mmdeploy_llm.weights.stored_head import follow_stored_head, untie
 
 from .folders import Partial, check_output, copy_others, digest_of
 from .rounders import KernelRounder
@@ -32,7 +33,8 @@ def save_loaded(
     """Writes the model that the options load to the folder `output`; see LLM.save."""
     if config.load_format == "dummy":
         raise ConfigError("load_format = 'dummy' reads no weights: there are none to save")
-    checkpoint = read_checkpoint(resolve_model(config.model, config.revision, MODEL_FILES))
+    place = resolve_model(config.model, config.revision, MODEL_FILES)
+    checkpoint = follow_stored_head(read_checkpoint(place))
     if checkpoint.gguf_files and config.load_format != "safetensors":
         raise ConfigError(
             f"{config.model} is a GGUF file, which is not saved in another format; copy the file"
@@ -62,7 +64,7 @@ def save_loaded(
     else:
         writer = Writer(partial, built(config, checkpoint), _rounder(config, quantization, runtime))
         writer.copy(paths)
-        writer.finish(values)
+        writer.finish(untie(values, checkpoint))
     copy_others(checkpoint.folder, partial.folder)
     partial.finish()
 

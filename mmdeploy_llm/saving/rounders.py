@@ -23,11 +23,9 @@ class Rounder(Protocol):
 
     def scheme(self, place: Place) -> Scheme | None:
         """Returns how matrices of a place are rounded; None: they are copied."""
-        ...
 
     def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:
         """Rounds tensor `key` [n, k]; the group size of `scheme` divides k."""
-        ...
 
 
 class GroupRounder:

@@ -11,6 +11,7 @@ code.
 from __future__ import annotations
 
 import keyword
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,14 +69,15 @@ def write_package(name: str, kind: str, directory: Path, *, media: str | None = 
     template = template_of(kind, media)
     names = package_names(name)
     folder = directory / names["package"]
-    if folder.exists():
+    if os.path.lexists(folder):
         raise ConfigError(
             f"{str(folder)!r} exists; nothing is overwritten: use another name or --directory"
         )
     texts = render(template, names)
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text, encoding="utf-8")
+        with (folder / path).open("x", encoding="utf-8") as file:  # follows no planted link
+            file.write(text)
     return NewPackage(
         folder=folder,
         summary=SUMMARIES[template],

@@ -1,4 +1,4 @@
-"""Admission: the blocks that a waiting request can start with, and those that it must leave."""
+"""Admission: which cached blocks a waiting request starts with, and how many it leaves free."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Lifecycle:
 
     def advance(self, state: RequestState, item: ScheduledTokens, num_right: int) -> None:
         """Marks the tokens of `item` as computed, registers full blocks, releases finished media.
-        num_right: how many drafts were. With one wrong, the next step computes a state again."""
+        num_right: of its drafts; with a wrong one, a model with states computes them all again."""
         request = state.request
         if self.rows is not None and num_right < len(item.drafts):
             self.rows.reject(state)
@@ -166,8 +166,8 @@ class Lifecycle:
         self.waiting.push(state)
 
     def lengthen(self, state: RequestState) -> None:
-        """Sends a running request back that has grown long for its model: all its tokens are
-        computed again, and found in the prefix cache only where they were computed so."""
+        """Preempts a running request that has grown long for its model: all its tokens are computed
+        again. The prefix cache gives it only blocks of other requests that were long."""
         self.preempt(state)
         state.keys = PrefixKeys(state.request, self._config.block_size, is_long=True)
         state.next_end = state.max_num_tokens

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmdeploy_llm.errors import (
-    MediaLimitError,
-    OutOfBlocksError,
-    PromptTooLongError,
-    RequestError,
-)
+from mmdeploy_llm.errors import MediaLimitError, OutOfBlocksError, PromptTooLongError, RequestError
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import Request, RequestStatus
 

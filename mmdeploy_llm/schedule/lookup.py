@@ -18,11 +18,11 @@ class Lookup:
         tokens   .. "name": "Ann", "age": 31 } { "name":
                      |---like---| ^^^^^ proposed  |---like---|
 
-    Candidates are the last places where the two last tokens stood before, and the place that was
-    proposed last, moved on: so a copy in which one word differs goes on after that word. The place
-    whose tokens are most like the last ones wins, newer tokens counting more, and of equals the one
-    proposed last, then the latest. A token costs O(1) time and 8 bytes, the table 128 KiB.
-    Writer: its Guesser.
+    Candidates are the latest places at which the last two tokens occurred before. The place of the
+    previous proposal is one too, advanced by the new tokens: a copy in which one word differs is
+    found again after that word. Chosen is the place before which most tokens equal the last ones of
+    the text; newer tokens weigh more. Among equals the previous proposal wins, then the latest
+    place. A token costs O(1) time and 8 bytes, the table 128 KiB. Writer: its Guesser.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Lookup:
     def proposal(self) -> tuple[int, ...]:
         """Returns up to MAX_DRAFTS tokens that may follow; () where no place is like the end.
 
-        Where the place reaches into its own continuation, the text is expected to go on in circles.
+        Fewer tokens than MAX_DRAFTS may lie between the place and the end: they are repeated then.
         """
         place, end = self._likest(), len(self._tokens)
         self._source = place
@@ -58,7 +58,7 @@ class Lookup:
         return tuple(self._tokens[place + at % (end - place)] for at in range(MAX_DRAFTS))
 
     def _likest(self) -> int:
-        """Returns the place after the tokens that are most like the last ones; 0 where none is."""
+        """Returns the place before which the tokens are most like the last ones; 0 if none is."""
         best, most = 0, MIN_LIKENESS
         newest_first = self._tokens[: -len(WEIGHTS) - 1 : -1]
         for place in self._candidates():

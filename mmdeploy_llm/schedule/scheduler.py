@@ -145,7 +145,7 @@ class Scheduler:
         return StepPlan(step_id=self._num_steps, scheduled=scheduled)
 
     def _may_admit(self) -> bool:
-        """Whether a waiting request could start in the next step, or another one yield to it."""
+        """Whether a waiting request could start in the next step, or displace a running one."""
         state = self._requests.waiting.peek()
         return state is not None and (not self._is_stuck(state) or self._is_urgent(state))
 

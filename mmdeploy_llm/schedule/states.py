@@ -84,7 +84,7 @@ class StateRows:
 
     def match(self, state: RequestState, blocks: list[int]) -> list[int]:
         """Returns the first of the cached blocks of a request, up to the last one after which a
-        state is kept. Has one kept at the end of all of them."""
+        state is kept. Marks the end of all of them, so that a state will be kept there too."""
         count = len(blocks)
         while count and self.find(state.keys.key(count - 1)) is None:
             count -= 1

@@ -32,15 +32,12 @@ class Ranks(Protocol):
 
     def sum(self, x: Tensor) -> Tensor:
         """All-reduce: returns the sum over all ranks, bit-equal on each; may overwrite `x`."""
-        ...
 
     def gather(self, x: Tensor) -> Tensor:
         """All-gather: [N, n] of each rank -> [N, size * n], concatenated in the order of ranks."""
-        ...
 
     def least(self, value: int) -> int:
         """Returns the minimum of `value` over all ranks."""
-        ...
 
 
 class FirstRank:

@@ -32,6 +32,7 @@ from mmdeploy_llm.model_folder import (
     resolve_model,
 )
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
+from mmdeploy_llm.weights.stored_head import follow_stored_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +86,11 @@ def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FIL
 
 def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
-    checkpoint = read_checkpoint(resolve_model(config.model, config.revision, patterns), plugins)
+    place = resolve_model(config.model, config.revision, patterns)
+    checkpoint = follow_stored_head(read_checkpoint(place, plugins))
     tokenizer = _tokenizer(config, checkpoint)
     text = read_text_sizes(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
-    grammars = None
-    if config.guided_decoding_backend != "off":
-        seconds = config.guided_decoding_timeout
-        grammars = GrammarBackend(tokenizer.raw, text.vocab_size, eos_ids, seconds)
     spec = plugins.model_for(checkpoint.config.architectures or ())
     tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
     if config.chat_template is not None:
@@ -100,6 +98,15 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     else:
         template = checkpoint_template(checkpoint.folder, tokenizer.raw)
     parser = _reasoning_parser(config.reasoning_parser, plugins, spec, template)
+    grammars = None
+    if config.guided_decoding_backend != "off":
+        grammars = GrammarBackend(
+            tokenizer.raw,
+            text.vocab_size,
+            eos_ids,
+            config.guided_decoding_timeout,
+            new_parser=None if parser is None else lambda: plugins.build(parser),
+        )
     return ModelFiles(
         plugins=plugins,
         checkpoint=checkpoint,

@@ -68,6 +68,7 @@ def count_state_rows(shape: KVCacheShape, memory: int, runtime: RuntimeConfig) -
         return 0
     running = NUM_FIXED + 2 * runtime.max_num_seqs
     if running * each > MAX_STATE_SHARE * memory:
+        # Two rows are one sequence, and the two fixed ones take the place of another.
         fits = int(MAX_STATE_SHARE * memory) // each // 2 - 1
         raise ConfigError(
             f"this model keeps {each / 2**20:.1f} MiB of state for each sequence, twice while it "

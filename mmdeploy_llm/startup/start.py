@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .computer import build_computer, build_ranks
@@ -29,8 +32,23 @@ def cache_line(num_blocks: int, block_size: int) -> str:
 def start(config: EngineConfig) -> Assembly:
     """Returns a running engine. Raises ConfigError, ModelError and PluginError, before the weights
     are read if the check is cheap."""
-    with naming(config.model):
+    with naming(config.model), explaining_memory(config.model):
         return _start(config)
+
+
+@contextmanager
+def explaining_memory(model: str) -> Iterator[None]:
+    """Replaces whatever is raised when memory runs out, in a library or here, by a ConfigError."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MMDeployLLMError) or not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"memory ran out while {model!r} was loaded ({type(error).__name__}); end other "
+            'programs, or give quantization="int4" or "int8", a smaller kv_cache_memory or a '
+            "smaller max_model_len"
+        ) from error
 
 
 def _start(config: EngineConfig) -> Assembly:

@@ -29,15 +29,12 @@ class Meter(Protocol):
 
     def start(self) -> None:
         """Starts to measure a new peak."""
-        ...
 
     def peak(self) -> int:
         """Returns the peak bytes allocated since `start`, above the level at `start`."""
-        ...
 
     def available(self) -> int:
         """Returns the bytes that may still be allocated now."""
-        ...
 
 
 class CudaMeter:

@@ -20,24 +20,13 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
-from mmdeploy_llm.model_checks import (
-    determinism,
-    equalities,
-    models,
-    ranks,
-)
+from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 
-from .checks import (
-    logits,
-    parsers,
-    plugins,
-    processors,
-    tools,
-)
+from .checks import logits, parsers, plugins, processors, tools
 from .checks.processor_subject import ProcessorSubject
 from .samples import samples
 

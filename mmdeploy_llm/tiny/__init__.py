@@ -33,6 +33,7 @@ from .common import (
     randomize,
     randomize_empty,
     text_config,
+    text_family,
     token_ids,
 )
 from .media import MediaForm, grid_inputs, lines, media_kinds, merge_size, patch_size, tiles
@@ -59,6 +60,7 @@ __all__ = [
     "randomize",
     "randomize_empty",
     "text_config",
+    "text_family",
     "tiles",
     "token_ids",
     "tokenizer_of",

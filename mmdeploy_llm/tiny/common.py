@@ -88,11 +88,35 @@ class Family:
 
     architecture: str
     make_config: Callable[[Any, Mapping[str, Any]], Any]
-    chat_template: str
-    eos_token: str
+    chat_template: str = CHATML
+    eos_token: str = "<|im_end|>"
     special_tokens: tuple[str, ...] = ()
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     media: MediaForm = field(default_factory=MediaForm)
+
+
+def text_family(
+    architecture: str,
+    *,
+    chat_template: str = CHATML,
+    eos_token: str = "<|im_end|>",
+    special_tokens: tuple[str, ...] = (),
+    **fields: Any,
+) -> Family:
+    """Returns the Family of a text model. fields: those in which its config differs from
+    text_config's."""
+
+    def make_config(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+        config_class = getattr(transformers, architecture).config_class
+        return config_class(**text_config(tokenizer, options, **fields))
+
+    return Family(
+        architecture=architecture,
+        make_config=make_config,
+        chat_template=chat_template,
+        eos_token=eos_token,
+        special_tokens=special_tokens,
+    )
 
 
 def randomize(model: nn.Module) -> None:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 LOADABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Tensors whose dtype or device changes pass through a buffer of this many bytes.
 STAGING_BYTES = 32 * 2**20
+MAX_TENSORS = 200_000  # of a file; the largest published models have 150,000 in all their files
 
 
 class SafetensorsFile:
@@ -49,12 +49,7 @@ class SafetensorsFile:
     def __enter__(self) -> SafetensorsFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
@@ -110,6 +105,11 @@ def _read_entries(path: Path) -> dict[str, Entry]:
             "pointer: download it again"
         ) from error
     header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{path} holds {len(header)} tensors, {MAX_TENSORS} are allowed in a file; a model of "
+            "so many parts is split into several files"
+        )
     return {key: _entry(path, key, raw, 8 + length) for key, raw in header.items()}
 
 

@@ -40,11 +40,9 @@ class CodedHolder(Protocol):
 
     def can_hold_coded(self, name: str) -> bool:
         """Whether `hold_coded` takes this parameter."""
-        ...
 
     def hold_coded(self, name: str, weight: CodedWeight) -> None:
         """Takes the values of a parameter [n, k], or of a stack of these, one below the other."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from mmdeploy_llm.tiny import (
     grid_inputs,
     preprocessor_files,
     text_config,
+    text_family,
     token_ids,
 )
 
@@ -44,26 +45,6 @@ TEMPLATE = (
 )
 
 
-def _ernie(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer, options, num_attention_heads=6, head_dim=16, tie_word_embeddings=True
-    )
-    return transformers.Ernie4_5Config(**fields)
-
-
-def _ernie_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer,
-        options,
-        tie_word_embeddings=True,
-        moe_intermediate_size=32,
-        moe_num_experts=6,
-        moe_k=2,
-        moe_num_shared_experts=2,
-    )
-    return transformers.Ernie4_5_MoeConfig(**fields)
-
-
 def _ernie_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [5, 5, 6]}
     text = text_config(
@@ -88,17 +69,23 @@ def _ernie_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     )
 
 
-ERNIE4_5 = Family(
-    architecture="Ernie4_5ForCausalLM",
-    make_config=_ernie,
+ERNIE4_5 = text_family(
+    "Ernie4_5ForCausalLM",
     chat_template=TEMPLATE,
     eos_token="</s>",
+    num_attention_heads=6,
+    head_dim=16,
+    tie_word_embeddings=True,
 )
-ERNIE4_5_MOE = Family(
-    architecture="Ernie4_5_MoeForCausalLM",
-    make_config=_ernie_moe,
+ERNIE4_5_MOE = text_family(
+    "Ernie4_5_MoeForCausalLM",
     chat_template=TEMPLATE,
     eos_token="</s>",
+    tie_word_embeddings=True,
+    moe_intermediate_size=32,
+    moe_num_experts=6,
+    moe_k=2,
+    moe_num_shared_experts=2,
 )
 
 

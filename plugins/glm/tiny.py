@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import transformers
-
-from mmdeploy_llm.tiny import Family, text_config
+from mmdeploy_llm.tiny import text_family
 
 TEMPLATE = (
     "{{- '[gMASK]<sop>' -}}{%- for m in messages -%}"
@@ -16,26 +11,17 @@ TEMPLATE = (
 )
 SPECIAL_TOKENS = ("[gMASK]", "<sop>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>")
 
-
-def _glm(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    return transformers.GlmConfig(**text_config(tokenizer, options, head_dim=20))
-
-
-def _glm4(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    return transformers.Glm4Config(**text_config(tokenizer, options, head_dim=20))
-
-
-GLM = Family(
-    architecture="GlmForCausalLM",
-    make_config=_glm,
+GLM = text_family(
+    "GlmForCausalLM",
     chat_template=TEMPLATE,
     eos_token="<|endoftext|>",
     special_tokens=SPECIAL_TOKENS,
+    head_dim=20,
 )
-GLM4 = Family(
-    architecture="Glm4ForCausalLM",
-    make_config=_glm4,
+GLM4 = text_family(
+    "Glm4ForCausalLM",
     chat_template=TEMPLATE,
     eos_token="<|user|>",
     special_tokens=SPECIAL_TOKENS,
+    head_dim=20,
 )

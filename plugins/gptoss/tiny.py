@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from mmdeploy_llm.tiny import text_family
 
-import transformers
-
-from mmdeploy_llm.tiny import CHATML, Family, text_config
-
-
-def _config(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer,
-        options,
-        head_dim=24,
-        intermediate_size=32,
-        num_local_experts=6,
-        num_experts_per_tok=2,
-        sliding_window=6,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 512,
-        },
-    )
-    return transformers.GptOssConfig(**fields)
-
-
-GPT_OSS = Family(
-    architecture="GptOssForCausalLM",
-    make_config=_config,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
+GPT_OSS = text_family(
+    "GptOssForCausalLM",
+    head_dim=24,
+    intermediate_size=32,
+    num_local_experts=6,
+    num_experts_per_tok=2,
+    sliding_window=6,
+    rope_parameters={
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 512,
+    },
 )

@@ -62,7 +62,6 @@ INTERNVL = Family(
     architecture="InternVLForConditionalGeneration",
     make_config=_internvl,
     chat_template=TEMPLATE,
-    eos_token="<|im_end|>",
     special_tokens=(IMAGE, START, END, VIDEO),
     files={
         "preprocessor_config.json": {

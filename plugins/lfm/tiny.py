@@ -12,40 +12,28 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.tiny import CHATML, Family, MediaForm, lines, text_config
+from mmdeploy_llm.tiny import CHATML, Family, MediaForm, lines, text_family
 
 IMAGE = "<image>"
+KINDS = ["conv", "full_attention", "conv", "full_attention"]
 VL_TEMPLATE = CHATML.replace("<|vision_start|><|image_pad|><|vision_end|>", IMAGE)
 
 
-def _lfm2(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer,
-        options,
-        num_hidden_layers=4,
-        layer_types=["conv", "full_attention", "conv", "full_attention"],
-        block_multiple_of=16,
-    )
-    return transformers.Lfm2Config(**fields)
-
-
-def _lfm2_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer,
-        options,
-        num_hidden_layers=4,
-        layer_types=["conv", "full_attention", "conv", "full_attention"],
-        num_dense_layers=1,
-        num_experts=6,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        routed_scaling_factor=1.5,
-    )
-    return transformers.Lfm2MoeConfig(**fields)
+LFM2 = text_family("Lfm2ForCausalLM", num_hidden_layers=4, layer_types=KINDS, block_multiple_of=16)
+LFM2_MOE = text_family(
+    "Lfm2MoeForCausalLM",
+    num_hidden_layers=4,
+    layer_types=KINDS,
+    num_dense_layers=1,
+    num_experts=6,
+    num_experts_per_tok=2,
+    moe_intermediate_size=32,
+    routed_scaling_factor=1.5,
+)
 
 
 def _lfm2_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    text = _lfm2(tokenizer, options).to_dict()
+    text = LFM2.make_config(tokenizer, options).to_dict()
     vision = {
         "model_type": "siglip2_vision_model",
         "hidden_size": 48,
@@ -63,20 +51,6 @@ def _lfm2_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
         projector_hidden_size=40,
         tie_word_embeddings=text["tie_word_embeddings"],
     )
-
-
-LFM2 = Family(
-    architecture="Lfm2ForCausalLM",
-    make_config=_lfm2,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
-)
-LFM2_MOE = Family(
-    architecture="Lfm2MoeForCausalLM",
-    make_config=_lfm2_moe,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
-)
 
 
 def _merge(config: Any) -> int:
@@ -111,7 +85,6 @@ LFM2_VL = Family(
     architecture="Lfm2VlForConditionalGeneration",
     make_config=_lfm2_vl,
     chat_template=VL_TEMPLATE,
-    eos_token="<|im_end|>",
     special_tokens=(IMAGE, "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
     files={
         "preprocessor_config.json": {

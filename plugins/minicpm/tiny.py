@@ -67,7 +67,6 @@ MINICPMV4_6 = Family(
     architecture="MiniCPMV4_6ForConditionalGeneration",
     make_config=_minicpm,
     chat_template=CHATML.replace("<|vision_start|>", "").replace("<|vision_end|>", ""),
-    eos_token="<|im_end|>",
     special_tokens=tuple(TOKENS.values())[1:],
     files={
         "preprocessor_config.json": {

@@ -7,13 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.tiny import (
-    CHATML,
-    Family,
-    preprocessor_files,
-    text_config,
-    token_ids,
-)
+from mmdeploy_llm.tiny import Family, preprocessor_files, text_config, text_family, token_ids
 
 TOKENS = {
     "vision_start_token_id": "<|vision_start|>",
@@ -21,45 +15,6 @@ TOKENS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
 }
-
-
-def _qwen(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer, options, hidden_size=60, num_attention_heads=6, tie_word_embeddings=False
-    )
-    return transformers.Qwen2Config(**fields)
-
-
-def _qwen_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer,
-        options,
-        moe_intermediate_size=24,
-        shared_expert_intermediate_size=40,
-        num_experts=6,
-        num_experts_per_tok=2,
-        mlp_only_layers=[0],
-    )
-    return transformers.Qwen2MoeConfig(**fields)
-
-
-def _qwen3(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    return transformers.Qwen3Config(**text_config(tokenizer, options, head_dim=20))
-
-
-def _qwen3_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    fields = text_config(
-        tokenizer,
-        options,
-        head_dim=20,
-        num_hidden_layers=4,
-        moe_intermediate_size=24,
-        num_experts=6,
-        num_experts_per_tok=2,
-        decoder_sparse_step=2,
-        norm_topk_prob=True,
-    )
-    return transformers.Qwen3MoeConfig(**fields)
 
 
 def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
@@ -82,34 +37,30 @@ def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     )
 
 
-QWEN2 = Family(
-    architecture="Qwen2ForCausalLM",
-    make_config=_qwen,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
+QWEN2 = text_family(
+    "Qwen2ForCausalLM", hidden_size=60, num_attention_heads=6, tie_word_embeddings=False
 )
-QWEN2_MOE = Family(
-    architecture="Qwen2MoeForCausalLM",
-    make_config=_qwen_moe,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
+QWEN2_MOE = text_family(
+    "Qwen2MoeForCausalLM",
+    moe_intermediate_size=24,
+    shared_expert_intermediate_size=40,
+    num_experts=6,
+    num_experts_per_tok=2,
+    mlp_only_layers=[0],
 )
-QWEN3 = Family(
-    architecture="Qwen3ForCausalLM",
-    make_config=_qwen3,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
-)
-QWEN3_MOE = Family(
-    architecture="Qwen3MoeForCausalLM",
-    make_config=_qwen3_moe,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
+QWEN3 = text_family("Qwen3ForCausalLM", head_dim=20)
+QWEN3_MOE = text_family(
+    "Qwen3MoeForCausalLM",
+    head_dim=20,
+    num_hidden_layers=4,
+    moe_intermediate_size=24,
+    num_experts=6,
+    num_experts_per_tok=2,
+    decoder_sparse_step=2,
+    norm_topk_prob=True,
 )
 QWEN2_5_VL = Family(
     architecture="Qwen2_5_VLForConditionalGeneration",
     make_config=_qwen_vl,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
     files=preprocessor_files("Qwen2VL"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from mmdeploy_llm.tiny import CHATML, Family, text_config, token_ids
+from mmdeploy_llm.tiny import Family, text_config, token_ids
 
 from .tiny import TOKENS
 from .tiny_vl import QWEN3_VL
@@ -90,8 +90,6 @@ def _family(architecture: str, make_config: Any, *, has_media: bool) -> Family:
     return Family(
         architecture=architecture,
         make_config=make_config,
-        chat_template=CHATML,
-        eos_token="<|im_end|>",
         files=QWEN3_VL.files if has_media else {},
         media=QWEN3_VL.media,
     )

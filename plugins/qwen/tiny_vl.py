@@ -8,7 +8,6 @@ from typing import Any
 import transformers
 
 from mmdeploy_llm.tiny import (
-    CHATML,
     Family,
     MediaForm,
     preprocessor_files,
@@ -94,8 +93,6 @@ def _qwen3_family(name: str, make_config: Any) -> Family:
     return Family(
         architecture=f"{name}ForConditionalGeneration",
         make_config=make_config,
-        chat_template=CHATML,
-        eos_token="<|im_end|>",
         files=preprocessor_files(
             "Qwen2VL", image={**own, "size": QWEN3_SIZE}, video={**own, "size": QWEN3_VIDEO_SIZE}
         ),
@@ -106,8 +103,6 @@ def _qwen3_family(name: str, make_config: Any) -> Family:
 QWEN2_VL = Family(
     architecture="Qwen2VLForConditionalGeneration",
     make_config=_qwen2_vl,
-    chat_template=CHATML,
-    eos_token="<|im_end|>",
     files=preprocessor_files("Qwen2VL"),
 )
 QWEN3_VL = _qwen3_family("Qwen3VL", _qwen3_vl)

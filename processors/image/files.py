@@ -22,7 +22,6 @@ from PIL import (
     Image,
     ImageFile,
     JpegImagePlugin,
-    PngImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
     features,
@@ -33,7 +32,7 @@ from mmdeploy_llm.hooks import MediaLimits
 
 from .modes import to_rgb
 from .orientation import SIDEWAYS, stored_orientation, upright
-from .png import SIGNATURE, metadata_first
+from .png import SIGNATURE, ExactPng, metadata_first
 
 
 class QuietJpeg(JpegImagePlugin.JpegImageFile):
@@ -58,7 +57,7 @@ Wanted = Callable[[int, int], tuple[int, int]]
 def _openers() -> Mapping[str, Opener]:
     """Returns format -> Pillow class; AVIF only if this Pillow was built with it."""
     openers: dict[str, Opener] = {
-        "PNG": PngImagePlugin.PngImageFile,
+        "PNG": ExactPng,
         "JPEG": QuietJpeg,
         "WEBP": WebPImagePlugin.WebPImageFile,
         "GIF": GifImagePlugin.GifImageFile,

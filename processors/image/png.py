@@ -1,10 +1,16 @@
-"""Finds PNG metadata that come after the pixels, which Pillow reads only with the pixels."""
+"""Reads of a PNG what Pillow does not: the transparent colour at 2, 4 and 16 bits, and metadata
+that come after the pixels.
+"""
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image, PngImagePlugin
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Chunks that can hold an orientation -> the first bytes of their data.
@@ -14,6 +20,52 @@ CHUNKS = {
     b"tEXt": b"Raw profile type exif\0",
     b"zTXt": b"Raw profile type exif\0",
 }
+
+
+GRAY_BITS = {"1": 1, "L;2": 2, "L;4": 4}  # Pillow's name of the stored samples -> bits
+COLOUR_16_BIT = "RGB;16B"  # of which Pillow keeps the upper bytes
+LOWER_BYTES = "RGB;16L"  # reads the other byte of each sample
+
+
+class ExactPng(PngImagePlugin.PngImageFile):
+    """A PNG whose transparent colour is compared with the samples as they are stored, as the
+    format says (PNG specification, third edition, 11.3.2.1)."""
+
+    _whole: bytes | None = None  # the file, where the lower bytes of its samples are needed
+
+    def _open(self) -> None:
+        super()._open()
+        stored, found = self.tile[0].args if self.tile else None, self.info.get("transparency")
+        if stored in GRAY_BITS and isinstance(found, int):
+            largest = 2 ** GRAY_BITS[stored] - 1
+            self.info["transparency"] = (found & largest) * 255 // largest
+        elif stored == COLOUR_16_BIT and isinstance(found, tuple):
+            if self.is_animated:  # Pillow composes the frames: of the upper bytes only
+                self.info["transparency"] = tuple(value >> 8 for value in found)
+            else:
+                self._whole = self._read_whole()
+
+    def load_end(self) -> None:
+        """Gives the pixels of a transparent colour of 16 bits an alpha of 0."""
+        super().load_end()
+        if self._whole is None:
+            return
+        again = PngImagePlugin.PngImageFile(io.BytesIO(self._whole))
+        again.tile = [tile._replace(args=LOWER_BYTES) for tile in again.tile]
+        upper, lower = np.asarray(self._new(self.im)), np.asarray(again)
+        colour = np.array(self.info.pop("transparency"))
+        is_named = ((upper == colour >> 8) & (lower == (colour & 255))).all(axis=-1)
+        alpha = np.where(is_named, 0, 255).astype(np.uint8)
+        self.im = Image.fromarray(np.dstack([upper, alpha])).im
+        self._mode, self._whole = "RGBA", None
+
+    def _read_whole(self) -> bytes:
+        assert self.fp is not None, "the file is being opened"
+        position = self.fp.tell()
+        self.fp.seek(0)
+        whole = self.fp.read()
+        self.fp.seek(position)
+        return whole
 
 
 def metadata_first(blob: bytes) -> bytes:

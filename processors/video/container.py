@@ -33,6 +33,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import MediaLimits
 
+from .display import is_sideways, upright
 from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size
 
 MAX_RATE = 240  # frames per second; times the longest allowed duration it bounds the frames
@@ -215,7 +216,7 @@ def _is_sideways(container: InputContainer, stream: VideoStream) -> bool:
     container.seek(0)
     for packet in container.demux(stream):
         for frame in _decoded(packet):
-            return bool(frame.rotation % 180 == 90)
+            return is_sideways(frame)
     return False
 
 
@@ -261,7 +262,7 @@ class _Reader:
             self._here is None or (self._earlier is None and self._here.pts > wanted)
         ):
             raise _SeekError
-        return _upright(self._nearest(index, wanted).frame)
+        return upright(self._nearest(index, wanted).frame)
 
     def _jump(self, wanted: int) -> bool:
         """Seeks to the last key frame at or before `wanted` if it is after the current frame.
@@ -305,15 +306,3 @@ class _Reader:
             f"frame {index} of the video cannot be decoded, nor any within {reach} frames of it; "
             "the video is corrupt"
         )
-
-
-def _upright(frame: av.VideoFrame) -> Image.Image:
-    """Returns the frame as it is displayed, in RGB."""
-    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
-    rotations = {
-        90: Image.Transpose.ROTATE_90,
-        180: Image.Transpose.ROTATE_180,
-        270: Image.Transpose.ROTATE_270,
-    }
-    rotation = rotations.get(frame.rotation % 360)
-    return image.transpose(rotation) if rotation is not None else image

@@ -75,39 +75,14 @@ class VideoPlan:
         return len(self.indices) + len(self.indices) % self.group
 
 
-class VideoProcessor(MediaProcessor):
-    """The video processor of all families. Safe for use from several threads.
-
-    frames_per_patch, frames_per_token: frames that a patch row holds, and that a token stands for.
-    normalisation: the family's default image_mean and image_std if they are not CLIP's.
-    checkpoint: provides its video processor's file and the vision tower's patch sizes.
-    options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
-    options.
-    """
+class VideoOpener(MediaProcessor):
+    """Opens videos for a processor that chooses frames of them. Safe for use from several
+    threads."""
 
     kind = "video"
-    default: ClassVar[VideoOptions]
-    frames_per_patch: ClassVar[int]
-    frames_per_token: ClassVar[int] = GROUP
-    normalisation: ClassVar[Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
 
-    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        self.options = engine_options(self.default, checkpoint.video_preprocessor, options)
-        patch, merge = self.patches_of(checkpoint.config)
-        self._image_options = ImageOptions(
-            min_pixels=self.options.min_pixels,
-            max_pixels=self.options.max_pixels,
-            patch_size=patch,
-            merge_size=merge,
-            temporal_patch_size=self.frames_per_patch,
-            **{**self.normalisation, **normalisation(checkpoint.video_preprocessor)},
-        )
-        self._patches = Patchifier(self._image_options)
+    def __init__(self) -> None:
         self._workers = Workers()
-
-    def use_kernels(self, kernels: PixelKernels) -> None:
-        """See MediaProcessor."""
-        self._patches.use_kernels(kernels)
 
     def close(self) -> None:
         """Ends the decoder processes."""
@@ -123,6 +98,40 @@ class VideoProcessor(MediaProcessor):
         the times of the frames, in a worker process unless `limits.isolation` is "thread"."""
         workers = None if limits.isolation == "thread" else self._workers
         return VideoItem(video=open_video(source, limits, workers), limits=limits)
+
+
+class VideoProcessor(VideoOpener):
+    """The video processor of all families. Safe for use from several threads.
+
+    frames_per_patch, frames_per_token: frames that a patch row holds, and that a token stands for.
+    normalisation: the family's default image_mean and image_std if they are not CLIP's.
+    checkpoint: provides its video processor's file and the vision tower's patch sizes.
+    options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
+    options.
+    """
+
+    default: ClassVar[VideoOptions]
+    frames_per_patch: ClassVar[int]
+    frames_per_token: ClassVar[int] = GROUP
+    normalisation: ClassVar[Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.options = engine_options(self.default, checkpoint.video_preprocessor, options)
+        patch, merge = self.patches_of(checkpoint.config)
+        self._image_options = ImageOptions(
+            min_pixels=self.options.min_pixels,
+            max_pixels=self.options.max_pixels,
+            patch_size=patch,
+            merge_size=merge,
+            temporal_patch_size=self.frames_per_patch,
+            **{**self.normalisation, **normalisation(checkpoint.video_preprocessor)},
+        )
+        self._patches = Patchifier(self._image_options)
+
+    def use_kernels(self, kernels: PixelKernels) -> None:
+        """See MediaProcessor."""
+        self._patches.use_kernels(kernels)
 
     def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
         """Returns `pixels` float32 [num_patches, patch_dim] and the grid of patches (time, rows,

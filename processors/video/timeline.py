@@ -78,7 +78,6 @@ class OpenVideo(Protocol):
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """Yields upright RGB images of these frames; a frame that cannot be decoded is replaced by
         its nearest neighbour. indices: ascending. Raises MediaError."""
-        ...
 
 
 def check_size(width: int, height: int, limits: MediaLimits) -> None:

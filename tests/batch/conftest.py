@@ -1,13 +1,11 @@
 """A fake LLM that answers from file names, and small image files."""
 
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
-from PIL import Image
 
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import MediaError
@@ -17,7 +15,15 @@ from mmdeploy_llm.params import SamplingParams
 
 class FakeLLM:
     """Answers prompts in pairs, the later one first. A prompt with "bad" fails; at one with "stop"
-    the user presses Ctrl-C. `num_taken` counts prompts pulled from the iterable."""
+    the user presses Ctrl-C. `num_taken` counts prompts pulled from the iterable. It never dies."""
+
+    death = None
+    num_dead = 0
+
+    def revive(self) -> None:
+        raise AssertionError("no engine has died")
+
+    restart = revive
 
     def __init__(self) -> None:
         self.num_taken = 0
@@ -100,13 +106,6 @@ class FakeLLM:
 @pytest.fixture
 def fake_llm() -> FakeLLM:
     return FakeLLM()
-
-
-@pytest.fixture
-def png() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (40, 20), (200, 30, 30)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @pytest.fixture

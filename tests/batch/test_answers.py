@@ -1,6 +1,7 @@
 """Answers that are asked again: by a schema, and after the death of an engine."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,11 @@ import pytest
 from mmdeploy_llm.batch.answers.checker import Checker, TooExpensiveError, read_schema
 from mmdeploy_llm.batch.answers.restarts import Restarting
 from mmdeploy_llm.batch.answers.rounds import Rounds
-from mmdeploy_llm.batch.answers.validated import InvalidAnswerError, Validated
+from mmdeploy_llm.batch.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
-from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
+from mmdeploy_llm.errors import ConfigError, EngineError, InvalidAnswerError, WorkerDiedError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.sinks.scan import read_records
@@ -249,6 +250,19 @@ def test_a_check_that_takes_too_long_is_not_repeated():
     (answer,) = Validated(llm, Checks(), 3).answer_each(asks_of(["expensive", "x"]))
     assert answer.output.error_msg == "the answer breaks the schema: the check took more than 5 s"
     assert len(llm.asked) == 1
+
+
+def test_a_model_that_cannot_start_again_is_named(tmp_path, caplog):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    settings = BatchSettings(engine_restarts=3)
+    job = plan_batch(tmp_path / "in.jsonl", str(tmp_path / "out.jsonl"), settings)
+    run_batch(job, lambda: nullcontext(Answering()))
+    assert "engine_restarts = 3 has no effect: Answering does not start" in caplog.text
+
+
+class Answering:
+    def answer_each(self, asks):
+        yield from (Answer(ask=ask, output=output("x")) for ask in asks)
 
 
 def test_items_that_failed_are_not_checked():

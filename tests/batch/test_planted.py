@@ -130,11 +130,31 @@ def test_links_in_place_of_partial_files_are_not_followed(out, precious, kind):
     assert out.with_name("page.html").read_text().endswith("</html>")
 
 
-def test_a_page_that_is_a_link_is_replaced_and_not_followed(out, precious):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_that_is_no_regular_file_is_refused(out, precious, kind):
     page = out.with_name("page.html")
-    page.symlink_to(precious)
-    write_report(page, [], HEAD, RecordIndex(), None, num_shown=0)
-    assert not page.is_symlink()
+    plant(kind, page, precious)
+    before = os.lstat(page)
+    with deadline(), pytest.raises(ConfigError, match=r"page\.html' is a"):
+        write_report(page, [], HEAD, RecordIndex(), None, num_shown=0)
+    assert os.path.samestat(before, os.lstat(page))
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_takes_the_name_of_a_file_while_it_is_written_stays(out, precious, kind):
+    def pieces():
+        yield b"new"
+        plant(kind, out, precious)
+
+    with (
+        Folder.open(out.parent) as folder,
+        deadline(),
+        pytest.raises(ConfigError, match=r"out\.jsonl' is a"),
+    ):
+        folder.write("out.jsonl", pieces())
+    assert not out.is_file() or out.is_symlink()
+    assert os.listdir(out.parent) == ["out.jsonl"]
     assert precious.read_text() == "precious"
 
 
@@ -199,7 +219,8 @@ def test_pictures_that_vanish_while_a_report_is_written_are_noticed(out, tmp_pat
 
 def test_a_page_that_is_removed_while_it_is_written_is_noticed(out):
     page = out.with_name("page.html")
-    page.write_text("old")
+    write_report(page, [], HEAD, RecordIndex(), None, num_shown=0)
+    old = page.read_bytes()
 
     def records():
         page.with_name("page.html.partial").unlink()
@@ -209,7 +230,7 @@ def test_a_page_that_is_removed_while_it_is_written_is_noticed(out):
     index.add(record("a"), 1, 0)
     with pytest.raises(OutputLostError, match=r"page\.html\.partial' was removed or replaced"):
         write_report(page, records(), HEAD, index, None, num_shown=1)
-    assert page.read_text() == "old"
+    assert page.read_bytes() == old
 
 
 def harm(how, out, precious):
@@ -273,7 +294,7 @@ def test_a_loss_that_cannot_be_saved_says_so(out, monkeypatch):
     def full(*_):
         raise OSError("no space")
 
-    monkeypatch.setattr(writer_module.tempfile, "mkstemp", full)
+    monkeypatch.setattr("tempfile.mkstemp", full)
     with RecordWriter(out, "new") as writer:
         out.unlink()
         with pytest.raises(OutputLostError, match="could not be saved"):

@@ -62,7 +62,7 @@ SHARED = {80: 163 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 
 
 @pytest.mark.parametrize(
-    "capability", [80, 120, *(pytest.param(each, marks=pytest.mark.long) for each in (89, 100))]
+    "capability", [80, *(pytest.param(each, marks=pytest.mark.long) for each in (89, 100, 120))]
 )
 def test_products_of_few_bits_fit_other_gpus(lines_of, capability):
     lines = lines_of("compile_for_gpu.py", "bfloat16", str(capability))
@@ -74,6 +74,7 @@ def test_products_of_few_bits_fit_other_gpus(lines_of, capability):
         assert int(numbers["spilled"]) <= MAX_SPILLED, line
 
 
+@pytest.mark.first  # next to the other test of the same lines
 def test_kernels_fit(lines):
     for line in lines:
         numbers = dict(re.findall(r"(\w+) (\d+)", line))

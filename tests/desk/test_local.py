@@ -249,6 +249,33 @@ def test_an_error_of_the_engine_itself(desk, engine, ask, monkeypatch):
     until(lambda: engine.is_closed)
 
 
+class _OwnError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "error", [_OwnError("oops"), KeyboardInterrupt(), GeneratorExit(), SystemExit(3)]
+)
+def test_whatever_ends_the_engines_thread_ends_every_caller(
+    desk, engine, ask, monkeypatch, caplog, error
+):
+    """Those that wait, queued ones too, and later ones: nobody else would tell them."""
+
+    def broken():
+        raise error
+
+    engine.stuck.add("stuck")
+    tickets = [desk.submit(ask("stuck")) for _ in range(20)]
+    until(lambda: engine.requests)
+    monkeypatch.setattr(engine, "step", broken)
+    reason = f"the engine failed: {type(error).__name__}"
+    assert all(ticket.get(10).error_msg.startswith(reason) for ticket in tickets)
+    with pytest.raises(EngineError, match=reason):
+        desk.submit(ask("a"))
+    until(lambda: engine.is_closed)
+    assert "the engine cannot continue" in caplog.text
+
+
 def test_an_engine_that_does_not_start():
     def start():
         raise MediaError("no model")

@@ -45,11 +45,11 @@ def test_all_samples_of_a_prompt_share_them(intake):
     assert len({request.deadline for request in requests}) == 1
 
 
-@pytest.mark.parametrize("priority", [1.5, "1", True, [1]])
+@pytest.mark.parametrize("priority", [1.5, "1", True, [1], 2**63, -(10**400)])
 def test_a_wrong_priority_is_the_requests_error(priority):
-    with pytest.raises(RequestError, match="priority must be a whole number, got"):
+    with pytest.raises(RequestError, match="priority must be a whole number of 64 bits, got"):
         priority_of({"prompt": "hello", "priority": priority})
-    with pytest.raises(RequestError, match="priority must be a whole number, got"):
+    with pytest.raises(RequestError, match="priority must be a whole number of 64 bits, got"):
         priority_of("hello", priority)
 
 
@@ -63,7 +63,7 @@ def test_they_can_be_read_before_the_prompt_is():
     assert deadline_of({"prompt": "hello", "timeout": 7}, 5).seconds == 5
     with pytest.raises(RequestError, match="timeout"):
         deadline_of({"prompt": "hello", "timeout": "soon"})
-    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0, got -1"):
+    with pytest.raises(RequestError, match=r"timeout must be .*, got -1"):
         deadline_of({"prompt": "hello", "timeout": -1})
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from mmdeploy_llm.basic_layers.linear import Embedding
+from mmdeploy_llm.basic_layers.linear import Embedding, Linear
 from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import (
     DecoderConfig,
     DecoderStep,
@@ -205,3 +206,14 @@ def test_vision_block(kernels, dtype, head_dim):
         block, kernels, lambda block: block(x.clone(), segments, rotary(rope_positions))
     )
     assert_near(found, expected)
+
+
+def test_only_what_is_rounded_must_be_finite(kernels):
+    linear = filled(Linear(64, 64, bias=True), torch.float32)
+    linear.bias[3] = torch.inf
+    install_kernels(linear, kernels, "int8")
+    assert linear.packed is not None
+    linear = filled(Linear(64, 64), torch.float32)
+    linear.weight[3, 5] = torch.inf
+    with pytest.raises(CheckpointError, match=r"weight has values that are not finite"):
+        install_kernels(linear, kernels, "int8")

@@ -1,6 +1,7 @@
 // Calls every kernel on random shapes, in memory that is exactly as large as it must be, for a
 // build with a sanitizer or for another processor, and compares products with plain sums. Prints
 // "clean" at its end.
+#include <memory>
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -16,12 +17,13 @@ void run_inputs(int32_t threads) {
     for (int64_t& position : positions) position = between(0, 100000);
     for (int64_t& axis : axes) axis = between(0, 2);
     for (int64_t& id : ids) id = between(-1, n);  // the matrix does not have the first and the last
-    auto frequencies = random_values<float>(pairs);
+    auto frequencies = random_values<float>(2 * pairs);
     std::vector<float> cosines(tokens * pairs), sines(tokens * pairs);
-    const bool is_long = true;
+    const auto is_long = std::make_unique<bool[]>(tokens);
+    for (int64_t token = 0; token < tokens; ++token) is_long[token] = between(0, 1);
     run(mm::Angles{positions.data(), tokens, axes.data(), frequencies.data(), nullptr, 1.3f,
                    cosines.data(), sines.data(), tokens, pairs, threads});
-    run(mm::Angles{positions.data(), tokens, nullptr, frequencies.data(), &is_long, 1.3f,
+    run(mm::Angles{positions.data(), tokens, nullptr, frequencies.data(), is_long.get(), 1.3f,
                    cosines.data(), sines.data(), tokens, pairs, threads});
     auto rows = random_values<bf16>(n * pairs);
     auto packed = random_values<bf16>((n + 63) / 64 * 64 * pairs);

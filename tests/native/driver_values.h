@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "kernels.cpp"
+#include "products.cpp"
+#include "sequences.cpp"
 
 namespace {
 

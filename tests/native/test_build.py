@@ -9,8 +9,9 @@ from typing import get_args
 import pytest
 
 from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_levels, load
-from mmdeploy_llm.native.build import COMPILERS, FLAGS, MAIN, source_digest
+from mmdeploy_llm.native.build import CALLS, COMPILERS, FLAGS, source_digest
 from mmdeploy_llm.native.prebuilt import find_prebuilt, prebuild
+from mmdeploy_llm.native.sealed import write_sealed
 from mmdeploy_llm.option_types import CpuLevel
 
 DRIVER = Path(__file__).parent / "driver.cpp"
@@ -139,7 +140,7 @@ def test_one_openmp_runtime(build_kernels):
 @pytest.mark.full
 def test_the_driver_calls_the_kernels_as_they_are():
     """Only long tests run it."""
-    command = [compiler(), "-std=c++17", "-fsyntax-only", f"-I{MAIN.parent}", str(DRIVER)]
+    command = [compiler(), "-std=c++17", "-fsyntax-only", f"-I{CALLS}", str(DRIVER)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -154,7 +155,7 @@ def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
     program = tmp_path / "driver"
     flags = [flag for flag in (*FLAGS, *level.flags) if flag != "-fopenmp"]
     own = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1", "-pthread"]
-    command = [compiler(), *flags, "-DMM_STD_THREADS", *own, f"-I{MAIN.parent}", str(DRIVER)]
+    command = [compiler(), *flags, "-DMM_STD_THREADS", *own, f"-I{CALLS}", str(DRIVER)]
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]
@@ -165,7 +166,8 @@ def test_a_library_of_the_wheel_is_used_for_the_same_sources_only(tmp_path, monk
     level = cpu_levels()[0]
     assert find_prebuilt(level, tmp_path) is None
     path = tmp_path / f"{level.value}-{source_digest(level)}.so"
-    path.touch()
+    (tmp_path / "new").mkdir()
+    write_sealed(b"library", path, tmp_path / "new")
     assert find_prebuilt(level, tmp_path) == path
     monkeypatch.setattr("mmdeploy_llm.native.prebuilt.source_digest", lambda _: "of other sources")
     assert find_prebuilt(level, tmp_path) is None
@@ -219,7 +221,7 @@ def test_clean_on_arm(tmp_path, name, level):
         *level.flags,
         "-DMM_STD_THREADS",
         *own,
-        f"-I{MAIN.parent}",
+        f"-I{CALLS}",
         str(DRIVER),
     ]
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)

@@ -19,7 +19,7 @@ PROGRAM = """
 #define FIELD(Args, name) \\
     std::printf("%s.%s %zu %zu\\n", #Args, #name, offsetof(mm::Args, name), sizeof(mm::Args::name));
 int main() {{
-    MM_EACH_CALL(SIZE)
+    MM_EACH_PRODUCT(SIZE) MM_EACH_SEQUENCE_CALL(SIZE) MM_EACH_OTHER_CALL(SIZE)
     {fields}
 }}
 """
@@ -51,8 +51,8 @@ def test_every_structure_is_a_call():
 def test_fields_are_given_by_name_and_all_of_them(kernels):
     x = torch.ones(1, 4)
     fields = {
-        **dict.fromkeys(("gate", "up", "out"), x.data_ptr()),
-        **{"dtype": 0, "gate_stride": 4, "up_stride": 4, "rows": 1, "size": 4},
+        **dict.fromkeys(("gate", "up", "out"), x),
+        **{"dtype": x.dtype, "gate_stride": 4, "up_stride": 4, "rows": 1, "size": 4},
     }
     kernels._library.silu_mul(**fields)
     assert x.eq(torch.nn.functional.silu(torch.ones(()))).all()

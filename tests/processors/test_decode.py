@@ -129,6 +129,54 @@ def test_transparent_colour_of_a_png_is_white(mode, encode):
     assert pixel(blob) == WHITE
 
 
+@pytest.mark.parametrize("interlace", [0, 1])
+@pytest.mark.parametrize(
+    ("colour", "bits"), [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (2, 16)]
+)
+def test_only_the_colour_that_a_png_names_is_transparent(colour, bits, interlace):
+    """All bits of a sample count (PNG specification, 11.3.2.1): neighbours stay as they are."""
+    named, largest = 2**bits // 3, 2**bits - 1
+    samples = [(named,), (named ^ 1,)]
+    if colour:
+        samples = [(named,) * 3, (named, named, named ^ 1), (named ^ 1, named, named)]
+    found = decoded(png_of(samples, colour, bits, samples[0], interlace))
+    shown = [found.getpixel((x, 0)) for x in range(len(samples))]
+    assert shown[0] == WHITE
+    expected = [[value * 255 / largest for value in sample] for sample in samples[1:]]
+    assert np.allclose(shown[1:], [np.broadcast_to(values, 3) for values in expected], atol=1)
+
+
+def test_a_png_without_its_transparent_colour_stays_as_it_is():
+    samples = [(1000, 2000, 3000), (40000, 50000, 60000)]
+    found = decoded(png_of(samples, 2, 16, (1000, 2000, 3001)))
+    assert [found.getpixel((x, 0)) for x in (0, 1)] == [(3, 7, 11), (156, 195, 234)]
+
+
+def png_of(samples, colour, bits, transparent, interlace=0):
+    """Writes a PNG of one line. samples: a tuple of values for each pixel."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    def packed(pixels):
+        values = "".join(f"{value:0{bits}b}" for pixel in pixels for value in pixel)
+        size = (len(values) + 7) // 8
+        return b"\0" + int(values.ljust(size * 8, "0"), 2).to_bytes(size, "big")
+
+    # The passes of Adam7 that hold pixels of the first line: (first column, step).
+    passes = [(0, 8), (4, 8), (2, 4), (1, 2)] if interlace else [(0, 1)]
+    lines = [samples[start::step] for start, step in passes]
+    header = struct.pack(">IIBBBBB", len(samples), 1, bits, colour, 0, 0, interlace)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"tRNS", struct.pack(f">{len(transparent)}H", *transparent))
+        + chunk(b"IDAT", zlib.compress(b"".join(packed(line) for line in lines if line)))
+        + chunk(b"IEND", b"")
+    )
+
+
 def test_transparency_equals_transformers():
     from transformers.image_transforms import convert_to_rgb
 

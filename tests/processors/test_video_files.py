@@ -91,14 +91,43 @@ def test_variable_frame_rate(files):
     assert [round(1000 * line.time_of(index)) for index in range(8)] == times
 
 
-@pytest.mark.parametrize("quarter", [1, -1])
-def test_rotation(files, quarter):
-    opened = open_video(files.turned(files.video(8, 10), quarter), LIMITS)
-    assert (opened.timeline.width, opened.timeline.height) == (96, 160)
+TURNS = [
+    (1, 0, 0, 1),
+    (-1, 0, 0, 1),
+    (1, 0, 0, -1),
+    (-1, 0, 0, -1),
+    (0, 1, -1, 0),
+    (0, -1, 1, 0),
+    (0, 1, 1, 0),
+    (0, -1, -1, 0),
+]
+
+
+@pytest.mark.parametrize("matrix", TURNS)
+def test_a_display_matrix_is_followed(files, matrix):
+    """Each stored pixel (x, y) is shown at (a x + c y, b x + d y), mirrored where that says so."""
+    blob = files.video(8, 10, pixels=files.quarters())
+    [stored] = open_video(blob, LIMITS).read([4])
+    stored = np.asarray(stored)
+    a, b, c, d = matrix
+    ys, xs = np.mgrid[: stored.shape[0], : stored.shape[1]]
+    columns, lines = a * xs + c * ys, b * xs + d * ys
+    columns, lines = columns - columns.min(), lines - lines.min()
+    expected = np.zeros((lines.max() + 1, columns.max() + 1, 3), np.uint8)
+    expected[lines, columns] = stored
+    opened = open_video(files.turned(blob, matrix), LIMITS)
+    assert (opened.timeline.height, opened.timeline.width) == expected.shape[:2]
     [frame] = opened.read([4])
-    assert frame.size == (96, 160)
-    red_above = np.asarray(frame)[10, 48, 0] > 115
-    assert red_above == (quarter == 1)
+    assert np.array_equal(np.asarray(frame), expected)
+
+
+@pytest.mark.parametrize("matrix", [(0, 0, 0, 0), (1, 1, -1, 1), (2, 0, 0, 2)])
+def test_a_display_matrix_of_no_right_angle_leaves_frames_as_stored(files, matrix):
+    blob = files.video(8, 10)
+    [stored], [frame] = (
+        open_video(file, LIMITS).read([4]) for file in (blob, files.turned(blob, matrix))
+    )
+    assert np.array_equal(np.asarray(frame), np.asarray(stored))
 
 
 def test_odd_sizes(files):

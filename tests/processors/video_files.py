@@ -35,9 +35,11 @@ def video(
     gop=12,
     times=None,
     size=(WIDTH, HEIGHT),
+    pixels=None,
     **options,
 ):
-    """Encodes a container file. times: milliseconds of each frame, else even steps."""
+    """Encodes a container file. times: milliseconds of each frame, else even steps. pixels: of
+    every frame, else a bar that grows."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=name) as container:
         stream = container.add_stream(codec, rate=fps)
@@ -47,7 +49,8 @@ def video(
         if times:
             stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
         for index in range(num):
-            frame = av.VideoFrame.from_ndarray(frame_of(index, num, *size), format="rgb24")
+            shown = pixels if pixels is not None else frame_of(index, num, *size)
+            frame = av.VideoFrame.from_ndarray(shown, format="rgb24")
             if times:
                 frame.pts, frame.time_base = times[index], Fraction(1, 1000)
             container.mux(stream.encode(frame))
@@ -69,14 +72,21 @@ def sound():
     return buffer.getvalue()
 
 
-def turned(blob, quarter):
-    """Rewrites an MP4's track header to rotate it by 90 degrees; 1: clockwise."""
+def turned(blob, matrix):
+    """Rewrites the display matrix (a, b, c, d) in an MP4's track header."""
     place = blob.index(b"tkhd")
     version = blob[place + 4]
-    matrix = place + 4 + (52 if version else 40)
-    one = 1 << 16
-    values = (0, one * quarter, 0, -one * quarter, 0, 0, 0, 0, 1 << 30)
-    return blob[:matrix] + struct.pack(">9i", *values) + blob[matrix + 36 :]
+    at = place + 4 + (52 if version else 40)
+    a, b, c, d = (value << 16 for value in matrix)
+    return blob[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + blob[at + 36 :]
+
+
+def quarters():
+    """Draws RGB uint8 [96, 160, 3] that looks different in each of the eight turns."""
+    pixels = np.full((HEIGHT, WIDTH, 3), BLUE, np.uint8)
+    pixels[: HEIGHT // 2, : WIDTH // 2] = RED
+    pixels[HEIGHT // 2 :, : WIDTH // 2] = (20, 200, 40)
+    return pixels
 
 
 def animation(name, num=6, length=200, **options):

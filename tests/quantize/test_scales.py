@@ -14,7 +14,7 @@ from mmdeploy_llm.layers import CausalLM, DecoderConfig, RotaryConfig
 from mmdeploy_llm.native import load
 from mmdeploy_llm.quantize import quantize_checkpoint, scales
 from mmdeploy_llm.quantize.folds import Fold, divided_norm, folds_of
-from mmdeploy_llm.quantize.gptq import factor_of, output_error, round_by_factor, round_by_moments
+from mmdeploy_llm.quantize.gptq import factor_of, output_error, round_by_factor
 from mmdeploy_llm.quantize.scales import best_scales
 from mmdeploy_llm.quantize.sites import Site, windows
 from mmdeploy_llm.saving import GroupRounder
@@ -73,7 +73,7 @@ def test_outputs_change_less_with_scales():
     factor = factor_of(moments)
     own = best_scales(weight, moments, factor, SCHEME, Fold())
     scaled = round_by_factor(weight * own, factor * own, SCHEME)
-    plain = round_by_moments(weight, moments, SCHEME)
+    plain = round_by_factor(weight, factor_of(moments), SCHEME)
     with_scales = output_error(weight, scaled, moments, own)
     assert with_scales < 0.9 * output_error(weight, plain, moments)
     rounded = (scaled.codes.float() - scaled.zeros.float().repeat_interleave(32, 1)) * (

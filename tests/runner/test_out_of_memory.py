@@ -1,12 +1,15 @@
 """A pass that runs out of memory is retried in smaller ones; only a request that is too large by
 itself fails."""
 
+import errno
 from weakref import WeakSet
 
 import pytest
 import torch
 
+from mmdeploy_llm import EngineConfig
 from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan
 from mmdeploy_llm.request import MediaInput, MediaSpan
@@ -16,6 +19,7 @@ from mmdeploy_llm.runner.retry import GOOD_PASSES, PassSize
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler
+from mmdeploy_llm.startup.start import explaining_memory
 
 CPU = torch.device("cpu")
 VOCAB, HIDDEN, BLOCK = 50, 8, 16
@@ -237,3 +241,34 @@ def test_passes_grow_again():
     for _ in range(GOOD_PASSES):
         assert len(size.passes([item("a", 0, 64)])) == 2
     assert len(size.passes([item("a", 0, 64)])) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 128. MiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_memory_that_runs_out_while_loading_is_one_line(error, monkeypatch):
+    from typer.testing import CliRunner
+
+    from mmdeploy_llm.cli import program
+    from mmdeploy_llm.startup import start
+
+    def read(config):
+        raise error
+
+    monkeypatch.setattr(start, "read_model_files", read)
+    with pytest.raises(ConfigError, match=r"memory ran out while 'shapes-vl' was loaded"):
+        start.start(EngineConfig(model="shapes-vl"))
+    done = CliRunner().invoke(program.app, ["generate", "hello"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: memory ran out while 'shapes-vl' was loaded")
+    assert done.stderr.count("\n") == 1
+
+
+def test_another_error_is_not_taken_for_it():
+    with pytest.raises(RuntimeError, match="a bug"), explaining_memory("m"):
+        raise RuntimeError("a bug")

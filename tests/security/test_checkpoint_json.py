@@ -292,6 +292,18 @@ def test_values_out_of_range(model, name, key, value, allowed):
     assert time.monotonic() - start < MAX_SECONDS
 
 
+@pytest.mark.parametrize("chosen", [0, -1, 5])
+@pytest.mark.parametrize(
+    "names", [("num_experts", "num_experts_per_tok"), ("n_routed_experts", "moe_k")]
+)
+def test_a_router_that_would_choose_no_expert_or_too_many(model, names, chosen):
+    change(model, "config.json", **dict(zip(names, (4, chosen), strict=True)))
+    with pytest.raises(
+        CheckpointError, match=f"{names[1]}' in config.json .* is {chosen}; .* 1 to the 4"
+    ):
+        open_model(model)
+
+
 def test_a_value_inside_a_config(model):
     config = json.loads((model / "config.json").read_text("utf-8"))
     change(model, "config.json", vision_config={**config["vision_config"], "depth": 10**9})

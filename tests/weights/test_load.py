@@ -100,8 +100,10 @@ class TestValues:
         with pytest.raises(CheckpointError, match=r"three .* has shape \[3, 8\]"):
             load({"three": torch.zeros(3, 8)})
 
-    def test_ignored_keys(self, load, tensors):
+    def test_ignored_keys(self, load, tensors, caplog):
+        caplog.set_level("INFO", logger="mmdeploy_llm")
         load({**tensors, "unused.weight": torch.zeros(7)})
+        assert "the model does not use 1 tensors of the checkpoint: unused.weight" in caplog.text
 
     def test_dummy_reads_nothing_and_is_always_the_same(self, factory, checkpoint):
         models = [build_model(factory, checkpoint, torch.float32, CPU, "dummy") for _ in "ab"]
@@ -165,6 +167,12 @@ class TestErrors:
         save_file(tensors, path)
         path.write_bytes(path.read_bytes()[:cut])
         with pytest.raises(CheckpointError, match="not a valid safetensors file"):
+            build_model(factory, checkpoint, torch.float32, CPU)
+
+    def test_a_file_of_too_many_tensors(self, factory, checkpoint, tmp_path, monkeypatch, tensors):
+        save_file(tensors, tmp_path / "model.safetensors")
+        monkeypatch.setattr("mmdeploy_llm.weights.files.MAX_TENSORS", len(tensors) - 1)
+        with pytest.raises(CheckpointError, match=rf"holds {len(tensors)} tensors, .* are allowed"):
             build_model(factory, checkpoint, torch.float32, CPU)
 
     def test_a_git_lfs_pointer(self, factory, checkpoint, tmp_path):

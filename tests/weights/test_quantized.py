@@ -259,7 +259,7 @@ WORDS = torch.zeros(2, 2, dtype=torch.int32)
 
 def test_weights_that_were_dequantised_are_read_as_they_are(read):
     weight = torch.rand(2, 3)
-    found = read({"a.weight": weight}, quant_method="bitsandbytes")
+    found = read({"a.weight": weight}, quant_method="gptq", bits=4)
     assert torch.equal(found["a.weight"], weight)
 
 
@@ -267,6 +267,32 @@ class TestRefusals:
     def test_an_unknown_method(self, read):
         with pytest.raises(CheckpointError, match="'bitsandbytes' quantised the weights, which is"):
             read({"a.weight": torch.ones(2, dtype=torch.uint8)}, quant_method="bitsandbytes")
+
+    def test_an_unknown_method_whose_weights_are_plain(self, read):
+        """They may be the values that the method has still to transform."""
+        with pytest.raises(CheckpointError, match="'spinquant' quantised the weights, which is"):
+            read({"a.weight": torch.rand(2, 3)}, quant_method="spinquant")
+
+    @pytest.mark.parametrize("method", ["gptq", "awq", "auto-round"])
+    @pytest.mark.parametrize("size", [0, -5, 2**40, "32", 32.0, True, [32]])
+    def test_a_group_size_that_is_none(self, read, method, size):
+        with pytest.raises(CheckpointError, match=r"quantization_config\.group_size of config"):
+            read({"a.qweight": WORDS}, quant_method=method, bits=4, group_size=size)
+
+    @pytest.mark.parametrize("size", [0, -5, 2**40, "32"])
+    def test_a_group_size_of_compressed_tensors(self, read, size):
+        weights = {"num_bits": 4, "strategy": "group", "group_size": size}
+        groups = {"one": {"targets": ["Linear"], "weights": weights}}
+        with pytest.raises(CheckpointError, match=r"weights\.group_size of config"):
+            read({"a.weight_scale": WORDS}, format="pack-quantized", config_groups=groups)
+
+    @pytest.mark.parametrize(
+        ("method", "name"), [("gptq", "desc_act"), ("gptq", "sym"), ("awq", "zero_point")]
+    )
+    @pytest.mark.parametrize("value", ["yes", 1, "true"])
+    def test_a_flag_that_is_none(self, read, method, name, value):
+        with pytest.raises(CheckpointError, match=rf"quantization_config\.{name} of config"):
+            read({"a.qweight": WORDS}, **{"quant_method": method, "bits": 4, name: value})
 
     def test_an_unknown_scheme_names_the_layer(self, read):
         tensors = {f"{LAYER}.qweight": torch.zeros(1, 1, dtype=torch.int32)}

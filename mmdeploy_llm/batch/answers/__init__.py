@@ -9,3 +9,5 @@ restarts.py  Restarting: nothing is lost with an engine, and one item cannot end
 validated.py Validated: an answer that breaks a JSON schema is asked again with another seed
 checker.py   checks texts in a process that can be killed
 """
+
+VALIDATE_RETRIES = 2  # how often an answer that breaks a schema is asked again, by default

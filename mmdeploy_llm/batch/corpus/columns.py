@@ -13,7 +13,6 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 
 IMAGE_NAMES = frozenset(("image", "images", *(name[1:] for name in IMAGE_SUFFIXES)))
 VIDEO_NAMES = frozenset(("video", "videos", *(name[1:] for name in VIDEO_SUFFIXES)))
-KINDS_OF_COLUMNS = ("image", "video", "prompt", "id")
 MAX_NAMES, MAX_NAME = 40, 60  # columns in a message, and characters of each
 IMAGE_MARKS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 VIDEO_MARKS = (b"\x1a\x45\xdf\xa3", b"\0\0\x01\xba", b"\0\0\x01\xb3")

@@ -28,12 +28,6 @@ class ShortConv(KernelLayer):
         self.bias = empty_parameter(num_channels) if has_bias else None
         self.has_silu = has_silu
 
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """Shape of the state of one sequence."""
-        num_channels, _, kernel_size = self.weight.shape
-        return num_channels, kernel_size - 1
-
     def forward(self, x: Tensor, state: Tensor, states: StateContext) -> Tensor:
         """Convolves the tokens [T, C] of all sequences and writes their last inputs. state:
         [rows, C, k - 1]."""

@@ -48,7 +48,9 @@ class ParserSubject:
 
     def texts(self) -> Iterator[str]:
         """Yields texts to parse: those of the examples, and combinations of the markers."""
-        yield from dict.fromkeys((*(item.text for item in self.examples), *_generic(self.markers)))
+        yield from dict.fromkeys(
+            (*(item.text for item in self.examples), *generic_texts(self.markers))
+        )
 
     def prompts(self) -> tuple[str, ...]:
         """Returns prompts, some of which end in a marker that may open or close the reasoning."""
@@ -163,7 +165,7 @@ def any_split_equals_the_whole(subject: ParserSubject) -> None:
     rng = random.Random(0)
     for text, prompt in product(subject.texts(), subject.prompts()):
         whole = subject.split((text,), prompt)
-        for pieces in _splits(text, rng):
+        for pieces in splits(text, rng):
             found = subject.split(pieces, prompt)
             demand(
                 found == whole,
@@ -273,7 +275,7 @@ def _of_kind(segments: Sequence[Segment], kind: str) -> str:
     return "".join(segment.text for segment in segments if segment.kind == kind)
 
 
-def _generic(markers: Sequence[str]) -> Iterator[str]:
+def generic_texts(markers: Sequence[str]) -> Iterator[str]:
     """Yields texts built from the markers: alone, at either end, truncated, in pairs, at random."""
     yield from ("", " ", PLAIN)
     for marker in markers:
@@ -286,7 +288,7 @@ def _generic(markers: Sequence[str]) -> Iterator[str]:
         yield "".join(rng.choices((*markers, *SCRAPS), k=rng.randint(2, 10)))
 
 
-def _splits(text: str, rng: random.Random) -> Iterator[tuple[str, ...]]:
+def splits(text: str, rng: random.Random) -> Iterator[tuple[str, ...]]:
     """Yields splits of a text: by character, every split in two, and some random ones."""
     yield tuple(text)
     yield from ((text[:at], text[at:]) for at in range(1, len(text)))

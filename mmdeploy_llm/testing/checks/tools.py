@@ -11,9 +11,7 @@ from typing import Any
 from mmdeploy_llm.hooks import ToolCall, ToolParser, ToolParserSpec
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand, new_parser
 
-from .parsers import PLAIN
-from .parsers import _generic as generic_texts
-from .parsers import _splits as splits
+from .parsers import PLAIN, generic_texts, splits
 
 MAX_TEXTS = 80  # texts built from the markers; each is split in many ways
 

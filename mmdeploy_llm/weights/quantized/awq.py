@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Strict
 from torch import Tensor
 
 from mmdeploy_llm.kernels.coded import CodeLayout
@@ -19,7 +20,7 @@ from mmdeploy_llm.kernels.coded import CodeLayout
 from .bits import unpack_words
 from .layer import GroupedMatrix, QuantizedLayer
 from .method import FLOATS, Stored, group_columns, refuse
-from .settings import SchemeSettings, read_settings
+from .settings import Flag, GroupSize, SchemeSettings, read_settings
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of the eight outputs lies
 PER_WORD = 8
@@ -28,10 +29,10 @@ PER_WORD = 8
 class AWQSettings(SchemeSettings):
     """quantization_config of AutoAWQ."""
 
-    bits: int = 4
-    group_size: int = 128
+    bits: Annotated[int, Strict()] = 4
+    group_size: GroupSize = 128
     version: str = "gemm"
-    zero_point: bool = True
+    zero_point: Flag = True
 
 
 def awq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedLayer]:

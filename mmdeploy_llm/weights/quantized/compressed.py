@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, Strict
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
@@ -29,7 +29,7 @@ from .bits import float4, power_of_two, unpack_dense, unpack_nibbles
 from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
 from .method import FLOATS, Stored, refuse
 from .patterns import matches
-from .settings import SchemeSettings, read_settings
+from .settings import Flag, GroupSize, SchemeSettings, read_settings
 
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group", "token"]
 SUPPORTED = (
@@ -42,11 +42,11 @@ NAIVE = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized
 class WeightArgs(SchemeSettings):
     """How the weights of a group of layers are quantised."""
 
-    num_bits: int = 8
+    num_bits: Annotated[int, Strict()] = 8
     type: Literal["int", "float"] = "int"
-    symmetric: bool = True
+    symmetric: Flag = True
     strategy: Strategy | None = None
-    group_size: int | None = None
+    group_size: GroupSize | None = None
     block_structure: tuple[PositiveInt, PositiveInt] | None = None
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Strict
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
@@ -22,7 +23,7 @@ from mmdeploy_llm.errors import CheckpointError
 from .bits import WORD, unpack_dense
 from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
 from .method import FLOATS, Stored, group_columns, refuse
-from .settings import SchemeSettings, read_settings
+from .settings import Flag, GroupSize, SchemeSettings, read_settings
 
 OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
 BITS = (2, 3, 4, 8)
@@ -32,8 +33,10 @@ SUPPORTED = "2, 3, 4 and 8 bits in 'gptq' and 'gptq_v2'"
 class GPTQSettings(SchemeSettings):
     """quantization_config of AutoGPTQ, GPTQModel and AutoRound."""
 
-    bits: int
-    group_size: int = 128
+    bits: Annotated[int, Strict()]
+    group_size: GroupSize = 128
+    desc_act: Flag | None = None  # not needed: g_idx says it
+    sym: Flag | None = None  # nor this: qzeros do
     checkpoint_format: str = "gptq"
 
 

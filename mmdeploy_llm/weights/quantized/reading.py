@@ -58,8 +58,8 @@ def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[Te
     """
     settings = quantization_settings(config)
     entries = (entry for file in files for entry in file.entries.values())
-    if settings is None or all(entry.dtype in LOADABLE for entry in entries):
-        return files  # a config may still name the method after the weights were dequantised
+    if settings is None:
+        return files
     method = str(settings.get("quant_method", "compressed-tensors"))
     if method not in METHODS:
         raise CheckpointError(
@@ -67,6 +67,8 @@ def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[Te
             f"which is not supported; supported: {', '.join(METHODS)}. Load the model that it was "
             'made from, with quantization="int8wo" or "int4" if you like'
         )
+    if all(entry.dtype in LOADABLE for entry in entries):
+        return files  # a config may still name the method after the weights were dequantised
     owners = {key: file for file in files for key in file.entries}
     stored = Stored({key: file.entries[key] for key, file in owners.items()}, owners)
     layers = tuple(METHODS[method](settings, stored))

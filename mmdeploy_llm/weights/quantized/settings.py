@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Strict, ValidationError
 
 from mmdeploy_llm.errors import CheckpointError
 
+MAX_GROUP = 2**31  # columns
 Settings = TypeVar("Settings", bound="SchemeSettings")
+
+
+def _check_group(size: int) -> int:
+    if size != -1 and not 0 < size <= MAX_GROUP:
+        raise ValueError(f"it must be -1 (a whole row) or 1 to {MAX_GROUP} columns")
+    return size
+
+
+GroupSize = Annotated[int, Strict(), AfterValidator(_check_group)]
+Flag = Annotated[bool, Strict()]
 
 
 class SchemeSettings(BaseModel):

@@ -24,11 +24,9 @@ class Carrier(Protocol):
         """Returns the arguments with which the decoder's forward continues from the states
         `before`, which it may modify; where they are {} the sequence begins. cache: transformers'
         cache of the step."""
-        ...
 
     def states(self, cache: Any, out: Any) -> States:
         """Returns the states after a step. out: what the decoder's forward returned."""
-        ...
 
 
 class InCache:

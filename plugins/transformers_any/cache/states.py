@@ -59,11 +59,9 @@ class Store(Protocol):
 
     def load(self) -> States:
         """Returns copies of the states after the sequence's last step."""
-        ...
 
     def save(self, states: States) -> None:
         """Keeps the states after this step."""
-        ...
 
 
 @dataclass(slots=True)

@@ -21,8 +21,7 @@ from mmdeploy_llm_plugins.transformers_media.processing import (
     tokens_around,
 )
 from mmdeploy_llm_plugins.transformers_media.processor import OF_TEXT
-from mmdeploy_llm_processors.isolation import Workers
-from mmdeploy_llm_processors.video.opening import open_video
+from mmdeploy_llm_processors.video.processor import VideoItem, VideoOpener
 from mmdeploy_llm_processors.video.timeline import OpenVideo, Timeline, constant_timeline
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from mmdeploy_llm.errors import (
     MMDeployLLMError,
     UnsupportedMediaError,
 )
-from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import Checkpoint, MediaInput
 
 from .finding import find_class, stand_in
 from .operators import Source
@@ -43,19 +42,6 @@ GRID = "video_grid_thw"
 MAX_TEXTS = 1024  # videos whose prompt text is cached
 TRIAL = constant_timeline(48, 40, 8, 2.0)
 TRIAL_NAME = "trial"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class VideoItem:
-    """An opened video, and the limits it was opened with."""
-
-    video: OpenVideo
-    limits: MediaLimits
-
-    @property
-    def digest(self) -> str:
-        """Hash of the video's content."""
-        return self.video.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +60,7 @@ class _Made:
     text: str
 
 
-class AnyVideoProcessor(MediaProcessor):
+class AnyVideoProcessor(VideoOpener):
     """A media processor for videos of any transformers model.
 
     checkpoint: its processor files and tokenizer are read. options: the engine's
@@ -83,9 +69,8 @@ class AnyVideoProcessor(MediaProcessor):
     than is known here, ConfigError for wrong options.
     """
 
-    kind = "video"
-
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        super().__init__()
         self._base, self._fields = find_class(checkpoint)
         component = self._component()
         given = engine_options(self._base, options)
@@ -98,7 +83,6 @@ class AnyVideoProcessor(MediaProcessor):
             raise UnsupportedMediaError(f"with videos, {error}") from error
         defaults = getattr(self._processor, "videos_kwargs", None) or {}
         self._sampling = Sampling(component, given, defaults)
-        self._workers = Workers()
         self._texts: dict[tuple[Any, ...], str] = {}
         fields = json.dumps(component.to_dict(), sort_keys=True, default=str)
         self._settings = f"{type(self._processor).__name__}\0{fields}"
@@ -108,21 +92,6 @@ class AnyVideoProcessor(MediaProcessor):
             getattr(self._processor, "video_placeholder_token", None) or self._processor.video_token
         )
         self._read_text(checkpoint.config)
-
-    def close(self) -> None:
-        """Ends the decoder processes."""
-        self._workers.close()
-
-    def max_seconds(self, limits: MediaLimits) -> float:
-        """Returns the seconds after which a call counts as hanging."""
-        is_apart = limits.isolation != "thread"
-        return self._workers.max_seconds(limits) if is_apart else limits.decode_timeout
-
-    def decode(self, source: Any, limits: MediaLimits) -> VideoItem:
-        """Opens bytes, a list of frames, an array or a tensor. Of a file it reads the header and
-        the times of the frames, in a worker process unless `limits.isolation` is "thread"."""
-        workers = None if limits.isolation == "thread" else self._workers
-        return VideoItem(video=open_video(source, limits, workers), limits=limits)
 
     def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
         """Returns the arguments of get_video_features, by name, and the video's prompt text."""

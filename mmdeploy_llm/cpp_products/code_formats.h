@@ -1,0 +1,206 @@
+// How the codes of a unit, see codes.h, become operands of a product: a format for each kind of code
+// and of x. A format has
+//     X, Sums              the types of the values of x and of the sums
+//     PARTS                the operands that a unit becomes, one after the other
+//     RELOADS              whether each part loads the weights again
+//     ROUNDS               whether x is rounded to int8
+//     column(i)            the column, within a unit, of the i-th value of x in the order of the format
+//     widen(words, part)   makes operands of one part of the units in a register
+//     add(sums, x, w)      adds products
+#pragma once
+
+#include <cstdint>
+
+#include "lanes.h"
+#include "numbers.h"
+
+namespace mm {
+
+template <int BITS>
+MM_INLINE Ints code_of(Ints words, int part) {
+    constexpr uint32_t MASK = (1u << BITS) - 1;
+    return (Ints)((Words)words >> uint32_t(BITS * part)) & splat_word(MASK);
+}
+
+// Returns the column, within its unit, of the code that starts at bit BITS * index.
+template <int BITS>
+constexpr int64_t column_of(int index) {
+    if (BITS == 8) return index;
+    return index % 2 == 0 ? index / 2 : 4 + index / 2;
+}
+
+// Codes as floats: one of each unit at a time. NEON converts unsigned integers too: there a code stays
+// where it is in its word, which is 2^(BITS * part) times the code, and x is divided by that.
+template <int BITS>
+struct FloatCodes {
+    using X = float;
+    using Sums = Floats;
+    static constexpr int PARTS = 32 / BITS;
+    static constexpr bool RELOADS = BITS == 4;
+    static constexpr bool ROUNDS = false;  // whether x is rounded to int8
+    static constexpr int64_t column(int64_t i) { return column_of<BITS>(int(i)); }
+#if defined(__aarch64__)
+    static constexpr float factor(int part) { return 1.0f / float(1u << (BITS * part)); }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const Ints mask = (Ints)((Words)splat_word((1u << BITS) - 1) << uint32_t(BITS * part));
+        return (Ints)vcvtq_f32_u32((uint32x4_t)(words & mask));
+    }
+#else
+    static constexpr float factor(int) { return 1.0f; }  // of the x of a part
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return (Ints)to_floats(code_of<BITS>(words, part));
+    }
+#endif
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
+        return multiply_add((Floats)x, (Floats)w, sums);
+    }
+};
+
+// Floats of 8 bits: sign, 4 bits of exponent (bias 7), 3 of mantissa. Their seven lowest bits, moved
+// to bit 20, are a float whose exponent (bias 127) is 120 too small, subnormal numbers included:
+// it is multiplied by 2^120. No code is read as NaN.
+struct Float8s : FloatCodes<8> {
+    static constexpr float factor(int) { return 1.0f; }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const Ints code = code_of<8>(words, part);
+        const Ints sign = (Ints)((Words)(code & splat_word(0x80u)) << 24);
+        const Ints magnitude = (Ints)((Words)(code & splat_word(0x7fu)) << 20);
+        return (Ints)((Floats)(sign | magnitude) * all_lanes(bits_to_float((127u + 120u) << 23)));
+    }
+};
+
+// Returns the value of one such code.
+MM_INLINE float float_of_float8(uint32_t code) {
+    const uint32_t bits = (code & 0x80u) << 24 | (code & 0x7fu) << 20;
+    return bits_to_float(bits) * bits_to_float((127u + 120u) << 23);
+}
+
+// The halves of a 32-bit lane hold the codes at the bits BITS * part and 16 + BITS * part of a unit.
+template <int BITS>
+struct PairsOfCodes {
+    static constexpr int PARTS = 16 / BITS;
+    static constexpr int64_t column(int64_t i) {
+        return column_of<BITS>(int(i / 2 + i % 2 * PARTS));
+    }
+    static MM_INLINE Ints pairs(Ints words, int part) {
+        constexpr uint32_t MASK = BITS == 4 ? 0x000f000fu : 0x00ff00ffu;
+        return (Ints)((Words)words >> uint32_t(BITS * part)) & splat_word(MASK);
+    }
+};
+
+#ifdef MM_HAS_BF16_DOT
+template <int BITS>
+struct Bf16Codes : PairsOfCodes<BITS> {
+    using X = bf16;
+    using Sums = Floats;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = false;
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const Ints pairs = PairsOfCodes<BITS>::pairs(words, part);
+        if constexpr (BITS == 4) {
+            return (Ints)_mm512_permutexvar_epi16((__m512i)pairs, bf16_of_codes());
+        } else {
+            const Words low = (Words)to_floats(pairs & splat_word(0xffffu));
+            const Words high = (Words)to_floats((Ints)((Words)pairs >> 16));
+            return (Ints)((low >> 16) | high);  // the lower half of `high` is 0: 8 bits are exact
+        }
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+
+  private:
+    // 0 .. 15 in bf16, by index.
+    static MM_INLINE __m512i bf16_of_codes() {
+        return _mm512_castsi256_si512(_mm256_setr_epi16(
+            0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+            0x4130, 0x4140, 0x4150, 0x4160, 0x4170));
+    }
+};
+
+struct Bf16Float8s : Bf16Codes<8> {
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const __m512i codes = (__m512i)pairs(words, part);
+        const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(codes, all(0x80)), 8);
+        const __m512i bits = _mm512_slli_epi16(_mm512_and_si512(codes, all(0x7f)), 4);
+        const __m512i normal = _mm512_add_epi16(bits, all(120 << 7));
+        const __mmask32 is_subnormal = _mm512_testn_epi16_mask(codes, all(0x78));
+        const __m512i magnitude =
+            _mm512_mask_permutexvar_epi16(normal, is_subnormal, codes, subnormals());
+        return (Ints)_mm512_or_si512(sign, magnitude);
+    }
+
+  private:
+    static MM_INLINE __m512i all(int value) { return _mm512_set1_epi16(short(value)); }
+    // 0 .. 7 times 2^-9 in bf16, by the three lowest bits of the index, of which bits 3 and 4 are 0.
+    static MM_INLINE __m512i subnormals() {
+        return _mm512_castsi128_si512(
+            _mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    }
+};
+#else
+template <int BITS>
+using Bf16Codes = FloatCodes<BITS>;
+using Bf16Float8s = Float8s;
+#endif
+
+// Codes times rounded x. Bytes are multiplied as they are where the level can: all of them with VNNI,
+// those of 4 bits with AVX2. Where the operands of bytes are both signed, those of NEON, codes of 8
+// bits become code - 128, and the offsets 128 scales less:
+// scale * code - offset = scale * (code - 128) - (offset - 128 * scale).
+template <int BITS>
+struct S8Codes : PairsOfCodes<BITS> {
+    using X = int16_t;
+    using Sums = Ints;
+    static constexpr bool RELOADS = BITS == 4;
+    static constexpr bool ROUNDS = true;
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return PairsOfCodes<BITS>::pairs(words, part);
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
+};
+
+#ifdef MM_HAS_SMALL_DOT
+template <>
+struct S8Codes<4> {
+    using X = int8_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 2;
+    static constexpr bool RELOADS = NUM_REGISTERS == 16;
+    static constexpr bool ROUNDS = true;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return (Ints)((Words)words >> uint32_t(4 * part)) & splat_word(0x0f0f0f0fu);
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) {
+        return add_small_quadruples(sums, w, x);
+    }
+};
+#endif
+
+#ifdef MM_HAS_S8_DOT
+template <>
+struct S8Codes<8> {
+    using X = int8_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = true;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int) {
+        return HAS_SIGNED_WEIGHTS ? words ^ splat_word(0x80808080u) : words;
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
+};
+#endif
+
+// Moves the four codes of 4 bits in the lower half of a word to the lower halves of its bytes.
+MM_INLINE uint32_t apart(uint32_t word) {
+    word = (word | word << 8) & 0x00ff00ffu;
+    return (word | word << 4) & 0x0f0f0f0fu;
+}
+
+// Returns the unit of eight codes of 4 bits, of which the first is in the lowest bits of `word`.
+MM_INLINE uint32_t unit_of_word(uint32_t word) {
+    return apart(word & 0xffffu) | apart(word >> 16) << 4;
+}
+
+}  // namespace mm
