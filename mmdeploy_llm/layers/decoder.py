@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,6 +28,7 @@ from mmdeploy_llm.basic_layers.mlp import GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rope, Rotary
 from mmdeploy_llm.caches import LayerCache
+from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.forward import (
     AttentionContext,
     FixedAttention,
@@ -40,6 +41,9 @@ from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
 from .moe import Modality, ModalityMLP, SparseMLP
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.weights.map import Target, WeightMap
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
 
@@ -311,9 +315,14 @@ def _can_record(inputs: ForwardInputs, is_vision: Tensor | None) -> bool:
 class CausalLM(nn.Module):
     """Decoder and output head, with the attributes that a Model must have.
 
-    A plugin's model subclasses it and adds `weight_targets`; a model with media also adds
+    A plugin's model subclasses it and sets `weight_map`; a model with media also adds
     `encode_media`, and `positions` if these differ from the token indices.
+
+    weight_map: says by which keys checkpoints store the parameters; None: `weight_targets` of the
+        subclass does.
     """
+
+    weight_map: WeightMap | None = None
 
     def __init__(
         self,
@@ -335,6 +344,14 @@ class CausalLM(nn.Module):
             self.cache: Sequence[LayerCache] = config.caches
         self.long_after = config.rotary.long_after
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """Returns what `weight_map` says of a key; see weights.map."""
+        if self.weight_map is None:
+            raise PluginContractError(
+                f"{type(self).__name__} sets no weight_map and has no weight_targets of its own"
+            )
+        return self.weight_map.targets(key)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""
