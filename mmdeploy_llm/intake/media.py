@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -209,10 +210,12 @@ class MediaLoader:
         source, processor = self._opened(item, limits), self._processors[item.kind]
         if isinstance(source, bytes):
             key = _key(item, "encoded", source)
-            make = lambda: self._process(  # noqa: E731 - for both calls
-                processor, item, self._decode(processor, source, limits), limits
-            )
-            return self._processed.get_or_make(key, make, limits.deadline)
+
+            def decode_and_process() -> MediaInput:
+                decoded = self._decode(processor, source, limits)
+                return _keyed(key, self._process(processor, item, decoded, limits))
+
+            return self._processed.get_or_make(key, decode_and_process, limits.deadline)
         decoded = self._decode(processor, source, limits)
         if not isinstance(decoded, HasDigest):
             return self._process(processor, item, decoded, limits)
@@ -349,6 +352,13 @@ def _preparing(kind: str) -> str:
 def num_bytes(item: MediaInput) -> int:
     """Returns the bytes of an item's tensors."""
     return sum(tensor.nbytes for tensor in item.tensors.values())
+
+
+def _keyed(key: str, made: MediaInput) -> MediaInput:
+    """Returns the item with a key that differs wherever its file or options do, whatever the
+    processor's own key says: two pictures with one key would share what is cached."""
+    both = blake2b(f"{key}\0{made.key}".encode(), digest_size=20)
+    return replace(made, key=both.hexdigest())
 
 
 def _key(item: MediaItem, form: str, content: bytes) -> str:

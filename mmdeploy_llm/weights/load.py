@@ -140,6 +140,7 @@ def _plan(
 ) -> list[Read]:
     pieces: list[Read] = []
     surplus: list[str] = []
+    unused: list[str] = []
     for file in files:
         for key in file.entries:
             targets = _targets(model, key)
@@ -147,6 +148,11 @@ def _plan(
                 surplus.append(key)
                 continue
             pieces += [_piece(file, key, target, shapes) for target in targets]
+            if not targets:
+                unused.append(key)
+    if unused:
+        shown = ", ".join(unused[:MAX_NAMED])
+        logger.info("the model does not use %d tensors of the checkpoint: %s", len(unused), shown)
     _raise_if(surplus, "the model has no parameters for these keys of the checkpoint", files)
     _check_coverage(pieces, shapes, files)
     return pieces

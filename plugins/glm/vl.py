@@ -61,9 +61,10 @@ class GlmVForConditionalGeneration(GridLM):
         new_layer = partial(GlmLayer, text=config.text_config)
         super().__init__(decoder, new_layer, merge_size=config.vision_config.spatial_merge_size)
         self.visual = GlmTower(config.vision_config)
-        # The layer after the last one predicts several tokens at once in training.
-        ignored = [*IGNORED, rf"^model\.(language_model\.)?layers\.{decoder.num_layers}\."]
-        ignored += ["^lm_head"] if decoder.is_tied else []
+        ignored = [*IGNORED, *(["^lm_head"] if decoder.is_tied else [])]
+        if type(config.text_config).model_type in (SPARSE, OCR):
+            # The layer after the last one predicts several tokens at once in training.
+            ignored.append(rf"^model\.(language_model\.)?layers\.{decoder.num_layers}\.")
         self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:

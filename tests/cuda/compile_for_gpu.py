@@ -134,7 +134,8 @@ def main(dtype, capability=None):
         launch_all(getattr(torch, dtype))
     else:
         launch_codes(CudaKernels(torch.device("cpu")), getattr(torch, dtype))
-    for name, kernel in compiled:
+    distinct = {id(kernel): (name, kernel) for name, kernel in compiled}
+    for name, kernel in distinct.values():
         print(name, usage(kernel, int(capability or CAPABILITY)))
 
 

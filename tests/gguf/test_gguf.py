@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
@@ -184,6 +185,29 @@ class TestChoiceOfAFile:
         folder = touch("b-00001-of-00000.gguf")
         with pytest.raises(CheckpointError, match="one of 0 files"):
             find_gguf(folder)
+
+    def test_a_part_that_is_no_file(self, tiny_copy, tmp_path):
+        """A FIFO would be read for ever, and a loop of links is none at all."""
+        tiny_copy("qwen3", tmp_path)
+        write_gguf(tmp_path, tmp_path / "b.gguf", "qwen3", num_files=2)
+        paths = sorted(tmp_path.glob("*.gguf"))
+        data = paths[1].read_bytes()
+        paths[1].unlink()
+        os.mkfifo(paths[1])
+        with pytest.raises(CheckpointError, match=paths[1].name):
+            read_headers(paths)
+        paths[1].unlink()
+        paths[1].symlink_to(paths[1])
+        with pytest.raises(CheckpointError, match=paths[1].name):
+            read_headers(paths)
+        paths[1].unlink()
+        paths[1].symlink_to(paths[0])
+        with pytest.raises(CheckpointError, match="part 0 of"):
+            read_headers(paths)
+        (tmp_path / "elsewhere").write_bytes(data)
+        paths[1].unlink()
+        paths[1].symlink_to(tmp_path / "elsewhere")  # as the hub's cache keeps files
+        assert len(read_headers(paths).tensors) > 10
 
     def test_parts_in_another_order(self, tiny_copy, tmp_path):
         tiny_copy("qwen3", tmp_path)

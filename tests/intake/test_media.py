@@ -2,6 +2,7 @@
 
 import io
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,19 @@ def test_loaded_objects_are_found_by_their_digest(make_loader, processor):
     )
     counts(make_loader(), np.zeros(3), np.zeros(3), np.ones(3))
     assert len(processor.calls) == 2
+
+
+def test_a_processor_with_one_key_for_all_does_not_mix_up_what_is_cached(make_loader, processor):
+    """The key names what the encoder and the prefix cache keep: one for two pictures would answer
+    about the wrong one."""
+    processor.process = lambda item, options: MediaInput(
+        kind="image", tensors={}, num_tokens=item, key="always this"
+    )
+    loader = make_loader()
+    made = loader.load([*items(b"3", b"4", b"3"), replace(items(b"3")[0], options={"size": 2})])
+    keys = [item.key for item in made]
+    assert keys[0] == keys[2]
+    assert len({keys[0], keys[1], keys[3]}) == 3
 
 
 def test_equal_items_at_once_are_made_once():

@@ -100,8 +100,10 @@ class TestValues:
         with pytest.raises(CheckpointError, match=r"three .* has shape \[3, 8\]"):
             load({"three": torch.zeros(3, 8)})
 
-    def test_ignored_keys(self, load, tensors):
+    def test_ignored_keys(self, load, tensors, caplog):
+        caplog.set_level("INFO", logger="mmdeploy_llm")
         load({**tensors, "unused.weight": torch.zeros(7)})
+        assert "the model does not use 1 tensors of the checkpoint: unused.weight" in caplog.text
 
     def test_dummy_reads_nothing_and_is_always_the_same(self, factory, checkpoint):
         models = [build_model(factory, checkpoint, torch.float32, CPU, "dummy") for _ in "ab"]
