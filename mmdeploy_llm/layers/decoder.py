@@ -28,7 +28,6 @@ from mmdeploy_llm.basic_layers.mlp import GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rope, Rotary
 from mmdeploy_llm.caches import LayerCache
-from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.forward import (
     AttentionContext,
     FixedAttention,
@@ -317,12 +316,9 @@ class CausalLM(nn.Module):
 
     A plugin's model subclasses it and sets `weight_map`; a model with media also adds
     `encode_media`, and `positions` if these differ from the token indices.
-
-    weight_map: says by which keys checkpoints store the parameters; None: `weight_targets` of the
-        subclass does.
     """
 
-    weight_map: WeightMap | None = None
+    weight_map: WeightMap  # keys of checkpoints -> parameters
 
     def __init__(
         self,
@@ -347,10 +343,6 @@ class CausalLM(nn.Module):
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """Returns what `weight_map` says of a key; see weights.map."""
-        if self.weight_map is None:
-            raise PluginContractError(
-                f"{type(self).__name__} sets no weight_map and has no weight_targets of its own"
-            )
         return self.weight_map.targets(key)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
