@@ -9,6 +9,7 @@ MMDeployLLMError
  |   + UnsupportedMediaError        media of a type or format that is not accepted    415
  |   + MediaTimeoutError            media took too long to fetch or decode            408
  |   + RequestTimeoutError          the request's own timeout has passed              408
+ |   + InvalidAnswerError           the answer is not what its constraint asks for    422
  |   + QueueFullError               too many requests wait already                    429
  |   + AbortedError                 the caller has aborted the request                499
  + ModelError                       the model folder cannot be used
@@ -76,6 +77,12 @@ class RequestTimeoutError(RequestError):
     """The request was not finished within its timeout."""
 
     code = 408
+
+
+class InvalidAnswerError(RequestError):
+    """The answer does not follow the grammar or schema that it was to follow."""
+
+    code = 422
 
 
 class QueueFullError(RequestError):

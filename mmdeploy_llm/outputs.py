@@ -93,6 +93,9 @@ class CompletionOutput:
     cumulative_logprob: sum of the log-probabilities of all tokens generated so far, also in a
         stream; None without logprobs.
     tool_calls: None when no tool parser is in use.
+    is_valid: whether the finished text follows the request's guided_decoding; False where it was
+        cut off, by max_tokens or a stop text, in the answer or in the thinking before it. None
+        without a constraint, and before the end.
     error_code, error_msg: as in RequestOutput, for this completion alone.
     """
 
@@ -105,6 +108,7 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cumulative_logprob: float | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
+    is_valid: bool | None = None
     error_code: int = OK
     error_msg: str | None = None
 
@@ -203,6 +207,11 @@ class Completions:
         """Tool calls of the first completion."""
         return self.items[0].tool_calls
 
+    @property
+    def is_valid(self) -> bool | None:
+        """Whether the text of the first completion follows its constraint."""
+        return self.items[0].is_valid
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
@@ -218,7 +227,8 @@ class RequestOutput:
     num_cached_tokens: prompt tokens that the first completion found in the prefix cache.
     error_code: 200 means success. Otherwise the code of the first completion that failed: the
         request is finished, `error_msg` says what went wrong, and the completion's finish_reason is
-        "error" or "abort". Completions that succeeded keep their text.
+        "error" or "abort"; with code 422, a text that breaks its constraint, it says what ended the
+        text. Completions that succeeded keep their text.
     """
 
     request_id: str

@@ -19,6 +19,7 @@ class NewRequest:
     media: in prompt order.
     reasoning_end_ids: forced once the thinking has params.reasoning_max_tokens tokens; () forces
         nothing.
+    prompt_text: of a request with a constraint, for its reasoning parser.
     bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
         one is banned.
     """
@@ -31,6 +32,7 @@ class NewRequest:
     media: tuple[MediaSpan, ...] = ()
     reasoning_end_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

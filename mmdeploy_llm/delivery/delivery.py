@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmdeploy_llm.errors import OK
-from mmdeploy_llm.hooks.contracts import ReasoningParser, ToolParser
+from mmdeploy_llm.hooks.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.outputs import (
     CompletionOutput,
     Completions,
@@ -19,11 +19,11 @@ from mmdeploy_llm.outputs import (
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
+from .constraint import Matches, breach, tags_in
 from .detokenizer import Vocabulary
 from .pipeline import ParserSource, ParserSources, TextPipeline
 from .summary import (
-    ABORT_FAILURE,
-    UNKNOWN_FAILURE,
+    FAILURES,
     can_end_here,
     is_stale,
     metrics_of,
@@ -51,6 +51,7 @@ class _Progress:
     num_read: int = 0
     num_delivered: int = 0
     send_idx: int = 0
+    is_valid: bool | None = None  # of a constraint, known at the end
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Delivery:
     new_parser, new_tool_parser: build a request's reasoning and tool parser; None: the text is not
         parsed.
     parser_name, tool_parser_name: name of parser and plugin, for messages.
+    matches: whether a text follows a constraint; None where requests have none.
 
     The deltas of a streamed request, joined, equal the output of the same request without
     streaming. The exception is a parser that raises: the last output then has all of the request's
@@ -81,14 +83,14 @@ class Delivery:
         parser_name: str = "",
         new_tool_parser: Callable[[], ToolParser] | None = None,
         tool_parser_name: str = "",
+        matches: Matches | None = None,
     ) -> None:
         self._vocabulary = Vocabulary(tokenizer)
-        reasoning = tools = None
-        if new_parser is not None:
-            reasoning = ParserSource(create=new_parser, name=parser_name)
-        if new_tool_parser is not None:
-            tools = ParserSource(create=new_tool_parser, name=tool_parser_name)
-        self._sources = ParserSources(reasoning=reasoning, tools=tools)
+        self._sources = ParserSources(
+            reasoning=new_parser and ParserSource(create=new_parser, name=parser_name),
+            tools=new_tool_parser and ParserSource(create=new_tool_parser, name=tool_parser_name),
+        )
+        self._matches = matches
         self._progress: dict[str, _Progress] = {}
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> tuple[RequestOutput, ...]:
@@ -119,6 +121,8 @@ class Delivery:
 
     def _begin(self, request: Request) -> _Progress:
         pipeline = TextPipeline(self._vocabulary, request, self._sources)
+        if request.params.guided_decoding is not None:
+            pipeline.keep_answer(tags_in(request.params.guided_decoding, self._vocabulary))
         progress = _Progress(
             request=request,
             pipeline=pipeline,
@@ -156,11 +160,10 @@ class Delivery:
     def _last_output(
         self, progress: _Progress, update: TokenUpdate, reason: FinishReason
     ) -> RequestOutput:
-        failure = update.failure or progress.pipeline.failure
-        if failure is None and reason == "abort":
-            failure = ABORT_FAILURE
-        elif failure is None and reason == "error":
-            failure = UNKNOWN_FAILURE
+        failure = update.failure or progress.pipeline.failure or FAILURES.get(reason)
+        if progress.request.params.guided_decoding is not None:
+            broken = breach(progress.request, progress.pipeline, reason, self._matches)
+            failure, progress.is_valid = failure or broken, broken is None
         if progress.pipeline.failure is not None:
             progress.num_delivered, progress.cumulative_logprob = 0, 0.0
         return self._output(progress, reason, failure)
@@ -239,6 +242,7 @@ def _completion(
         logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,
+        is_valid=progress.is_valid,
         error_code=OK if failure is None else failure.code,
         error_msg=None if failure is None else failure.message,
     )

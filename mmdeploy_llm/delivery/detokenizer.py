@@ -45,6 +45,10 @@ class Vocabulary:
         found = zip(known, self._tokenizer.convert_ids_to_tokens(known), strict=True)
         return [token_id for token_id, token in found if token in texts]
 
+    def token(self, token_id: int) -> str:
+        """Returns the token with an id; "" for none."""
+        return str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
+
     def known(self, token_ids: Sequence[int]) -> list[int]:
         """Returns `token_ids` without ids that have no token; models have such ids as padding."""
         tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))
@@ -86,6 +90,10 @@ class Detokenizer:
         self._skipped = skipped.difference(vocabulary.ids_of(markers)) if skipped else skipped
         self._window: list[int] = []
         self._num_shown = 0  # characters of the window's text that were delivered
+
+    def show(self, tags: Sequence[str]) -> None:
+        """Keeps tokens whose text is one of `tags`, like markers."""
+        self._skipped = self._skipped.difference(self._vocabulary.ids_of(tags))
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that becomes final with `token_ids`."""

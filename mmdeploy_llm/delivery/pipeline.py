@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mmdeploy_llm.errors import PluginContractError, PluginError
-from mmdeploy_llm.hooks.contracts import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.parsing import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.plan import RequestFailure
@@ -81,6 +81,7 @@ class TextPipeline:
         self._num_tokens = 0
         self._raw: list[str] = []
         self._pieces: dict[str, list[str]] = {"content": [], "reasoning": []}
+        self._answer: list[str] | None = None
         self._calls: list[ToolCall] = []
 
     @property
@@ -92,6 +93,16 @@ class TextPipeline:
     def raw_text(self) -> str:
         """The text so far, tags included, truncated at the stop string."""
         return "".join(self._raw)
+
+    def keep_answer(self, tags: Sequence[str]) -> None:
+        """Called before any token: keeps `answer`, and special tokens that are `tags` in it."""
+        self._answer = []
+        self._detokenizer.show(tags)
+
+    @property
+    def answer(self) -> str:
+        """The text so far without the reasoning, tool calls included, where it is kept."""
+        return "".join(self._answer or ())
 
     def push(self, token_ids: Sequence[int]) -> int:
         """Processes the next tokens, up to one that completes a stop; returns how many."""
@@ -173,6 +184,8 @@ class TextPipeline:
 
     def _add_content(self, text: str) -> None:
         """Passes content to the tool parser, or collects it when there is none."""
+        if self._answer is not None:
+            self._answer.append(text)
         parser = self._tools
         if parser is not None:
             self._collect_calls(lambda: parser.feed(text))

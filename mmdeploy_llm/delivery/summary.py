@@ -12,12 +12,15 @@ from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, ToolCall
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
-ABORT_FAILURE = RequestFailure(
-    code=ABORTED, message="the request was aborted; the output holds what was generated before"
-)
-UNKNOWN_FAILURE = RequestFailure(
-    code=EngineError.code, message="the request failed for a reason that was not given"
-)
+FAILURES = {  # of requests that ended for a reason that nobody gave
+    "abort": RequestFailure(
+        code=ABORTED,
+        message="the request was aborted; the output holds what was generated before",
+    ),
+    "error": RequestFailure(
+        code=EngineError.code, message="the request failed for a reason that was not given"
+    ),
+}
 
 
 def record_of(request: Request, output: RequestOutput) -> RequestRecord:

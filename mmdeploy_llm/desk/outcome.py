@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.errors import ABORTED, EngineError, MMDeployLLMError, RequestError
+from mmdeploy_llm.errors import (
+    ABORTED,
+    EngineError,
+    InvalidAnswerError,
+    MMDeployLLMError,
+    RequestError,
+)
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 
@@ -34,8 +40,10 @@ class Answer:
         """The error of the output as an exception: the desk's, or one that fits the error code."""
         if self.error is not None:
             return self.error
-        kind = RequestError if self.output.error_code < 500 else EngineError
-        return kind(self.output.error_msg)
+        code = self.output.error_code
+        if code == InvalidAnswerError.code:
+            return InvalidAnswerError(self.output.error_msg)
+        return (RequestError if code < 500 else EngineError)(self.output.error_msg)
 
 
 def text_of(prompt: Any) -> str | None:

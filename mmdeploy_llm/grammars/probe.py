@@ -107,7 +107,7 @@ class Probe:
 def serve(channel: Channel) -> None:
     """Runs in the process: tries what comes until the channel closes."""
     os.putenv("RAYON_NUM_THREADS", "1")  # read by llguidance when it starts
-    tokenizer = channel.receive().build()
+    tokenizer = channel.receive().read()[0]
     channel.connection.send_bytes(READY)
     limit_memory(MAX_MEMORY)
     _silence()

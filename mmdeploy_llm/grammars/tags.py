@@ -57,23 +57,27 @@ def tags_to_lark(given: Any, special_ids: Mapping[str, int], spacing: Mapping[st
     return "\n".join(lines)
 
 
+def split_special(text: str, special_ids: Mapping[str, int]) -> list[str]:
+    """Splits a text at the texts of special tokens, which are pieces of their own."""
+    longest_first = sorted(filter(None, special_ids), key=len, reverse=True)
+    pattern = f"({'|'.join(map(re.escape, longest_first))})"
+    pieces = re.split(pattern, text) if longest_first else [text]
+    return [piece for piece in pieces if piece]
+
+
 class _Words:
     """Writes texts that may contain special tokens as Lark."""
 
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._ids = special_ids
-        longest_first = sorted(filter(None, special_ids), key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def has_special(self, text: str) -> bool:
-        return bool(self._ids) and self._pattern.search(text) is not None
+        return any(piece in self._ids for piece in split_special(text, self._ids))
 
     def lark(self, text: str) -> str:
-        pieces = self._pattern.split(text) if self._ids else [text]
         return " ".join(
             f"<[{self._ids[piece]}]>" if piece in self._ids else lark_text(piece)
-            for piece in pieces
-            if piece
+            for piece in split_special(text, self._ids)
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,13 +26,15 @@ class Vocabulary:
     size: int
     eos_token_ids: tuple[int, ...]
 
-    def build(self) -> Any:
-        """Returns llguidance's tokenizer. Raises ConfigError when it cannot read this one."""
+    def read(self) -> tuple[Any, Sequence[bytes]]:
+        """Returns llguidance's tokenizer, and the bytes of each token. Raises ConfigError when it
+        cannot read this one."""
         library, eos = llguidance(), list(self.eos_token_ids)
         try:
             bare = library.LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=eos, slices=[])
-            wrapper = library.TokenizerWrapper(_Tokens(self, bare))
-            return library.LLTokenizer(wrapper, n_vocab=self.size, eos_token=eos)
+            tokens = _Tokens(self, bare)
+            wrapper = library.TokenizerWrapper(tokens)
+            return library.LLTokenizer(wrapper, n_vocab=self.size, eos_token=eos), tokens.tokens
         except BaseException as error:
             raise ConfigError(
                 "guided decoding cannot read the tokenizer of this model: "

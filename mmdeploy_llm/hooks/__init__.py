@@ -12,15 +12,13 @@ from .contracts import (
     MediaProcessorSpec,
     ModelSpec,
     PixelKernels,
-    ReasoningParser,
     ReasoningParserSpec,
-    Segment,
-    ToolParser,
     ToolParserSpec,
 )
 from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
 from .manager import PluginManager
 from .model import Model
+from .parsing import NextText, ReasoningParser, Segment, ToolParser
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 
@@ -40,6 +38,7 @@ __all__ = [
     "MediaSpan",
     "Model",
     "ModelSpec",
+    "NextText",
     "PixelKernels",
     "PluginFailure",
     "PluginInfo",

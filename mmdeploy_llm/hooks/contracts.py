@@ -8,14 +8,13 @@ when it is needed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import MediaLimitError, UnsupportedMediaError
-from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.request import MediaInput
 
 from .folder_files import read_object
@@ -198,84 +197,6 @@ class MediaLimits:
                 f"{name} has {num_bytes} bytes{more}, {self.max_bytes} are allowed; shrink it or "
                 "raise max_media_bytes"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A piece of generated text with its kind.
-
-    "tool_calls" is the text of tool calls that a family keeps apart from its answer. The tool
-    parser gets it; without a tool parser it is dropped.
-    """
-
-    kind: Literal["reasoning", "content", "tool_calls"]
-    text: str
-
-
-class ReasoningParser(ABC):
-    """Splits the text of one request into reasoning and content. One instance serves one request.
-
-    The result does not depend on how the text is split into `feed` calls.
-
-    markers: texts that the parser looks for. A token with exactly such a text reaches the parser
-        even when special tokens are skipped.
-    start_marker: the text by which a prompt opens the reasoning. A prompt with `end_marker` after
-        its last `start_marker` has closed it, and `reasoning_max_tokens` then forces nothing. None:
-        a prompt says nothing about the reasoning, for example because it quotes the markers.
-    end_marker: the text that ends the reasoning; `reasoning_max_tokens` forces it.
-    """
-
-    markers: ClassVar[tuple[str, ...]] = ()
-    start_marker: ClassVar[str | None] = None
-    end_marker: ClassVar[str | None] = None
-
-    def start(self, prompt: str) -> None:  # noqa: B027 - optional to override
-        """Called once, before any text, with the rendered prompt, which may have opened or
-        closed the reasoning."""
-
-    @abstractmethod
-    def feed(self, text: str) -> list[Segment]:
-        """Returns the segments that the new text completes; text that may yet become a marker is
-        held back."""
-
-    @abstractmethod
-    def finish(self) -> list[Segment]:
-        """Returns what was held back, after the last text."""
-
-    @final
-    def parse(self, text: str) -> list[Segment]:
-        """Parses a complete text at once: `feed`, then `finish`."""
-        return self.feed(text) + self.finish()
-
-
-class ToolParser(ABC):
-    """Extracts the tool calls from the content of one request. One instance serves one request.
-
-    The result does not depend on how the text is split into `feed` calls. A call is returned as
-    soon as it is complete; text that turns out to be no call is returned as content, so that
-    nothing is lost.
-
-    markers: texts that the parser looks for. A token with exactly such a text reaches the parser
-        even when special tokens are skipped.
-    """
-
-    markers: ClassVar[tuple[str, ...]] = ()
-
-    def start(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
-        """Called once, before any text, with the request's tools, () when it has none."""
-
-    @abstractmethod
-    def feed(self, text: str) -> list[str | ToolCall]:
-        """Returns the content and calls, in order, that the new text completes."""
-
-    @abstractmethod
-    def finish(self) -> list[str | ToolCall]:
-        """Returns what was held back, after the last text."""
-
-    @final
-    def parse(self, text: str) -> list[str | ToolCall]:
-        """Parses a complete text at once: `feed`, then `finish`."""
-        return self.feed(text) + self.finish()
 
 
 class PixelKernels(Protocol):

@@ -17,13 +17,12 @@ from .contracts import (
     MediaProcessor,
     MediaProcessorSpec,
     ModelSpec,
-    ReasoningParser,
     ReasoningParserSpec,
-    ToolParser,
     ToolParserSpec,
 )
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
+from .parsing import ReasoningParser, ToolParser
 from .records import FAULTS, PluginOrigin, Spec, describe
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")

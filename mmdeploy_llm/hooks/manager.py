@@ -25,15 +25,14 @@ from .contracts import (
     MediaProcessor,
     MediaProcessorSpec,
     ModelSpec,
-    ReasoningParser,
     ReasoningParserSpec,
-    ToolParser,
     ToolParserSpec,
 )
 from .guard import CallGuard
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
+from .parsing import ReasoningParser, ToolParser
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
 

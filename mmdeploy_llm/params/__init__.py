@@ -72,7 +72,7 @@ Processors = Annotated[
 
 
 class GuidedDecodingParams(FrozenParams):
-    """A constraint on the generated text. Exactly one of json, regex, choice, grammar, json_object
+    """A constraint on the answer. Exactly one of json, regex, choice, grammar, json_object
     and structural_tag must be given; needs llguidance, from `pip install "mmdeploy-llm[guided]"`.
     Raises ConfigError for none or several."""
 
@@ -127,6 +127,11 @@ class GuidedDecodingParams(FrozenParams):
     def kind(self) -> str:
         """Name of the constraint's field."""
         return self._given()[0]
+
+    @property
+    def name(self) -> str:
+        """Name of the constraint as a caller gives it."""
+        return "json" if self.kind == "json_schema" else self.kind
 
     def _given(self) -> list[str]:
         return [name for name in CONSTRAINTS if getattr(self, name) not in (None, False, ())]
@@ -250,7 +255,8 @@ class SamplingParams(FrozenParams):
         default=1,
         ge=0,
         description="number of tokens before which neither the end of sequence nor a stop text, "
-        "stop token, stop sequence or early stop ends the generation",
+        "stop token, stop sequence or early stop ends the generation; a complete answer of "
+        "guided_decoding ends before",
     )
     logprobs: int | None = Field(
         default=None,
@@ -306,8 +312,8 @@ class SamplingParams(FrozenParams):
     guided_decoding: GuidedDecodingParams | None = Field(
         default=None,
         description="GuidedDecodingParams with a JSON schema, a regular expression, a list of "
-        "choices or a grammar that the whole generated text must follow; with reasoning_max_tokens "
-        "only what comes after the reasoning; None: no constraint",
+        "choices or a grammar that the answer must follow; the reasoning before it is free; "
+        "an answer that is cut off has the error code 422; None: no constraint",
     )
     response_format: dict[str, Any] | None = Field(
         default=None,

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.errors import ABORTED, OK
+from mmdeploy_llm.errors import ABORTED, OK, InvalidAnswerError
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 from .item import Item, Media
@@ -266,6 +266,8 @@ def _samples(output: RequestOutput) -> tuple[dict[str, Any], ...]:
 def _class_of(code: int, error: Exception | None) -> str:
     if error is not None:
         return type(error).__name__
+    if code == InvalidAnswerError.code:
+        return InvalidAnswerError.__name__
     return "Aborted" if code == ABORTED else "EngineError" if code >= 500 else "RequestError"
 
 

@@ -282,4 +282,5 @@ def _slot_request(new: NewRequest) -> SlotRequest:
         eos_token_ids=new.eos_token_ids,
         bad_words_token_ids=new.bad_words_token_ids,
         reasoning_end_ids=new.reasoning_end_ids,
+        prompt_text=new.prompt_text,
     )

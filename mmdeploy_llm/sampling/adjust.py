@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mmdeploy_llm.transfer import to_device
 
-from .grammar import GrammarMatcher, banned_mask
+from .grammar import banned_mask
+from .guide import Guide
 from .state import HUGE, TINY, SlotState
 
 
@@ -38,14 +39,14 @@ def _add_biases(logits: Tensor, states: Sequence[SlotState]) -> None:
 
 
 def _apply_grammars(logits: Tensor, states: Sequence[SlotState]) -> None:
-    matchers: dict[int, GrammarMatcher] = {}
+    guides: dict[int, Guide] = {}
     for row, state in enumerate(states):
-        if state.grammar is not None and not state.is_thinking:
-            matchers[row] = state.grammar
-    if not matchers:
+        if state.grammar is not None:
+            guides[row] = state.grammar
+    if not guides:
         return
-    mask = banned_mask(list(matchers.values()), logits.shape[1], logits.device)
-    for mask_row, row in zip(mask, matchers, strict=True):
+    mask = banned_mask(list(guides.values()), logits.shape[1], logits.device)
+    for mask_row, row in zip(mask, guides, strict=True):
         logits[row].masked_fill_(mask_row, -torch.inf)
 
 
@@ -55,6 +56,7 @@ def _ban(logits: Tensor, states: Sequence[SlotState], bans_stops: NDArray[np.boo
     for state, has_ban in zip(states, bans_stops, strict=True):
         now = np.fromiter(state.banned_now(), dtype=np.int64)
         now = now[(now >= 0) & (now < vocab_size)]  # a placeholder id may exceed the vocabulary
+        has_ban = has_ban and not (state.grammar is not None and state.grammar.must_end)
         ids.append(np.concatenate([state.banned_ids, now, *([state.stop_ids] if has_ban else [])]))
     logits.view(-1)[_flat_index(ids, logits)] = -torch.inf
 

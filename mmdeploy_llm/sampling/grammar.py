@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,57 +23,25 @@ from mmdeploy_llm.grammars import (
     wrong,
 )
 from mmdeploy_llm.grammars.probe import SECONDS, compiled
+from mmdeploy_llm.grammars.tags import KIND as STRUCTURAL_TAG
+from mmdeploy_llm.grammars.tags import split_special
 from mmdeploy_llm.grammars.vocabulary import llguidance
+from mmdeploy_llm.hooks import ReasoningParser
 from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.transfer import to_device
 
+from .guide import Guide, Thoughts
+from .matcher import GrammarMatcher
+from .token_texts import BITS, TokenTexts
+
 CACHE_SIZE = 64  # compiled grammars
-BITS = 32  # tokens in one word of a mask
 
 
-class GrammarMatcher:
-    """The state of one request in its grammar. Its SlotState is the only writer.
-
-    forget: called when the grammar exceeds a limit, which it shares with others of its text.
-    """
-
-    def __init__(
-        self, matcher: Any, eos_token_ids: Sequence[int], forget: Callable[[], None]
-    ) -> None:
-        self._matcher = matcher
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._forget = forget
-
-    def accept(self, token_id: int) -> None:
-        """Advances by the next token, which `fill` allowed. Ignores tokens after the grammar's
-        end."""
-        if not self._matcher.is_stopped():
-            self._matcher.consume_token(token_id)
-
-    def fill(self, mask: Tensor, row: int) -> None:
-        """Writes which tokens are allowed next as bits of mask[row], int32 [ceil(V / 32)] on the
-        host; only end-of-sequence tokens after the grammar's end, and none after it became too
-        complex for the limits of a step."""
-        words = np.zeros(mask.shape[1], dtype=np.uint32)
-        if not self._matcher.is_stopped():
-            found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: len(words)]
-            words[: len(found)] = found
-        elif not self._matcher.is_error():
-            for token_id in self._eos_token_ids:
-                words[token_id // BITS] |= np.uint32(1 << token_id % BITS)
-        if self._matcher.is_error():
-            words[:] = 0
-            self._forget()
-        mask[row] = torch.from_numpy(words.view(np.int32))
-
-
-def banned_mask(
-    matchers: Sequence[GrammarMatcher], vocab_size: int, device: torch.device
-) -> Tensor:
-    """Returns [len(matchers), V] bool on `device`: the tokens that each grammar bans next."""
-    mask = torch.full((len(matchers), -(-vocab_size // BITS)), -1, dtype=torch.int32)
-    for row, matcher in enumerate(matchers):
-        matcher.fill(mask, row)
+def banned_mask(guides: Sequence[Guide], vocab_size: int, device: torch.device) -> Tensor:
+    """Returns [len(guides), V] bool on `device`: the tokens that each constraint bans next."""
+    mask = torch.full((len(guides), -(-vocab_size // BITS)), -1, dtype=torch.int32)
+    for row, guide in enumerate(guides):
+        guide.fill(mask, row)
     shifts = torch.arange(BITS, dtype=torch.int32, device=device)
     bits = to_device(mask, device)[:, :, None] >> shifts & 1
     return bits.flatten(1)[:, :vocab_size] == 0
@@ -84,7 +51,9 @@ class GrammarBackend:
     """Compiles constraints for one model into matchers, and caches the last 64 compiled grammars.
 
     tokenizer: transformers' fast tokenizer. vocab_size: width of the logits. seconds: limit for one
-    grammar. Thread-safe. A process that compiles grammars first starts when it is first needed.
+    grammar. new_parser: builds a request's reasoning parser, which says where the answer begins;
+    None: all text is answer. Thread-safe. A process that compiles grammars first starts when it is
+    first needed.
     """
 
     def __init__(
@@ -93,8 +62,10 @@ class GrammarBackend:
         vocab_size: int,
         eos_token_ids: Collection[int],
         seconds: float = SECONDS,
+        new_parser: Callable[[], ReasoningParser] | None = None,
     ) -> None:
         self._raw = tokenizer
+        self._new_parser = new_parser
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(sorted(eos_token_ids))
         self._seconds = seconds
@@ -103,6 +74,8 @@ class GrammarBackend:
         self._is_closed = False
         self._probe: Probe | None = None
         self._tokenizer: Any = None
+        self._texts: Sequence[bytes] = ()
+        self._visible: dict[tuple[str, ...], TokenTexts] = {}
         self._special_ids: dict[str, int] = {}
         self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
 
@@ -121,9 +94,23 @@ class GrammarBackend:
         probe.check(constraint, translated)
         self._compile(constraint, translated())
 
-    def matcher(self, params: GuidedDecodingParams) -> GrammarMatcher:
-        """Returns a matcher at the start of a constraint that `validate` accepted, in this process
-        or in that of another rank. Raises RequestError for one that cannot be compiled."""
+    def guide(self, params: GuidedDecodingParams, prompt: str = "") -> Guide:
+        """Returns the guide of a text that follows the prompt, by a constraint that `validate`
+        accepted, in this process or in that of another rank. Raises RequestError for one that
+        cannot be compiled; what a parser raises."""
+        matcher = self._matcher(params)
+        if self._new_parser is None:
+            return Guide(matcher)
+        parser = self._new_parser()
+        texts = self._texts_with(parser.markers)
+        return Guide(matcher, Thoughts(parser, texts, self._eos_token_ids, matcher, prompt))
+
+    def matches(self, params: GuidedDecodingParams, text: str) -> bool:
+        """Whether a text is what a constraint asks for."""
+        return self._matcher(params).matches(text)
+
+    def _matcher(self, params: GuidedDecodingParams) -> GrammarMatcher:
+        """Returns a matcher at the start of a constraint."""
         self._ready()
         constraint = read_constraint(params)
         with self._lock:
@@ -132,8 +119,33 @@ class GrammarBackend:
                 self._compiled.move_to_end(constraint)
         if found is None:
             found = self._compile(constraint, translate(constraint, self._special_ids))
-        forget = partial(self._forget, constraint, found)
-        return GrammarMatcher(found.deep_copy(), self._eos_token_ids, forget)
+        return GrammarMatcher(
+            found.deep_copy(),
+            self._eos_token_ids,
+            forget=partial(self._forget, constraint, found),
+            encode=partial(self._encoded, reads_special=constraint.kind == STRUCTURAL_TAG),
+        )
+
+    def _encoded(self, text: str, *, reads_special: bool) -> list[int]:
+        """Returns the ids of a text. reads_special: texts of special tokens become these."""
+        pieces = split_special(text, self._special_ids) if reads_special else [text]
+        ids: list[int] = []
+        for piece in pieces:
+            token_id = self._special_ids.get(piece) if reads_special else None
+            ids += self._tokenizer.tokenize_str(piece) if token_id is None else [token_id]
+        return ids
+
+    def _texts_with(self, markers: tuple[str, ...]) -> TokenTexts:
+        """Returns the texts of the tokens as delivery shows them: special ones only where they are
+        markers of a parser."""
+        with self._lock:
+            found = self._visible.get(markers)
+        if found is None:
+            hidden = {i for text, i in self._special_ids.items() if text not in markers}
+            found = TokenTexts(self._texts, hidden.union(self._eos_token_ids))
+            with self._lock:
+                self._visible[markers] = found
+        return found
 
     def interrupt(self) -> None:
         """Ends a check that is under way, so that `close` need not wait."""
@@ -185,7 +197,7 @@ class GrammarBackend:
                 self._special_ids = {
                     token.content: token_id for token_id, token in added.items() if token.special
                 }
-                self._tokenizer = self._vocabulary().build()
+                self._tokenizer, self._texts = self._vocabulary().read()
 
     def _vocabulary(self) -> Vocabulary:
         if not self._eos_token_ids:

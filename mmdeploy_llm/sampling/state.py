@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from mmdeploy_llm.params import EarlyStopParams, SamplingParams
 
 from .draw import DrawParams
-from .grammar import GrammarBackend, GrammarMatcher
+from .grammar import GrammarBackend
+from .guide import Guide
 from .processors import ActiveProcessor, LogitsProcessors
 from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
 from .uniform import first_states, uniforms
@@ -30,6 +31,7 @@ class SlotRequest:
     output_token_ids: generated before a preemption.
     bad_words_token_ids: sequences that are never generated, those of params included.
     reasoning_end_ids: forced after params.reasoning_max_tokens tokens; () forces nothing.
+    prompt_text: of a request with a constraint, from which its reasoning parser starts.
     """
 
     params: SamplingParams
@@ -38,6 +40,7 @@ class SlotRequest:
     eos_token_ids: Collection[int] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     reasoning_end_ids: tuple[int, ...] = ()
+    prompt_text: str = ""
 
 
 class SlotState:
@@ -54,7 +57,7 @@ class SlotState:
         self,
         request: SlotRequest,
         vocab_size: int,
-        grammar: GrammarMatcher | None,
+        grammar: Guide | None,
         processors: LogitsProcessors | None = None,
     ) -> None:
         self.params = params = request.params
@@ -100,13 +103,14 @@ class SlotState:
         return any(tracker is not None for tracker in trackers) or bool(self.processors)
 
     @property
-    def is_thinking(self) -> bool:
-        """Whether the thinking is limited and has not ended."""
-        return self.thinking is not None and not self.thinking.is_closed
+    def forced(self) -> int | None:
+        """The token that must come next because the thinking is at its limit; None if any may."""
+        has_answer = self.grammar is not None and self.grammar.is_answering
+        return None if self.thinking is None or has_answer else self.thinking.forced
 
     def append(self, token_id: int) -> None:
-        """Records the next generated token. A grammar applies only after the thinking."""
-        if self.grammar is not None and not self.is_thinking:
+        """Records the next generated token."""
+        if self.grammar is not None:
             self.grammar.accept(token_id)
         for tracker in (self.counts, self.ngrams, self.bad_sequences, self.thinking):
             if tracker is not None:
@@ -181,7 +185,7 @@ class SamplingState:
         grammar = None
         if guided is not None:
             assert self._grammars is not None, "refused at intake without a grammar backend"
-            grammar = self._grammars.matcher(guided)
+            grammar = self._grammars.guide(guided, request.prompt_text)
         has_processors = bool(params.logits_processors or params.logits_processors_args)
         assert not has_processors or self._processors is not None, "refused at intake"
         processors = self._processors if has_processors else None
@@ -250,8 +254,7 @@ class SamplingState:
     def forced(self, slots: NDArray[np.int64]) -> dict[int, int]:
         """Returns row -> next token for the rows whose thinking is at its limit."""
         tracked = np.flatnonzero(self._has_trackers[slots]).tolist()
-        caps = {row: self[slots[row]].thinking for row in tracked}
-        found = {row: cap.forced for row, cap in caps.items() if cap is not None}
+        found = {row: self[slots[row]].forced for row in tracked}
         return {row: token_id for row, token_id in found.items() if token_id is not None}
 
     def draw_params(self, slots: NDArray[np.int64]) -> DrawParams:

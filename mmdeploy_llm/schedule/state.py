@@ -112,9 +112,10 @@ class RequestState:
         request.last_token_time = now
         num_output = len(request.output_token_ids)
         self.num_certain = self.num_certain + 1 if is_certain else 0
+        is_guided = request.params.guided_decoding is not None  # then no answer ends incomplete
+        if token_id in self.stop_ids and (is_guided or num_output >= request.params.min_tokens):
+            return "stop"
         if num_output >= request.params.min_tokens:
-            if token_id in self.stop_ids:
-                return "stop"
             early_stop = request.params.early_stop
             if isinstance(early_stop, EarlyStopParams) and (
                 self.num_certain >= early_stop.window_size
@@ -151,4 +152,5 @@ class RequestState:
             media=request.media,
             reasoning_end_ids=request.reasoning_end_ids,
             bad_words_token_ids=request.bad_words_token_ids,
+            prompt_text="" if request.params.guided_decoding is None else request.prompt_text,
         )

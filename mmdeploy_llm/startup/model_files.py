@@ -91,10 +91,6 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     tokenizer = _tokenizer(config, checkpoint)
     text = read_text_sizes(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
-    grammars = None
-    if config.guided_decoding_backend != "off":
-        seconds = config.guided_decoding_timeout
-        grammars = GrammarBackend(tokenizer.raw, text.vocab_size, eos_ids, seconds)
     spec = plugins.model_for(checkpoint.config.architectures or ())
     tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
     if config.chat_template is not None:
@@ -102,6 +98,15 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     else:
         template = checkpoint_template(checkpoint.folder, tokenizer.raw)
     parser = _reasoning_parser(config.reasoning_parser, plugins, spec, template)
+    grammars = None
+    if config.guided_decoding_backend != "off":
+        grammars = GrammarBackend(
+            tokenizer.raw,
+            text.vocab_size,
+            eos_ids,
+            config.guided_decoding_timeout,
+            new_parser=None if parser is None else lambda: plugins.build(parser),
+        )
     return ModelFiles(
         plugins=plugins,
         checkpoint=checkpoint,

@@ -134,6 +134,7 @@ def _delivery(files: ModelFiles) -> Delivery:
         _full_name(plugins, reasoning),
         new_tool_parser,
         _full_name(plugins, tools),
+        matches=None if files.grammars is None else files.grammars.matches,
     )
 
 

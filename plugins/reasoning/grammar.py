@@ -54,6 +54,15 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The mode in which a text begins. is_decided: whether the prompt's last turn has opened or
+    closed the thinking."""
+
+    mode: str
+    is_decided: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
     """All modes of a parser. No tag of a mode contains another tag of the same mode, so the first
     one in the text is the one to follow, however the text is split into pieces.
@@ -76,8 +85,10 @@ class Grammar:
         in_modes = {tag for mode in self.modes.values() for tag in mode.exits}
         return tuple(sorted(in_modes.union(self.entries)))
 
-    def entry(self, prompt: str) -> str:
-        """Returns the name of the mode in which the text after `prompt` begins."""
+    def entry(self, prompt: str) -> Entry:
+        """Returns where the text after `prompt` begins."""
         position, tag = max(((prompt.rfind(tag), tag) for tag in self.entries), default=(-1, ""))
-        is_old = tag in self.openings and TURN.search(prompt, position + len(tag)) is not None
-        return self.default if position < 0 or is_old else self.entries[tag]
+        is_old = TURN.search(prompt, position + len(tag)) is not None
+        if position < 0 or (is_old and tag in self.openings):
+            return Entry(mode=self.default)
+        return Entry(mode=self.entries[tag], is_decided=not is_old)

@@ -15,13 +15,14 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from mmdeploy_llm.hooks import ReasoningParser, Segment
+from mmdeploy_llm.hooks import NextText, ReasoningParser, Segment
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 IN_HEADER = (CHANNEL, CONSTRAIN)
 TOKENS = (START, *IN_HEADER, MESSAGE, *ENDS)
 TO_FINAL = f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}"
+HEADERS = tuple(f"{CHANNEL}{channel}{MESSAGE}" for channel in ("analysis", "final"))
 
 _TOKEN = re.compile("|".join(map(re.escape, TOKENS)))
 _CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
@@ -48,6 +49,7 @@ class HarmonyParser(ReasoningParser):
         self._is_prompted = True  # whether `_lead` comes from the prompt
         self._header: list[str] = []  # the header as generated after `_lead`
         self._kind: Kind | None = None  # of the open message; None inside a header
+        self._is_final = False  # whether the open message is the answer
         self._segments: list[Segment] = []
 
     def start(self, prompt: str) -> None:
@@ -75,6 +77,20 @@ class HarmonyParser(ReasoningParser):
         self._leave_header()
         return self._take()
 
+    def next_text(self) -> NextText:
+        """Returns how the next text is read. The answer is the final channel: before it only
+        thinking may come, no call and no remark. Text without any header is an answer too."""
+        if self._kind == "reasoning":
+            return NextText(kind="free")
+        if self._is_final:
+            return NextText(kind="answer")
+        if self._kind is not None:  # between messages
+            headers = tuple(f"{START}assistant{header}" for header in HEADERS)
+            return NextText(kind="tag", tags=headers)
+        begun = self._lead.removeprefix(f"{START}assistant") + "".join(self._header)
+        rest = tuple(h.removeprefix(begun) for h in HEADERS if h.startswith(begun))
+        return NextText(kind="tag" if self._lead else "answer", tags=rest or HEADERS)
+
     def _scan(self, text: str) -> str:
         """Reads up to the end of the last whole token; returns the text after it."""
         position = 0
@@ -97,6 +113,7 @@ class HarmonyParser(ReasoningParser):
             self._kind, self._lead, self._is_prompted = None, token, False
         elif token in ENDS:
             self._leave_header()
+            self._is_final = False
             if self._kind == "tool_calls":
                 self._add("tool_calls", token)
             self._kind = "content"  # for text between messages, which the format does not allow
@@ -115,6 +132,8 @@ class HarmonyParser(ReasoningParser):
             self._add("tool_calls", (generated if self._is_prompted else header) + MESSAGE)
         elif channel is not None and channel[1] == "analysis":
             self._kind = "reasoning"
+        else:
+            self._is_final = channel is None or channel[1] == "final"
         self._lead = ""
         self._header.clear()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from string import whitespace
 from typing import ClassVar, Literal
 
-from mmdeploy_llm.hooks import ReasoningParser, Segment
+from mmdeploy_llm.hooks import NextText, ReasoningParser, Segment
 
 from .grammar import Decided, Grammar, Mode
 
@@ -25,10 +27,12 @@ class TagParser(ReasoningParser):
         self._has_text = False  # whether a stripped mode has text yet
         self._segments: list[Segment] = []
         self._mode = self.grammar.modes[self.grammar.default]
+        self._is_decided = False  # whether the prompt has opened or closed the thinking
 
     def start(self, prompt: str) -> None:
         """Sets the first mode by the last tag in the prompt."""
-        self._mode = self.grammar.modes[self.grammar.entry(prompt)]
+        entry = self.grammar.entry(prompt)
+        self._mode, self._is_decided = self.grammar.modes[entry.mode], entry.is_decided
 
     def feed(self, text: str) -> list[Segment]:
         """Returns the segments that the new text settles."""
@@ -47,6 +51,36 @@ class TagParser(ReasoningParser):
         self._buffer = ""
         self._settle("content")
         return self._take()
+
+    def next_text(self) -> NextText:
+        """Returns how the next text is read: by the mode that it reaches, after tags that may come
+        before it."""
+        mode, blanks = self._mode, ""
+        tags = [*self._tags(mode)]
+        while mode.blanks is not None:
+            blanks, mode = blanks or mode.blanks, self.grammar.modes[mode.otherwise]
+            tags += self._tags(mode)
+        found = tuple(dict.fromkeys(tags))
+        if mode.kind == "reasoning":
+            return NextText(kind="free")
+        if mode.kind == "dropped":
+            return NextText(kind="tag", tags=found, blanks=whitespace)
+        return NextText(kind="answer", tags=found, blanks=blanks)
+
+    def _tags(self, mode: Mode) -> Iterator[str]:
+        """Yields the tags that may come in place of a mode's text, at its beginning. One that opens
+        the thinking may not where the prompt has closed it."""
+        is_over = mode.kind == "content" and mode.blanks is None
+        for tag, leaving in () if is_over else mode.exits.items():
+            is_first = mode.kind != "held" or leaving.held == "content"
+            is_closed = self._is_decided and self._reached(leaving.mode).kind == "reasoning"
+            if is_first and not leaving.is_kept and not is_closed:
+                yield tag
+
+    def _reached(self, name: str) -> Mode:
+        """Returns the mode of text that no tag precedes."""
+        mode = self.grammar.modes[name]
+        return mode if mode.blanks is None else self._reached(mode.otherwise)
 
     def _step(self) -> bool:
         """Advances by one mode; returns False when more text is needed."""

@@ -9,11 +9,11 @@ import pytest
 from mmdeploy_llm.batch.answers.checker import Checker, TooExpensiveError, read_schema
 from mmdeploy_llm.batch.answers.restarts import Restarting
 from mmdeploy_llm.batch.answers.rounds import Rounds
-from mmdeploy_llm.batch.answers.validated import InvalidAnswerError, Validated
+from mmdeploy_llm.batch.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
-from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
+from mmdeploy_llm.errors import ConfigError, EngineError, InvalidAnswerError, WorkerDiedError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.sinks.scan import read_records

@@ -74,6 +74,7 @@ def test_products_of_few_bits_fit_other_gpus(lines_of, capability):
         assert int(numbers["spilled"]) <= MAX_SPILLED, line
 
 
+@pytest.mark.first  # next to the other test of the same lines
 def test_kernels_fit(lines):
     for line in lines:
         numbers = dict(re.findall(r"(\w+) (\d+)", line))

@@ -122,12 +122,12 @@ def test_caches_of_few_bits(folder_of, on_cpu, whole, new_card, dtype, eager, wi
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_layers_with_a_window_have_their_own_tables(folder_of, on_cpu, whole, new_card, is_eager):
     """Recorded steps and others, in pools that hold the windows and not the prompts."""
     folder = folder_of("mistral", head_dim=16, num_hidden_layers=2, sliding_window=24)
     prompts = [[70, 71, 72], list(range(80, 150))]
-    chosen = [whole.params(0, logprobs=2, max_tokens=40)] * 2
+    chosen = [whole.params(0, logprobs=2, max_tokens=28)] * 2
     expected = on_cpu(folder, prompts, chosen, **whole.OPTIONS)
     card = new_card()
     with LLM(model=folder, device="cuda", enforce_eager=is_eager, **whole.OPTIONS) as llm:

@@ -24,7 +24,7 @@ def whole(load_file):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("eager", [pytest.param(True, marks=pytest.mark.long), False])
 def test_weights_of_few_bits(folder_of, whole, new_card, tmp_path, caplog, eager):
     """A checkpoint in 4 bits stays so on the card."""
     prompts, chosen = whole.texts(4), [whole.params(0)] * 4
@@ -55,7 +55,10 @@ ROUNDED = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("quantization", ROUNDED)
+@pytest.mark.parametrize(
+    "quantization",
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "int8wo")) for name in ROUNDED],
+)
 def test_rounded_while_loading(folder_of, on_cpu, whole, new_card, caplog, quantization):
     """Prompts of few rows and of many, which other products compute."""
     within, of_many = ROUNDED[quantization]

@@ -102,6 +102,7 @@ def test_one_of_several_engines_is_started_again_while_the_other_goes_on(
     assert [each.outputs.text.strip() for each in outputs] == [expected[1], expected[2]]
 
 
+@pytest.mark.long
 def test_an_item_that_kills_its_engine_is_isolated(folder, expected, tmp_path, monkeypatch):
     real = Intake.accept
     deaths = []

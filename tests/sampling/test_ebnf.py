@@ -25,7 +25,7 @@ def found_by(backend, tokenizer, grammar, words):
     """Returns those of `words` that a grammar matches."""
     params = GuidedDecodingParams(grammar=grammar)
     backend.validate(params)
-    return [word for word in words if matches(backend.matcher(params), tokenizer, word)]
+    return [word for word in words if matches(backend.guide(params), tokenizer, word)]
 
 
 def matches(matcher, tokenizer, word):

@@ -33,7 +33,7 @@ needs_llguidance = pytest.mark.skipif(
 
 def accepts(backend, tokenizer, params, text):
     """Returns whether every token of the text, and then the end, is allowed."""
-    matcher = backend.matcher(params)
+    matcher = backend.guide(params)
     for token_id in [*tokenizer(text).input_ids, EOS]:
         if banned_mask([matcher], VOCAB_SIZE, CPU)[0, token_id]:
             return False
@@ -182,20 +182,20 @@ class TestConstraints:
             tag = {"begin": "<s>call ", "schema": {"type": "boolean"}, "end": "."}
             guided = GuidedDecodingParams(structural_tag={"structures": [tag], "triggers": ["<s>"]})
             backend.validate(guided)
-            matcher = backend.matcher(guided)
+            matcher = backend.guide(guided)
             for token_id in raw("x<s>call true.<think>").input_ids:
                 assert not banned_mask([matcher], 300, CPU)[0, token_id]
                 matcher.accept(token_id)
             guided = GuidedDecodingParams(choice=("<think><s>",))
             backend.validate(guided)
-            matcher, found = backend.matcher(guided), []
+            matcher, found = backend.guide(guided), []
             while not found or found[-1] != eos:
                 allowed = (~banned_mask([matcher], 300, CPU)[0]).nonzero().flatten().tolist()
                 found.append(allowed[0])
                 matcher.accept(found[-1])
             assert found == [think, *raw.convert_tokens_to_ids([*"<s>"]), eos]
             guided = GuidedDecodingParams(regex="[^a]*")
-            allowed = ~banned_mask([backend.matcher(guided)], 300, CPU)[0]
+            allowed = ~banned_mask([backend.guide(guided)], 300, CPU)[0]
             assert allowed[think]
             assert not allowed[other]
 
@@ -222,7 +222,7 @@ class TestConstraints:
         assert found == [tokenizer.vocab["he"], EOS, EOS, EOS]
 
     def test_padding_of_the_vocabulary_is_banned(self, backend):
-        mask = banned_mask([backend.matcher(GuidedDecodingParams(regex=".*"))], VOCAB_SIZE, CPU)
+        mask = banned_mask([backend.guide(GuidedDecodingParams(regex=".*"))], VOCAB_SIZE, CPU)
         assert mask.shape == (1, VOCAB_SIZE)
         assert mask[0, EOS + 3 :].all()
         assert not mask[0, 0]
@@ -266,25 +266,6 @@ class TestRows:
         sampler = make_sampler([request], VOCAB_SIZE, backend)
         assert [sampler.sample(logits, [0]).token_ids[0] for logits in steps[5:]] == whole[5:]
 
-    @pytest.mark.parametrize("num_before", [0, 1, 3, 5])
-    def test_the_grammar_starts_after_the_reasoning(
-        self, make_request, make_sampler, backend, tokenizer, num_before
-    ):
-        vocab = tokenizer.vocab
-        whole = [vocab["q"], vocab["q"], vocab["<"], vocab[">"], vocab["a"], EOS]
-        request = make_request(
-            guided_decoding=GuidedDecodingParams(choice=("a",)),
-            reasoning_max_tokens=2,
-            reasoning_end_ids=(vocab["<"], vocab[">"]),
-            eos_token_ids={EOS},
-            output_token_ids=whole[:num_before],
-        )
-        sampler = make_sampler([request], VOCAB_SIZE, backend)
-        logits = torch.zeros(1, VOCAB_SIZE)
-        logits[0, vocab["q"]] = 9.0
-        found = [sampler.sample(logits, [0]).token_ids[0] for _ in whole[num_before:]]
-        assert found == whole[num_before:]
-
 
 def tagged(**fields):
     """Returns a structural tag with some fields of its only structure replaced."""
@@ -319,7 +300,7 @@ class TestRefusals:
     )
     def test_a_bad_constraint_is_the_requests_error(self, backend, fields, reason):
         params = GuidedDecodingParams(**fields)
-        for call in (backend.validate, backend.matcher):
+        for call in (backend.validate, backend.guide):
             with pytest.raises(RequestError, match=reason) as caught:
                 call(params)
             assert caught.value.code == 400
@@ -355,8 +336,8 @@ class TestCache:
     def test_equal_constraints_are_compiled_once(self, own_backend, num_compiled):
         own_backend.validate(GuidedDecodingParams(regex="a+"))
         own_backend.validate(GuidedDecodingParams(regex="a+"))
-        own_backend.matcher(GuidedDecodingParams(regex="a+"))
-        own_backend.matcher(GuidedDecodingParams(regex="b+"))
+        own_backend.guide(GuidedDecodingParams(regex="a+"))
+        own_backend.guide(GuidedDecodingParams(regex="b+"))
         assert num_compiled() == 2
 
     def test_a_regex_is_not_a_grammar(self, own_backend, num_compiled):
@@ -373,7 +354,7 @@ class TestCache:
         monkeypatch.setattr(grammar_module, "CACHE_SIZE", 2)
         counts = []
         for regex in ("a", "b", "a", "c", "a", "b"):
-            own_backend.matcher(GuidedDecodingParams(regex=regex))
+            own_backend.guide(GuidedDecodingParams(regex=regex))
             counts.append(num_compiled())
         assert counts == [1, 2, 2, 3, 3, 4]
 
@@ -386,7 +367,7 @@ class TestCache:
         generator, letters = random.Random(0), tokenizer("ab").input_ids
 
         def num_read():
-            matcher = own_backend.matcher(guided)
+            matcher = own_backend.guide(guided)
             for count in range(3000):
                 if banned_mask([matcher], VOCAB_SIZE, CPU).all():
                     return count
@@ -402,7 +383,7 @@ class TestCache:
         def work():
             try:
                 for number in range(20):
-                    backend.matcher(GuidedDecodingParams(regex=f"a{{{number % 5 + 1}}}"))
+                    backend.guide(GuidedDecodingParams(regex=f"a{{{number % 5 + 1}}}"))
             except Exception as error:
                 failures.append(error)
 

@@ -189,7 +189,7 @@ def backend():
 
 def slowest_step(backend, params, random_, num_steps=NUM_STEPS):
     """Follows a grammar for some random tokens; returns the seconds of the slowest."""
-    matcher, slowest = backend.matcher(params), 0.0
+    matcher, slowest = backend.guide(params), 0.0
     for _ in range(num_steps):
         begin = time.monotonic()
         allowed = (~banned_mask([matcher], EOS + 1, CPU)[0, :EOS]).nonzero().flatten().tolist()

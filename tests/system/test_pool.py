@@ -226,6 +226,7 @@ def cases(reference_of, make_picture):
     return {name: prompts_of(family) for name, family in FAMILIES.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_under_load_models_start_and_stop(pool, tiny_folder, cases, seconds):
     for name, family in FAMILIES.items():

@@ -50,9 +50,11 @@ Rome
 
 
 def saying(*texts, **fields):
-    """Returns sampling parameters with which the model writes one of these texts."""
+    """Returns sampling parameters with which the model thinks for a token, if at all, and then
+    writes one of these texts."""
     guided = GuidedDecodingParams(choice=list(texts))
-    return SamplingParams(temperature=0, max_tokens=400, guided_decoding=guided, **fields)
+    fields = {"reasoning_max_tokens": 1, "max_tokens": 400, **fields}
+    return SamplingParams(temperature=0, guided_decoding=guided, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +81,13 @@ def open_llm(tiny_folder):
 
 
 def chat(llm, params, messages=ASK, **options):
-    (output,) = llm.chat(messages, params, use_tqdm=False, tools=TOOLS, **options)
+    output = try_chat(llm, params, messages, **options)
     assert output.is_ok, output.error_msg
+    return output
+
+
+def try_chat(llm, params, messages=ASK, **options):
+    (output,) = llm.chat(messages, params, use_tqdm=False, tools=TOOLS, **options)
     return output
 
 
@@ -93,9 +100,10 @@ def chat(llm, params, messages=ASK, **options):
     ],
 )
 def test_a_call_is_whole_and_separate_from_the_text(open_llm, family, said):
-    output = chat(open_llm(family), saying(f"I ask.</think>\n{said}"))
+    output = chat(open_llm(family), saying(said))
     outputs = output.outputs
-    assert (outputs.reasoning_content, outputs.text) == ("I ask.", "")
+    assert outputs.reasoning_content
+    assert (outputs.text, outputs.is_valid) == ("", True)
     assert outputs.finish_reason == "tool_calls"
     (call,) = outputs.tool_calls
     assert (call.name, call.index) == ("weather", 0)
@@ -105,13 +113,13 @@ def test_a_call_is_whole_and_separate_from_the_text(open_llm, family, said):
 
 def test_the_template_gets_the_tools_and_the_calls_come_back(open_llm):
     llm = open_llm("ernie4_5_vl_moe")
-    (call,) = chat(llm, saying(f"I ask.</think>\n{CALL}")).outputs.tool_calls
+    (call,) = chat(llm, saying(CALL)).outputs.tool_calls
     messages = [
         *ASK,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "31 degrees", "tool_call_id": call.id},
     ]
-    output = chat(llm, saying("Yes.</think>It is."), messages)
+    output = chat(llm, saying("It is."), messages)
     assert output.outputs.text == "It is."
     assert output.outputs.finish_reason == "stop"
     assert output.outputs.tool_calls == ()
@@ -126,7 +134,7 @@ def test_the_template_gets_the_tools_and_the_calls_come_back(open_llm):
 
 def test_a_call_streams_in_the_delta_that_completes_it(open_llm):
     llm = open_llm("qwen3")
-    params = saying(f"I ask.</think>\nLet me see.\n{CALL}\n{CALL}")
+    params = saying(f"Let me see.\n{CALL}\n{CALL}")
     whole = chat(llm, params).outputs
     deltas = [delta.outputs for delta in llm.stream(ASK, params, tools=TOOLS)]
     assert "".join(delta.text for delta in deltas) == whole.text == "Let me see."
@@ -138,20 +146,20 @@ def test_a_call_streams_in_the_delta_that_completes_it(open_llm):
 
 def test_text_that_is_no_call_stays_content(open_llm):
     broken = CALL.replace("}}", "")
-    outputs = chat(open_llm("qwen3"), saying(f"a</think>{broken}")).outputs
+    outputs = chat(open_llm("qwen3"), saying(broken)).outputs
     assert (outputs.text, outputs.tool_calls, outputs.finish_reason) == (broken, (), "stop")
 
 
 def test_a_call_that_the_length_cuts_off_is_no_call(open_llm):
-    params = saying(f"a</think>{CALL}").model_copy(update={"max_tokens": 40})
-    outputs = chat(open_llm("qwen3"), params).outputs
-    assert outputs.finish_reason == "length"
+    output = try_chat(open_llm("qwen3"), saying(CALL, max_tokens=40))
+    outputs = output.outputs
+    assert (outputs.finish_reason, outputs.is_valid, output.error_code) == ("length", False, 422)
     assert outputs.tool_calls == ()
     assert CALL.startswith(outputs.text)
 
 
 def test_tools_of_one_prompt(open_llm):
-    llm, params = open_llm("qwen3"), saying(f"a</think>{CALL}")
+    llm, params = open_llm("qwen3"), saying(CALL)
     prompts = [{"messages": ASK, "tools": tools} for tools in (TOOLS, {"name": "f"}, None)]
     good, bad, without = llm.generate(prompts, params, use_tqdm=False)
     assert [call.name for call in good.outputs.tool_calls] == ["weather"]
@@ -164,11 +172,10 @@ def test_tools_of_one_prompt(open_llm):
 def test_the_template_may_open_or_close_the_thinking(open_llm, family):
     """`reasoning_parser="auto"`: the parser of the family reads the state from the prompt."""
     llm = open_llm(family)
-    opened = chat(llm, saying("why</think>so")).outputs
-    assert (opened.reasoning_content, opened.text) == ("why", "so")
-    cut = chat(llm, saying("why, and so on").model_copy(update={"max_tokens": 5})).outputs
-    assert cut.text == ""
-    assert "why, and so on".startswith(cut.reasoning_content)
+    opened = chat(llm, saying("so")).outputs
+    assert (bool(opened.reasoning_content), opened.text) == (True, "so")
+    cut = try_chat(llm, saying("so", max_tokens=5, reasoning_max_tokens=None)).outputs
+    assert (bool(cut.reasoning_content), cut.text, cut.is_valid) == (True, "", False)
     kwargs = {"enable_thinking": False}
     closed = chat(llm, saying("so it is"), chat_template_kwargs=kwargs).outputs
     assert (closed.reasoning_content, closed.text) == ("", "so it is")
@@ -176,7 +183,7 @@ def test_the_template_may_open_or_close_the_thinking(open_llm, family):
 
 def test_a_batch(open_llm, tmp_path):
     """A line may contain tools; its record has the calls, and a report shows them."""
-    guided = {"guided_decoding": {"choice": [f"a</think>{CALL}"]}, "max_tokens": 400}
+    guided = {"guided_decoding": {"choice": [CALL]}, "max_tokens": 400, "reasoning_max_tokens": 1}
     lines = [
         {"id": "a", "messages": ASK, "tools": TOOLS, "sampling_params": guided},
         {"id": "b", "messages": ASK, "tools": "weather"},
@@ -197,7 +204,7 @@ def test_a_batch(open_llm, tmp_path):
 def test_no_parser_unless_requested(tiny_folder):
     options = {"chat_template": TEMPLATE, "block_size": 16, "use_warmup": False, "num_threads": 1}
     with LLM(model=str(tiny_folder("qwen3")), **options) as llm:
-        outputs = chat(llm, saying(CALL)).outputs
+        outputs = chat(llm, saying(CALL, reasoning_max_tokens=None)).outputs
     assert (outputs.text, outputs.tool_calls, outputs.finish_reason) == (CALL, None, "stop")
 
 
@@ -222,7 +229,7 @@ def test_the_example_makes_a_round_trip(tiny_folder, monkeypatch, capsys):
 
         def chat(self, messages, params, **options):
             assert [message["role"] for message in messages] in (["user"], ["user", *ROLES])
-            return super().chat(messages, saying(f"a</think>{replies.pop(0)}"), **options)
+            return super().chat(messages, saying(replies.pop(0)), **options)
 
     monkeypatch.setattr(example, "LLM", lambda **options: Guided(chat_template=TEMPLATE, **options))
     example.main(str(tiny_folder("qwen3")))

@@ -5,7 +5,7 @@ import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 
-LENGTH = 120
+LENGTH = 70
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
 PROMPTS = [list(range(30, 30 + length)) for length in (40, 3, 75, 40, 1, 60)]
 OPTIONS = {

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.errors import OK, InvalidAnswerError
 from mmdeploy_llm.outputs import Completions
 
 from .checker import TooExpensiveError
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 RETRY_TEMPERATURE = 0.7
 SEED_STEP = 1_000_003  # sample i of n uses seed + i
 MAX_SEED = 2**31
-
-
-class InvalidAnswerError(RequestError):
-    """The answer breaks the schema, also after the retries."""
-
-    code = 422
 
 
 class Checks(Protocol):
@@ -60,10 +54,13 @@ class Validated:
                         yield _failed(answer, found)
 
     def _violation(self, answer: Answer) -> _Violation | None:
-        """Returns what is wrong with the first wrong sample."""
-        if not answer.output.is_ok:
+        """Returns what is wrong with the first wrong sample: it may break the constraint that it
+        was generated with already."""
+        if answer.output.error_code not in (OK, InvalidAnswerError.code):
             return None
         for place, sample in enumerate(answer.output.outputs):
+            if sample.is_valid is False:
+                return _Violation(words=sample.error_msg or "", place=place)
             try:
                 words = self._checker.violation(sample.text.strip())
             except TooExpensiveError as error:
