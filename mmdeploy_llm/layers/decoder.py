@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,10 +39,8 @@ from mmdeploy_llm.kernels import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
+from .mapped_weights import MappedWeights
 from .moe import Modality, ModalityMLP, SparseMLP
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.weights.map import Target, WeightMap
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
 
@@ -311,14 +309,12 @@ def _can_record(inputs: ForwardInputs, is_vision: Tensor | None) -> bool:
     return is_fixed and not has_media and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
 
 
-class CausalLM(nn.Module):
+class CausalLM(MappedWeights, nn.Module):
     """Decoder and output head, with the attributes that a Model must have.
 
     A plugin's model subclasses it and sets `weight_map`; a model with media also adds
     `encode_media`, and `positions` if these differ from the token indices.
     """
-
-    weight_map: WeightMap  # keys of checkpoints -> parameters
 
     def __init__(
         self,
@@ -341,10 +337,6 @@ class CausalLM(nn.Module):
         self.long_after = config.rotary.long_after
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
 
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """Returns what `weight_map` says of a key; see weights.map."""
-        return self.weight_map.targets(key)
-
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""
         return None
@@ -359,9 +351,5 @@ class CausalLM(nn.Module):
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.product(hidden)
         logits = logits if self.logit_scale == 1 else logits * self.logit_scale
-        return logits if self.logit_softcap is None else soft_capped(logits, self.logit_softcap)
-
-
-def soft_capped(logits: Tensor, cap: float) -> Tensor:
-    """Returns cap * tanh(logits / cap)."""
-    return torch.tanh(logits / cap).mul_(cap)
+        cap = self.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap).mul_(cap)
