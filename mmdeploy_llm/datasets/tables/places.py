@@ -1,5 +1,5 @@
-"""Where a reader of tables is: what it has read, what it reads now, and where it goes on after a
-loss."""
+"""Keeps the place of a reader of tables: what it has read, what it reads now, and how it goes on
+after a loss."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place:
 
     @property
     def unit(self) -> tuple[int, int]:
-        """What is lost as a whole: the group of a file."""
+        """The group of a file, which is lost as a whole."""
         return self.file, self.group
 
     def numbers(self) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ class _EndedError(Exception):
 
 
 class _Progress:
-    """What has been read, and what is lost when a child ends."""
+    """Keeps what has been read, and decides what is lost when a child ends."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines

@@ -1,4 +1,4 @@
-"""What the readers of files in the child share: going to a file, and giving one up."""
+"""Goes to a file, and gives one up, for all readers of files in the child."""
 
 from __future__ import annotations
 
