@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from .batch.engine import describe_engine
-from .batch.job import BatchJob, BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
+from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
 from .batch.options import BatchOptions, option_settings, retry_settings
+from .batch.summary import BatchSummary
 from .client.arguments import (
     Asks,
     as_conversations,

@@ -253,6 +253,15 @@ def noise():
 
 
 @pytest.fixture
+def png() -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 20), (200, 30, 30)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
 def encode():
     """encode(image, format): the bytes of a file."""
 

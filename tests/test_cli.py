@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 import typer
@@ -22,6 +23,8 @@ from mmdeploy_llm.outputs import (
     RequestOutput,
     ToolCall,
 )
+from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
+from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
 
 MAX_HELP_SECONDS = 0.5
 PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
@@ -348,6 +351,56 @@ class TestBatch:
         assert again.exit_code == 1
         assert [prompt["prompt"] for prompt in made[2].prompts] == ["bad", "bad"]
         assert sorted(record["line"] for record in lines(tmp_path / "out.jsonl")) == [1, 2, 3, 4]
+
+    def test_a_lost_output_and_a_full_disk_end_with_code_3(self, run, made, tmp_path, monkeypatch):
+        (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "one"}) + "\n")
+        for error in (OutputLostError("it is in 'saved'"), OutputWriteError(28, "no space")):
+
+            def lose(*_, error=error):
+                raise error
+
+            monkeypatch.setattr(RecordWriter, "write", lose)
+            result = run("batch", "in.jsonl", "-o", "out.jsonl", "--resume")
+            assert result.exit_code == 3
+            assert str(error) in result.stderr
+            assert "finished items are saved" not in result.stderr
+
+    def test_items_without_a_result_end_with_code_3(self, run, made, tmp_path, monkeypatch):
+        rows = [{"prompt": text} for text in ("one", "two", "three")]
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        real = FakeLLM.answer_each
+
+        def some(self, asks):
+            yield from islice(real(self, asks), 2)
+
+        monkeypatch.setattr(FakeLLM, "answer_each", some)
+        result = run("batch", "in.jsonl", "-o", "out.jsonl")
+        assert result.exit_code == 3, result.output
+        assert "1 left; the same command with --resume does them" in result.stderr
+
+    def test_a_page_that_is_no_report_is_refused_before_the_model_loads(self, run, made, tmp_path):
+        (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "one"}) + "\n")
+        for page in ("in.jsonl", "/dev/null"):
+            result = run("batch", "in.jsonl", "-o", "out.jsonl", "--report", page)
+            assert result.exit_code == 2
+        run("batch", "in.jsonl", "-o", "out.jsonl")
+        assert len(made) == 1
+        assert run("report", "out.jsonl", "-o", "/dev/null").exit_code == 2
+        assert run("report", "out.jsonl", "-o", "out.jsonl").exit_code == 2
+        assert len(lines(tmp_path / "out.jsonl")) == len(lines(tmp_path / "in.jsonl")) == 1
+
+    def test_a_report_that_fails_comes_after_the_summary(self, run, made, tmp_path, monkeypatch):
+        (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "one"}) + "\n")
+
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("mmdeploy_llm.report.page.report_batch", full)
+        result = run("batch", "in.jsonl", "-o", "out.jsonl", "--report", "out.html")
+        assert result.exit_code == 2
+        assert "1 done, 0 failed" in result.stdout
+        assert "out.html" not in result.stdout
+        assert "No space left" in result.stderr
 
     def test_ctrl_c_says_how_to_go_on(self, run, made, tmp_path):
         rows = [{"prompt": text} for text in ("one", "interrupt", "three")]

@@ -17,6 +17,8 @@ from mmdeploy_llm.datasets.names import (
 )
 from mmdeploy_llm.errors import ConfigError
 
+REPORT_SCRIPT = "cards-001.js"  # beside the pictures of a large report
+
 
 def find_media(paths: Iterable[str], *, is_recursive: bool = False) -> tuple[str, ...]:
     """Returns the image and video files that `paths` name, each once: in the order of `paths`,
@@ -63,8 +65,11 @@ def _glob(pattern: str, is_recursive: bool) -> Iterator[str]:
 
 def _folder(folder: str, is_recursive: bool) -> Iterator[str]:
     """Yields the media files of a folder, then those of its subfolders, without following links
-    to folders."""
+    to folders. The pictures of a report are left out."""
     for parent, folders, names in os.walk(folder):
+        if REPORT_SCRIPT in names:
+            folders.clear()
+            continue
         yield from (
             os.path.join(parent, name)
             for name in sorted(names, key=natural_key)

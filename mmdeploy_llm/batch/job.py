@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
@@ -16,6 +15,7 @@ from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.configuration import Configuration
+from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.state import RunState
@@ -28,15 +28,15 @@ from .answers.checker import Checker
 from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
 from .answers.validated import Validated
+from .apart import check_apart
 from .corpus.columns import ColumnOptions
-from .run import BatchRun, Ending, RunCounts, Tally, left_to_do
+from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
+from .summary import BatchSummary, summary_of
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
     from mmdeploy_llm.desk.ticket import Ask
-    from mmdeploy_llm.records.record import Record
-    from mmdeploy_llm.sinks.scan import RecordIndex
 
 logger = logging.getLogger(__name__)
 
@@ -117,53 +117,10 @@ def mode_of(resume: bool | str, overwrite: bool) -> Mode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSummary:
-    """The outcome of a batch.
-
-    ending: "done", "max_failures" or "interrupted".
-    run: counts of this run.
-    num_before: items that earlier runs completed.
-    failures: failed items of this and earlier runs, counted by code and class.
-    num_again: items of this run that had a record, and whose input has changed since.
-    num_left: items without a record; None when the size of the input is unknown.
-    sink, index: the output, and the positions of the records in it.
-    """
-
-    sink: Sink
-    ending: Ending
-    run: RunCounts
-    num_before: int
-    failures: Mapping[str, int]
-    num_left: int | None
-    index: RecordIndex
-    num_again: int = 0
-
-    @property
-    def output(self) -> Path:
-        """The output: a file, or a folder of parts. The `name` of `sink` has the URL of one that is
-        not on this machine."""
-        return Path(self.sink.name)
-
-    def records(self, most: int | None = None) -> Iterator[Record]:
-        """Yields the records in the order of the input; at most `most`, failed ones first."""
-        return self.sink.records_at(self.index.offsets(most))
-
-    @property
-    def num_failed(self) -> int:
-        """Items of the batch whose record is an error, those of earlier runs included."""
-        return sum(self.failures.values())
-
-    @property
-    def num_records(self) -> int:
-        """Items of the batch with a record in the output."""
-        return len(self.index)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJob:
     """A batch that has been checked and not started.
 
-    items: the items left to do; can be iterated once.
+    items: the items left to do; can be iterated once. left: counts them.
     needs_model: False when only lines that cannot be used are left.
     is_empty: whether nothing is left to do.
     configuration: None until the run needs it.
@@ -174,6 +131,7 @@ class BatchJob:
     settings: BatchSettings
     kept: Kept
     items: Iterator[Item | BadItem]
+    left: LeftToDo
     needs_model: bool
     is_empty: bool
     configuration: Configuration | None = None
@@ -190,9 +148,10 @@ def plan_batch(
     """
     if isinstance(given, Mapping):
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
-    if isinstance(given, (str, os.PathLike)) and Path(given).resolve() == Path(output).resolve():
-        raise ConfigError(f"{os.fspath(output)!r} is the input; write the output elsewhere")
-    sink = _checked_sink(output, settings)
+    sink = _opened_sink(output, settings)
+    if isinstance(given, (str, os.PathLike)):
+        check_apart(os.fspath(given), sink)
+    sink.check(settings.mode)
     source = open_source(
         given,
         settings.sampling_params,
@@ -209,7 +168,9 @@ def plan_source(
     source: Source, output: str | os.PathLike[str], settings: BatchSettings
 ) -> BatchJob:
     """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
-    return _planned(source, _checked_sink(output, settings), settings)
+    sink = _opened_sink(output, settings)
+    sink.check(settings.mode)
+    return _planned(source, sink, settings)
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
@@ -221,7 +182,8 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
             codes=settings.retried_codes,
         )
         configuration = _checked(sink, kept, settings)
-    todo = left_to_do(source, kept.done)
+    left = LeftToDo(source, kept.done)
+    todo = iter(left)
     ahead = list(_until_item(todo))
     return BatchJob(
         source=source,
@@ -229,19 +191,17 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
         settings=settings,
         kept=kept,
         items=itertools.chain(ahead, todo),
+        left=left,
         needs_model=len(ahead) > MAX_BAD_AHEAD or isinstance(next(iter(ahead[-1:]), None), Item),
         is_empty=not ahead,
         configuration=configuration,
     )
 
 
-def _checked_sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
-    """Returns the output. Raises ConfigError when it cannot be written."""
-    sink = open_sink(
+def _opened_sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
+    return open_sink(
         output, settings.format, part_items=settings.part_items, journal=settings.journal
     )
-    sink.check(settings.mode)
-    return sink
 
 
 def _checked(sink: Sink, kept: Kept, settings: BatchSettings) -> Configuration | None:
@@ -276,7 +236,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     num_before = len(job.kept.index)
     is_complete = job.is_empty and job.settings.mode == "resume" and job.sink.exists()
     if is_complete and not job.kept.drops and not job.sink.is_growing():
-        return _summary(job, "done", RunCounts(), num_before, None)
+        return summary_of(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
         checker = None if job.settings.schema is None else Checker(job.settings.schema)
         if checker is not None:
@@ -297,11 +257,16 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         )
         try:
             ending = _run(job, answerer, writer, tally)
+        except (OutputLostError, OutputWriteError):
+            raise
+        except Exception:
+            writer.check()  # a lost output is told first: other errors say that results are kept
+            raise
         finally:
             tally.close()
         writer.finish(job.source.place_of)
         _state(job, ending).write(job.sink.state_file)
-    return _summary(job, ending, tally.counts(), num_before, writer)
+    return summary_of(job, ending, tally.counts(), num_before, writer)
 
 
 def _with_configuration(job: BatchJob) -> BatchJob:
@@ -327,7 +292,11 @@ def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -
 def _state(job: BatchJob, ending: str) -> RunState:
     chosen = job.settings.selection
     return RunState(
-        ending=ending, total=job.source.total, shard=chosen.shard, num_shards=chosen.num_shards
+        ending=ending,
+        total=job.source.total,
+        shard=chosen.shard,
+        num_shards=chosen.num_shards,
+        output=job.sink.name,
     )
 
 
@@ -336,25 +305,6 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
     most = job.settings.max_failures
     run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
     return run.run(llm)
-
-
-def _summary(
-    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordSink | None
-) -> BatchSummary:
-    index = job.kept.index if writer is None else writer.index
-    num_again = 0 if writer is None else writer.num_again
-    total = job.source.total
-    num_left = 0 if ending == "done" else None if total is None else max(0, total - len(index))
-    return BatchSummary(
-        sink=job.sink,
-        ending=ending,
-        run=run,
-        num_before=num_before - num_again,
-        failures=dict(index.failures.most_common()),
-        num_left=num_left,
-        index=index,
-        num_again=num_again,
-    )
 
 
 class _NoModel:

@@ -71,19 +71,30 @@ class RunCounts:
         return self.num_output_tokens / max(self.elapsed, 1e-9)
 
 
-def left_to_do(source: Source, done: DoneItems) -> Iterator[Item | BadItem]:
-    """Yields the items of the source that are not done, or whose input has changed since; a
-    duplicate id becomes a BadItem."""
-    met = IdSet()
-    for item in source:
-        if item.id is not None and not met.add(key_of(item.id, item.line)):
-            item = BadItem(
-                line=item.line,
-                message=f"the id {str(item.id)[:80]!r} is used by an earlier line; ids must "
-                "differ, and the id of a line without one is its line number",
-            )
-        if not done.has(key_of(item.id, item.line), item.digest):
-            yield item
+class LeftToDo:
+    """The items of a source that are not done, or whose input has changed since; a duplicate id
+    becomes a BadItem. Iterated once.
+
+    num_met: items that the source has given. num_given: those of them that are left to do.
+    """
+
+    def __init__(self, source: Source, done: DoneItems) -> None:
+        self._source, self._done = source, done
+        self.num_met = self.num_given = 0
+
+    def __iter__(self) -> Iterator[Item | BadItem]:
+        met = IdSet()
+        for item in self._source:
+            self.num_met += 1
+            if item.id is not None and not met.add(key_of(item.id, item.line)):
+                item = BadItem(
+                    line=item.line,
+                    message=f"the id {str(item.id)[:80]!r} is used by an earlier line; ids must "
+                    "differ, and the id of a line without one is its line number",
+                )
+            if not self._done.has(key_of(item.id, item.line), item.digest):
+                self.num_given += 1
+                yield item
 
 
 class BatchRun:

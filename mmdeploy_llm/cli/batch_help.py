@@ -3,7 +3,8 @@
 # click does not rewrap a paragraph that begins with "\b".
 EXIT_CODES = """\b
 Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
-3 stopped by --max-failures, 130 stopped with Ctrl-C."""
+3 stopped by --max-failures or without its output, or items are left,
+130 stopped with Ctrl-C."""
 
 CAPTION_EPILOG = f"""\b
 Examples:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
 from .columns import ColumnChoices
 from .options import (
@@ -36,7 +36,8 @@ from .options import (
 from .shards import shard_names
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
+    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.records.configuration import Configuration
 
 Paths = Annotated[list[str], typer.Argument(help="Images, videos, their folders, or globs.")]
@@ -256,7 +257,7 @@ def run_and_report(
     """Runs a job, writes its report, prints a summary and exits with the job's exit code. cluster:
     address of the Ray cluster that answers; None: this process does."""
     from mmdeploy_llm.batch.job import run_batch
-    from mmdeploy_llm.records.files import OutputLostError
+    from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
     from mmdeploy_llm.report.page import report_batch
     from mmdeploy_llm.report.previews import FilePreviews
     from mmdeploy_llm.report.target import check_page
@@ -267,24 +268,22 @@ def run_and_report(
         check_page(Path(page))
     try:
         summary = run_batch(job, lambda: open_answerer(model, options, cluster))
-    except OutputLostError:  # says where the finished items are
+    except (OutputLostError, OutputWriteError):  # says where the finished items are
         raise
     except Exception:
         if job.sink.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
+    fault = None
     if page is not None and summary.num_records:
-        report_batch(
-            summary,
-            page,
-            job.settings,
-            model=model,
-            about=options,
-            is_caption=is_caption,
-            previews=FilePreviews(
-                lambda: open_reader(model, options), lambda: open_media(model, options)
-            ),
+        about: Any = {"model": model, "about": options, "is_caption": is_caption}
+        previews = FilePreviews(
+            lambda: open_reader(model, options), lambda: open_media(model, options)
         )
+        try:
+            report_batch(summary, page, job.settings, previews=previews, **about)
+        except (MMDeployLLMError, OSError) as error:  # the summary comes first
+            page, fault = None, error
     if is_table_shown:
         records = list(summary.records())
         make_console().print(caption_table(records))
@@ -292,6 +291,8 @@ def run_and_report(
     typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
     what = "captions:" if is_caption else "results: "
     typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
+    if fault is not None:
+        raise fault
     end_with_exit_code(summary)
 
 
@@ -306,6 +307,9 @@ def end_with_exit_code(summary: BatchSummary) -> None:
             f"stopped by --max-failures with {left} left; the same command with --resume continues",
             err=True,
         )
+        raise typer.Exit(STOPPED)
+    if summary.num_left:
+        typer.echo(f"{left} left; the same command with --resume does them", err=True)
         raise typer.Exit(STOPPED)
     if summary.num_failed:
         typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")

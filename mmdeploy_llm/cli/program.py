@@ -21,7 +21,7 @@ from .bench import BENCH_EPILOG, bench
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
-from .options import INTERRUPTED, USAGE, print_error
+from .options import INTERRUPTED, STOPPED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
@@ -107,7 +107,7 @@ class Program(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             print_error(str(error))
-            raise typer.Exit(USAGE) from None
+            raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except (MemoryError, RuntimeError) as error:
@@ -117,6 +117,12 @@ class Program(TyperGroup):
                 raise
             print_error(OUT_OF_MEMORY)
             raise typer.Exit(USAGE) from None
+
+
+def _exit_code(error: Exception) -> int:
+    from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
+
+    return STOPPED if isinstance(error, (OutputLostError, OutputWriteError)) else USAGE
 
 
 app = typer.Typer(

@@ -36,7 +36,8 @@ Pictures are read from the files that the outputs name, within the limits of
 the engine: --engine 'allowed_media_root=photos' confines them to a folder.
 
 \b
-Exit codes: 0 the page is written, 2 an output cannot be read."""
+Exit codes: 0 the page is written, 2 an output cannot be read or the page not
+written, 3 an output changed while it was read."""
 
 Outputs = Annotated[
     list[str], typer.Argument(metavar="PARTS", help="Outputs of batches: files, folders, URLs.")

@@ -23,7 +23,7 @@ from mmdeploy_llm.report.bidi import without_bidi_controls
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.handle import Handle
-    from mmdeploy_llm.batch.job import BatchSummary
+    from mmdeploy_llm.batch.summary import BatchSummary
 
 WIDTH_WITHOUT_TERMINAL = 100
 CHAT_HELP = (

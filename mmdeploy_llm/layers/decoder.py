@@ -39,6 +39,7 @@ from mmdeploy_llm.kernels import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
+from .mapped_weights import MappedWeights
 from .moe import Modality, ModalityMLP, SparseMLP
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
@@ -308,10 +309,10 @@ def _can_record(inputs: ForwardInputs, is_vision: Tensor | None) -> bool:
     return is_fixed and not has_media and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
 
 
-class CausalLM(nn.Module):
+class CausalLM(MappedWeights, nn.Module):
     """Decoder and output head, with the attributes that a Model must have.
 
-    A plugin's model subclasses it and adds `weight_targets`; a model with media also adds
+    A plugin's model subclasses it and sets `weight_map`; a model with media also adds
     `encode_media`, and `positions` if these differ from the token indices.
     """
 
@@ -350,9 +351,5 @@ class CausalLM(nn.Module):
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.product(hidden)
         logits = logits if self.logit_scale == 1 else logits * self.logit_scale
-        return logits if self.logit_softcap is None else soft_capped(logits, self.logit_softcap)
-
-
-def soft_capped(logits: Tensor, cap: float) -> Tensor:
-    """Returns cap * tanh(logits / cap)."""
-    return torch.tanh(logits / cap).mul_(cap)
+        cap = self.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap).mul_(cap)

@@ -18,7 +18,7 @@ from .vision import Grid, grid_positions
 
 class GridLM(CausalLM):
     """A decoder with M-RoPE positions, for media that are grids of patches. A plugin's model
-    subclasses it, builds its vision tower, and adds `encode` and `weight_targets`.
+    subclasses it, builds its vision tower, sets `weight_map` and adds `encode`.
 
     merge_size: patches that become one token, along each side.
     """

@@ -7,5 +7,6 @@ identity.py       digests of inputs, files and models: what has changed since
 configuration.py  the options that decided the answers, in a file beside the output
 state.py          how far the last run has come, in a file beside the output
 files.py          files that are written whole or not at all, and only where they are expected
+growing.py       a file that one run extends, compared with what the run has written
 unicode_text.py   texts with lone surrogates, such as names of files that are not UTF-8
 """

@@ -60,6 +60,11 @@ class ConfigurationFile:
         """Returns those of an output that is one file; their file is beside it."""
         return cls(str(output), output.with_name(f"{output.name}.config.json"))
 
+    def check_file(self) -> None:
+        """Raises ConfigError when somebody else's file has the name."""
+        if os.path.lexists(self._path):
+            self._read()
+
     @property
     def text(self) -> str:
         """All configurations, as they are embedded in the files of an output."""
@@ -91,6 +96,7 @@ class ConfigurationFile:
     def write(self, mine: Configuration, found: Collection[str], *, is_new: bool) -> None:
         """Adds a configuration. found: configurations whose results it keeps. is_new: forgets what
         the file holds."""
+        self.check_file()
         known = {} if is_new else self._read()
         before = known.get(mine.digest, {}).get("accepts", ())
         accepts = sorted({*before, *found} - {mine.digest})
@@ -117,7 +123,7 @@ class ConfigurationFile:
             known = None
         if not isinstance(known, dict) or not all(map(_is_entry, known.values())):
             raise ConfigError(
-                f"{str(self._path)!r} does not hold the configurations of a batch; remove it"
+                f"{str(self._path)!r} does not hold the configurations of a batch; move it away"
             )
         return known
 

@@ -163,7 +163,7 @@ class Folder(Closing):
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise _irregular(self.path / name, self._status(name)) from None
-            raise
+            raise self._named(error, name) from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise _irregular(self.path / name, self._status(name))
@@ -181,6 +181,10 @@ class Folder(Closing):
     def has(self, file: FileIO, name: str) -> bool:
         """Returns whether the name is that of this open file."""
         return is_at(file, name, self._fd)
+
+    def _named(self, error: OSError, name: str) -> OSError:
+        """Returns the error with the path of a file: the system knows its name only."""
+        return OSError(error.errno, error.strerror, str(self.path / name))
 
     def _status(self, name: str) -> os.stat_result:
         return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -223,7 +227,11 @@ class Folder(Closing):
         self.check(name)
         self.remove(partial)  # what a killed process left, or somebody planted
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_TRAPS
-        with open(os.open(partial, flags, 0o666, dir_fd=self._fd), "wb") as file:
+        try:
+            fd = os.open(partial, flags, 0o666, dir_fd=self._fd)
+        except OSError as error:
+            raise self._named(error, partial) from None
+        with open(fd, "wb") as file:
             try:
                 self._fill(file, pieces, partial, is_synced)
                 self.check(name)

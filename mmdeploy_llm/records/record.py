@@ -43,6 +43,7 @@ OPTIONAL = (
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
     *("item_digest", "config_digest", "columns"),
 )
+ALWAYS = ("text", "error")  # in every record of every version
 LOWEST_LOGPROB = -1e30
 COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
 
@@ -154,7 +155,11 @@ def key_of(item_id: str | int | None, line: int | None) -> str:
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the record has an identity and integer counts."""
+    """Raises ValueError unless the record has an identity, an answer and integer counts: a line of
+    an input, which may have an id and a prompt, is no result."""
+    missing = [name for name in ALWAYS if name not in values]
+    if missing:
+        raise ValueError(f"it has no {missing[0]}")
     known = values.get("id", values.get("path"))
     is_named = isinstance(known, (str, int)) and not isinstance(known, bool)
     is_line = known is None and isinstance(values.get("line"), int)

@@ -20,12 +20,14 @@ class RunState:
 
     ending: "running" until it ends; also of a run that was killed.
     total: items of this shard, None when unknown.
+    output: its name, by which a journal knows whose it is; "" from an older version.
     """
 
     ending: str
     total: int | None
     shard: int
     num_shards: int
+    output: str = ""
 
     def write(self, path: Path) -> None:
         """Writes the file of an output, which only the run that has locked the output does."""
@@ -42,6 +44,7 @@ class RunState:
             state = cls(**values)
             counts = (state.shard, state.num_shards, state.total or 0)
             is_sound = all(isinstance(number, int) for number in counts)
+            is_sound = is_sound and isinstance(state.output, str)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, RecursionError) as error:
@@ -49,5 +52,5 @@ class RunState:
                 raise
             is_sound = False
         if not is_sound:
-            raise ConfigError(f"{str(path)!r} does not hold the state of a batch; remove it")
+            raise ConfigError(f"{str(path)!r} does not hold the state of a batch; move it away")
         return state

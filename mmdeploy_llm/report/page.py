@@ -26,7 +26,8 @@ from typing import Any
 import jinja2
 from tqdm import tqdm
 
-from mmdeploy_llm.batch.job import BatchSettings, BatchSummary
+from mmdeploy_llm.batch.job import BatchSettings
+from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.record import Record, seconds
 from mmdeploy_llm.sinks.scan import RecordIndex

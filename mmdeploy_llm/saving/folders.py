@@ -35,6 +35,7 @@ class Partial:
         if not self.state:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.record({})
+        self._begun = self.folder.stat()
 
     def _found(self) -> Mapping[str, Any]:
         """Returns the state of an earlier run that can be continued; {} for none."""
@@ -64,7 +65,13 @@ class Partial:
 
     def finish(self) -> None:
         """Renames the folder to its final name. A folder that is there is moved aside first and
-        removed last, so that one of the two is whole whenever the run is killed."""
+        removed last, so that one of the two is whole whenever the run is killed. Raises ConfigError
+        when somebody else has replaced the folder."""
+        if not self.folder.is_dir() or not os.path.samestat(self.folder.stat(), self._begun):
+            raise ConfigError(
+                f"{self.folder} was moved or replaced while files were written to it, and does not "
+                "have all of them; find out by whom, then write them again"
+            )
         aside = self.output.with_name(f"{self.output.name}.replaced")
         if self.output.exists() and aside.exists():
             raise ConfigError(f"{aside} is in the way: move it. The new folder is {self.folder}")
@@ -106,7 +113,7 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
     if output.is_symlink():
         raise ConfigError(f"{output} is a link; give the folder that it leads to")
     if not output.is_dir():
-        raise ConfigError(f"{output} is no folder; give the name of a new one")
+        raise ConfigError(f"{output} is a file or a device; give the name of a new folder")
     if not overwrite:
         raise ConfigError(f"{output} exists; give another folder, or overwrite to replace it")
     if any(output.iterdir()) and not (output / "config.json").exists():

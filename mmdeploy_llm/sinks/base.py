@@ -27,8 +27,12 @@ class RecordSink(Protocol):
         """Adds a record; returns whether it is the first of its item. place: rank of the item in
         the input order, if it has one. item: for formats that store more than the record."""
 
+    def check(self) -> None:
+        """Raises OutputLostError when somebody else moved, removed or changed the output."""
+
     def finish(self, place_of: PlaceOf) -> None:
-        """Completes the output: of each item it has the newest record only. Called once."""
+        """Completes the output: of each item it has the newest record only. Called once. Raises
+        OutputLostError when the output is not what was written to it."""
 
     def close(self) -> None:
         """Releases the lock."""
@@ -58,6 +62,10 @@ class Readable(Protocol):
 
 class Sink(Readable, Protocol):
     """An output of a batch."""
+
+    @property
+    def places(self) -> tuple[str | Path, ...]:
+        """The files and folders that a run writes, or the URL."""
 
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when the output cannot be written in this mode; changes nothing."""

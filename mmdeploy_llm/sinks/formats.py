@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from typing import IO, Protocol
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 
@@ -68,12 +68,12 @@ class PartFormat(Protocol):
         """Opens a part; closing it closes the file. is_open: whether it is the one that
         grows."""
 
-    def begin(self, file: FileIO, configurations: str | None) -> int:
+    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
         """Prepares the file that grows for additions: cuts off what is torn. Returns the position
-        of the next record."""
+        of the next record. Raises ConfigError when more than that is damaged."""
 
-    def append(self, file: FileIO, addition: Addition) -> int:
-        """Adds a record at the end of the file; returns how far the position has advanced."""
+    def append(self, file: GrowingFile, addition: Addition) -> int:
+        """Adds a record to the file; returns how far the position has advanced."""
 
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
         """Makes a complete part of the file that grows; returns its name in the folder."""

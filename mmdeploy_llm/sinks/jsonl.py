@@ -10,8 +10,10 @@ from pathlib import Path
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.records.state import RunState
 
 from .jsonl_writer import RecordWriter
+from .ours import beside
 from .scan import (
     Entry,
     Kept,
@@ -33,9 +35,17 @@ class JsonlSink:
         self.configurations = ConfigurationFile.beside(path)
         self.state_file = path.with_name(f"{path.name}.state.json")
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The file, and those beside it."""
+        return self._path, *beside(self._path)
+
     def check(self, mode: Mode) -> None:
-        """Raises ConfigError when the file cannot be written in this mode."""
+        """Raises ConfigError when the file cannot be written in this mode, or the names of the
+        files beside it are taken."""
         check_target(self._path, mode)
+        self.configurations.check_file()
+        RunState.read(self.state_file)
 
     def exists(self) -> bool:
         """Returns whether there is a file."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
 import stat
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -18,18 +18,19 @@ from mmdeploy_llm.records.files import (
     FileState,
     Folder,
     OutputLostError,
+    OutputWriteError,
     is_at,
     open_regular,
-    write_all,
 )
+from mmdeploy_llm.records.growing import GrowingFile, copy_range
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 
-from .scan import Kept, Mode, PlaceOf, check_target, exists_already, scan
+from .ours import save_foreign
+from .scan import Kept, Mode, PlaceOf, check_target, exists_already, line_ends, scan
 
 logger = logging.getLogger(__name__)
 
-COPY_BYTES = 2**20
 MAX_TRIES = 16  # the file may be replaced between opening and locking it
 
 
@@ -38,8 +39,8 @@ class RecordWriter(Closing):
     last line can be torn.
 
     kept: what `scan` found, for mode "resume". Locks the file: a second run that writes to it
-    raises ConfigError. Raises OutputLostError when the file no longer has its path. Not
-    thread-safe.
+    raises ConfigError. Raises OutputLostError when the file no longer has its path, or somebody
+    else changed it. Not thread-safe.
 
     num_again: records of items that had one before.
     """
@@ -52,9 +53,9 @@ class RecordWriter(Closing):
         self._kept = kept or Kept()
         self.index = self._kept.index
         self.num_again = 0
-        self._file = _open_locked(path, mode)
+        self._file = GrowingFile(_open_locked(path, mode), path)
         try:
-            self._offset = self._begin(mode)
+            self._begin(mode)
         except BaseException:
             self._file.close()
             raise
@@ -65,94 +66,122 @@ class RecordWriter(Closing):
         place: rank of the item in the input order, if it has one. item: for formats that store
         more than the record.
         """
-        line = record.to_json().encode() + b"\n"
-        begin = self._offset
-        write_all(self._file, line)
-        self._offset += len(line)
+        self.check()
+        begin = self._file.size
+        with self._writing():
+            self._file.write(record.to_json().encode() + b"\n")
+        self._file.commit()
         is_first = record.key not in self._kept.done
         if not is_first:
             self.num_again += 1
         elif place is not None:
             self.index.add(record, place, begin)
-        self._check()
+        self.check()
         return is_first
 
+    def check(self) -> None:
+        """Raises OutputLostError when the file has another name or size than this run gave it."""
+        if not is_at(self._file.file, self._absolute):
+            raise OutputLostError(self._words_of_loss())
+        if not self._file.is_same_size:
+            raise OutputLostError(self._file.words_of_change())
+
     def finish(self, place_of: PlaceOf) -> None:
-        """Removes the earlier records of items that have a newer one. Called once, at the end."""
-        self._check()
-        if self.num_again:
-            kept = scan(self._path, place_of, is_failed_redone=False)
-            self._replace(kept)
-            self.index = kept.index
+        """Compares the file with what was written, waits until it is on the disk, and removes the
+        earlier records of items that have a newer one. Called once, at the end."""
+        self.check()
+        self._file.check_content()
+        with self._writing():
+            if self.num_again:
+                kept = scan(self._path, place_of, is_failed_redone=False)
+                self._replace(kept)
+                self.index = kept.index
+            os.fsync(self._file.file.fileno())
 
     def close(self) -> None:
         """Closes the file and releases its lock."""
         self._file.close()
 
-    def _begin(self, mode: Mode) -> int:
-        """Removes what must not stay in the file and returns its size."""
-        kept = self._kept
+    def _begin(self, mode: Mode) -> None:
+        """Removes what must not stay in the file."""
+        kept, status = self._kept, os.fstat(self._file.file.fileno())
         if mode != "resume":
-            self._file.truncate(0)
-            return 0
-        status = os.fstat(self._file.fileno())
+            kept = Kept()
         # Without a state there was no file: one that has content is of another run.
-        is_same = FileState.of(status) == kept.state if kept.state else status.st_size == 0
-        if not is_same:
+        elif (FileState.of(status) != kept.state) if kept.state else status.st_size:
             raise ConfigError(
                 f"another run wrote to {str(self._path)!r} meanwhile; start this one again"
             )
-        if not kept.drops:
-            self._file.truncate(kept.end)
-            return kept.end
-        return self._replace(kept)
+        else:
+            save_foreign(self._file, kept.end)
+        # A hard link, such as those of backups, keeps what the file had.
+        if kept.drops or (status.st_nlink > 1 and status.st_size):
+            self._replace(kept)
+        else:
+            self._file.keep(line_ends(self._file.file, kept.end))
 
-    def _replace(self, kept: Kept) -> int:
-        """Atomically replaces the file by a copy without `kept.drops`, locked as well; returns its
-        size."""
+    def _replace(self, kept: Kept) -> None:
+        """Atomically replaces the file by a copy without `kept.drops`, locked as well."""
         partial = self._path.with_name(self._path.name + ".partial")
         with Folder.open(partial.parent) as folder:
             folder.remove(partial.name)  # what a killed run left, or somebody planted
         copy = open_regular(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
             lock(copy, partial)
-            os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._file.fileno()).st_mode))
+            _copy_rights(self._file.file, copy)
             ends = [end for _, end in kept.drops]
             begins = [begin for begin, _ in kept.drops]
             for begin, end in zip([0, *ends], [*begins, kept.end], strict=True):
-                _copy(self._file, copy, begin, end)
-            self._check()
+                copy_range(self._file.file, copy, begin, end)
+            if not is_at(self._file.file, self._absolute):
+                raise OutputLostError(self._words_of_loss())
             if not is_at(copy, partial):
                 raise OutputLostError(
                     f"{str(partial)!r} was removed or replaced while it was written; find out by "
                     "whom, then start again with --resume"
                 )
+            os.fsync(copy.fileno())
             os.replace(partial, self._path)
         except BaseException:
             copy.close()
             raise
         self._file.close()
-        self._file = copy
-        return os.fstat(copy.fileno()).st_size
+        self._file = GrowingFile(copy, self._path)
+        self._file.keep(line_ends(copy))
 
-    def _check(self) -> None:
-        if not is_at(self._file, self._absolute):
-            raise OutputLostError(self._words_of_loss())
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says what to do when the system takes no more; leaves no torn line then."""
+        try:
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                self._file.roll_back()
+            raise OutputWriteError(
+                error.errno,
+                f"{str(self._path)!r} cannot be written ({error.strerror or error}): make space, "
+                "or whatever it lacks, then --resume does what is missing",
+            ) from error
 
     def _words_of_loss(self) -> str:
         """Says what happened to the file, and where its records are. Saves them when no file has
         them any more."""
         begin = f"{str(self._path)!r} was removed or replaced while the run wrote to it; "
-        moved = _path_of(self._file)
-        if moved is None:
-            folders = (os.path.dirname(self._absolute), os.getcwd(), tempfile.gettempdir())
-            moved = _saved(self._file, folders, self._path.name)
-        if moved is None:
+        place = self._file.place()
+        if place is None:
             return begin + "its results could not be saved: no folder has the space for them"
         return (
-            f"{begin}all its results are in {moved!r}: rename that file to {str(self._path)!r}, "
+            f"{begin}all its results are in {place!r}: rename that file to {str(self._path)!r}, "
             "then --resume continues"
         )
+
+
+def _copy_rights(file: FileIO, copy: FileIO) -> None:
+    """Gives a copy the mode and, as far as the system lets us, the owner of a file."""
+    status = os.fstat(file.fileno())
+    os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+    with suppress(OSError):
+        os.fchown(copy.fileno(), status.st_uid, status.st_gid)
 
 
 def _open_locked(path: Path, mode: Mode) -> FileIO:
@@ -188,38 +217,3 @@ def lock(file: FileIO, path: Path) -> None:
             str(path),
             error.strerror,
         )
-
-
-def _path_of(file: FileIO) -> str | None:
-    """Returns the path that an open file has now; None when it has none, or none that is known."""
-    try:
-        found = os.readlink(f"/proc/self/fd/{file.fileno()}")
-    except OSError:
-        return None
-    return found if is_at(file, found) else None
-
-
-def _saved(file: FileIO, folders: tuple[str, ...], name: str) -> str | None:
-    """Copies an open file to a new one in the first folder that takes it. Returns its path."""
-    size = os.fstat(file.fileno()).st_size
-    for folder in folders:
-        try:
-            fd, path = tempfile.mkstemp(".jsonl", f"{name[:100]}.saved-", folder)
-        except OSError:
-            continue
-        try:
-            with FileIO(fd, "wb") as copy:
-                _copy(file, copy, 0, size)
-            return path
-        except OSError:
-            os.unlink(path)
-    return None
-
-
-def _copy(file: FileIO, copy: FileIO, begin: int, end: int) -> None:
-    while begin < end:
-        piece = os.pread(file.fileno(), min(end - begin, COPY_BYTES), begin)
-        if not piece:
-            raise OSError(errno.EIO, "the file is shorter than it was")
-        write_all(copy, piece)
-        begin += len(piece)

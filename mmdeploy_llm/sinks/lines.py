@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from io import FileIO
 from typing import IO
 
-from mmdeploy_llm.records.files import Folder, write_all
+from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
 
 from .formats import Addition, Drops, Limits, first_positions
-from .scan import Entry, parsed, whole_lines
+from .ours import save_foreign
+from .scan import Entry, line_ends, parsed, whole_lines
 
 MAX_ITEMS, MAX_BYTES = 20_000, 64 * 2**20
 
@@ -62,20 +64,17 @@ class LineParts:
         """Opens a part or a journal."""
         return LineReader(file, name)
 
-    def begin(self, file: FileIO, configurations: str | None) -> int:
+    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
         """Cuts off a torn last line; returns the number of lines."""
-        num_lines = end = 0
-        with open(file.fileno(), "rb", closefd=False) as lines:
-            lines.seek(0)
-            for line in whole_lines(lines):
-                num_lines, end = num_lines + 1, end + len(line)
-        file.truncate(end)
-        file.seek(end)
-        return num_lines
+        ends = list(line_ends(file.file))
+        save_foreign(file, ends[-1] if ends else 0)
+        file.keep(ends)
+        return len(file)
 
-    def append(self, file: FileIO, addition: Addition) -> int:
+    def append(self, file: GrowingFile, addition: Addition) -> int:
         """Adds a line."""
-        write_all(file, addition.record.to_json().encode() + b"\n")
+        file.write(addition.record.to_json().encode() + b"\n")
+        file.commit()
         return 1
 
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -73,8 +73,11 @@ class MergedOutputs:
         self.index = RecordIndex()
         self._sources, self._positions = array("L"), array("Q")
         self._counts = {sink.name: [0, 0] for sink in self._sinks}
+        self._num_read = Counter[str]()  # records of each output, in the first pass
         last = self._repeated()
+        num_again = Counter[str]()
         for source, entry in self._all():
+            num_again[self._sinks[source].name] += 1
             if last.get(entry.record.key, (source, entry.begin)) == (source, entry.begin):
                 place = entry.record.line or len(self._positions)
                 self.index.add(entry.record, place, len(self._positions))
@@ -89,6 +92,7 @@ class MergedOutputs:
             )
             for sink in named
         )
+        self._changed = [name for name, num in self._num_read.items() if num_again[name] != num]
         found = (sink.configurations.models for sink in named)
         self.models = tuple(dict.fromkeys(model for models in found for model in models))
 
@@ -113,6 +117,8 @@ class MergedOutputs:
         """Returns what is incomplete, in words by name: outputs, and shards that are not among
         them."""
         found = {each.label: each.missing for each in self.outputs if each.missing is not None}
+        words = "it changed while it was read; write the report again"
+        found.update({each.label: words for each in self.outputs if each.name in self._changed})
         shards: defaultdict[int, set[int]] = defaultdict(set)
         for each in self.outputs:
             if each.run is not None:
@@ -136,6 +142,7 @@ class MergedOutputs:
         within, known = IdSet(), -1
         for source, entry in self._all():
             key = entry.record.key
+            self._num_read[self._sinks[source].name] += 1
             if source != known:
                 within, known = IdSet(), source
             if not met.add(key):

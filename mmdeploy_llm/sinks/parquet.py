@@ -11,12 +11,13 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from io import BufferedReader, FileIO
+from io import BufferedReader
 from types import ModuleType
 from typing import IO, Any
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
 
 from .formats import Addition, Drops, Limits, PartReader, damaged, first_positions
@@ -68,11 +69,11 @@ class ParquetParts:
             return LineReader(file, name)
         return ParquetReader(self._opened(file, name), file, name)
 
-    def begin(self, file: FileIO, configurations: str | None) -> int:
+    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
         """Cuts off a torn last line of the journal; returns the number of lines."""
-        return self._journal.begin(file, configurations)
+        return self._journal.begin(file, name, configurations)
 
-    def append(self, file: FileIO, addition: Addition) -> int:
+    def append(self, file: GrowingFile, addition: Addition) -> int:
         """Adds a line to the journal."""
         return self._journal.append(file, addition)
 

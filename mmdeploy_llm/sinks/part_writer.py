@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from io import BufferedReader, FileIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
 from typing import TYPE_CHECKING
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.closing import Closing
-from mmdeploy_llm.records.files import Folder, OutputLostError
+from mmdeploy_llm.records.files import Folder, OutputLostError, OutputWriteError
+from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from .parts import PartsSink
 
 LOCK = ".lock"
+MAX_NAMED = 5
 
 
 class PartsWriter(Closing):
@@ -30,7 +34,8 @@ class PartsWriter(Closing):
     that it was writing. Not thread-safe.
 
     The only writer of the files of its output: it locks a file of the folder, a second run raises
-    ConfigError. Raises OutputLostError when the part that grows was removed or replaced.
+    ConfigError. Raises OutputLostError when the folder was removed or replaced, or somebody else
+    changed the part that grows or, at the end, a complete one.
     """
 
     def __init__(self, sink: PartsSink, mode: Mode, kept: Kept) -> None:
@@ -39,7 +44,8 @@ class PartsWriter(Closing):
         self.index: RecordIndex = kept.index
         self.num_again = 0
         self._folder = Folder.open(sink.folder)
-        self._file: FileIO | None = None  # the part that grows, once it has a record
+        self._file: GrowingFile | None = None  # the part that grows, once it has a record
+        self._parts: dict[str, object] = {}  # complete parts with their states
         self._number = self._position = self._num_items = 0
         try:
             self._lock = self._folder.open_file(LOCK, os.O_RDWR | os.O_CREAT)
@@ -56,31 +62,48 @@ class PartsWriter(Closing):
     def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
         """Adds a record to the part that grows, and completes it when it is full; see
         RecordSink."""
+        self.check()
         is_first = record.key not in self._kept.done
         file = self._open_part()
-        addition = Addition(record=record, item=item, is_again=not is_first)
         position = self._position
-        self._position += self._sink.form.append(file, addition)
+        with self._writing():
+            addition = Addition(record=record, item=item, is_again=not is_first)
+            self._position += self._sink.form.append(file, addition)
         self._num_items += 1
         if not is_first:
             self.num_again += 1
         elif place is not None:
             self.index.add(record, place, self._number << PART_BITS | position)
-        self._check(file)
+        self.check()
         limits = self._sink.form.limits
-        if self._num_items >= limits.items or file.tell() >= limits.num_bytes:
+        if self._num_items >= limits.items or file.size >= limits.num_bytes:
             self._seal()
         return is_first
 
+    def check(self) -> None:
+        """Raises OutputLostError when the folder or the part that grows has another name or size
+        than this run gave it."""
+        if not self._folder.is_in_place:
+            raise OutputLostError(self._words_of_lost_folder())
+        file = self._file
+        if file is None:
+            return
+        if not self._folder.has(file.file, file.path.name):
+            raise OutputLostError(self._words_of_lost_file(file))
+        if not file.is_same_size:
+            raise OutputLostError(file.words_of_change())
+
     def finish(self, place_of: PlaceOf) -> None:
-        """Completes the last part, then removes the earlier records of items that have a newer
-        one."""
+        """Completes the last part and looks whether all are there, then removes the earlier records
+        of items that have a newer one."""
+        self.check()
         if self._file is not None:
-            self._check(self._file)
             self._seal()
+        self._check_parts()
         if self.num_again:
             kept = self._sink.scan(place_of, is_failed_redone=False)
-            self._drop(kept.drops)
+            with self._writing():
+                self._drop(kept.drops)
             self.index = kept.index
 
     def close(self) -> None:
@@ -101,6 +124,7 @@ class PartsWriter(Closing):
             for name in (*sink.open_parts().values(), *sink.void_parts()):
                 self._folder.remove(name)
             return
+        self._parts = self._found_parts()
         if sink.state() != self._kept.state:
             raise ConfigError(f"another run wrote to {sink.name!r} meanwhile; start this one again")
         for name in sink.void_parts():
@@ -108,21 +132,24 @@ class PartsWriter(Closing):
         self._drop(self._kept.drops)
         self._number = max(sink.parts(), default=-1) + 1
         for number in sink.open_parts():
+            if self._file is not None:
+                self._seal()
             self._number = number
             self._open_part()
 
-    def _open_part(self) -> FileIO:
+    def _open_part(self) -> GrowingFile:
         """Returns the part that grows; makes it when there is none."""
         if self._file is None:
             name = self._sink.open_name(self._number)
-            form = self._sink.form
             self._num_items = 0
             if name in self._folder.states():
                 self._num_items = self._count(name)
-                self._file = self._folder.open_file(name, os.O_RDWR)
+                raw = self._folder.open_file(name, os.O_RDWR)
             else:
-                self._file = new_file(self._folder, name)
-            self._position = form.begin(self._file, self._configurations())
+                raw = new_file(self._folder, name)
+            self._file = GrowingFile(raw, self._sink.folder / name)
+            where = str(self._file.path)
+            self._position = self._sink.form.begin(self._file, where, self._configurations())
         return self._file
 
     def _count(self, name: str) -> int:
@@ -140,19 +167,58 @@ class PartsWriter(Closing):
         """Makes a complete part of the part that grows, which is removed only then."""
         assert self._file is not None
         name, sink = self._sink.open_name(self._number), self._sink
+        part = sink.part_name(self._number)
+        self._file.check_content()
+        with self._writing():
+            complete = sink.form.seal(self._folder, name, self._configurations())
+            if complete != name:
+                self._file.check_content()  # again, now that it was read
+            self._parts[part] = sink.shelf.take(self._folder, complete, part)
         self._file.close()
         self._file = None
-        try:
-            complete = sink.form.seal(self._folder, name, self._configurations())
-            sink.shelf.take(self._folder, complete, sink.part_name(self._number))
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"a part of {sink.name!r} cannot be written ({error.strerror or error}); its "
-                f"records are in {str(sink.folder / name)!r}, and --resume continues with them",
-            ) from error
         self._folder.remove(name)
         self._number += 1
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Leaves whole records when the system, or a store, takes no more, and says what to do."""
+        try:
+            yield
+        except OutputLostError:
+            raise
+        except ConfigError:
+            self._roll_back()
+            raise
+        except OSError as error:
+            self._roll_back()
+            where = self._sink.folder / self._sink.open_name(self._number)
+            raise OutputWriteError(
+                error.errno,
+                f"a part of {self._sink.name!r} cannot be written ({error.strerror or error}); its "
+                f"records are in {str(where)!r}: make space, or whatever it lacks, then --resume "
+                "continues with them",
+            ) from error
+
+    def _roll_back(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.roll_back()
+
+    def _found_parts(self) -> dict[str, object]:
+        states = self._sink.shelf.states()
+        return {name: states[name] for name in self._sink.parts().values() if name in states}
+
+    def _check_parts(self) -> None:
+        """Raises OutputLostError when complete parts are not as this run wrote or found them."""
+        found = self._sink.shelf.states()
+        lost = [name for name, state in self._parts.items() if found.get(name) != state]
+        if lost:
+            names = ", ".join(lost[:MAX_NAMED]) + (", ..." if len(lost) > MAX_NAMED else "")
+            raise OutputLostError(
+                f"{len(lost)} of {len(self._parts)} parts of {self._sink.name!r} were removed or "
+                f"changed while the run wrote to it ({names}); the others stay. Move away those "
+                "that are damaged, then --resume does theirs again"
+            )
 
     def _drop(self, drops: Drops) -> None:
         """Removes records from complete parts and from the one that grows, part by part."""
@@ -175,18 +241,36 @@ class PartsWriter(Closing):
         if is_any and is_open:
             self._folder.replace(partial, source)
         elif is_any:
-            sink.shelf.take(self._folder, partial, name)
+            self._parts[name] = sink.shelf.take(self._folder, partial, name)
         else:
             self._folder.remove(partial)
             self._folder.remove(source)
             if not is_open:
                 sink.shelf.remove(name)
+                self._parts.pop(name, None)
 
-    def _check(self, file: FileIO) -> None:
-        name = self._sink.open_name(self._number)
-        if not self._folder.has(file, name):
-            raise OutputLostError(
-                f"{str(self._sink.folder / name)!r} was removed or replaced while the run wrote to "
-                f"it; the complete parts of {self._sink.name!r} stay, and --resume does the rest "
-                "again"
+    def _words_of_lost_folder(self) -> str:
+        folder = repr(str(self._sink.folder))
+        begin = f"{folder} was removed or replaced while the run wrote to it; "
+        place = self._folder.place
+        if place is not None:
+            return (
+                f"{begin}its results are in {place!r}: give that folder its name again, then "
+                "--resume continues"
             )
+        saved = None if self._file is None else self._file.place()
+        if saved is None:
+            return f"{begin}what it held is gone, and --resume does it again"
+        return (
+            f"{begin}its complete parts are gone. What has come since the last one is in {saved!r}:"
+            f" move it to {str(self._sink.folder / self._sink.open_name(0))!r}, then --resume does "
+            "the rest"
+        )
+
+    def _words_of_lost_file(self, file: GrowingFile) -> str:
+        begin = f"{str(file.path)!r} was removed or replaced while the run wrote to it; "
+        end = f"the complete parts of {self._sink.name!r} stay, and --resume does the rest again"
+        place = file.place()
+        if place is None:
+            return begin + end
+        return f"{begin}its records are in {place!r}: rename that file to it, or else {end}"

@@ -15,8 +15,10 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import FileState, Folder
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.records.state import RunState
 
 from .formats import PartFormat, PartReader
+from .ours import foreign
 from .part_writer import PartsWriter
 from .scan import (
     PART_BITS,
@@ -24,6 +26,7 @@ from .scan import (
     Kept,
     Mode,
     PlaceOf,
+    changed,
     exists_already,
     scan_entries,
 )
@@ -73,6 +76,27 @@ class PartsSink:
                 )
         if mode == "new" and (self.parts() or self.open_parts()):
             raise ConfigError(exists_already(self.name))
+        self.configurations.check_file()
+        state = RunState.read(self.state_file)
+        if isinstance(self.shelf, RemoteShelf) and state and state.output not in ("", self.name):
+            raise ConfigError(
+                f"{str(self.folder)!r} has what is not uploaded yet to {state.output!r}; give this "
+                "output another --journal"
+            )
+        if mode == "overwrite" and state is None:
+            self._check_overwritten()
+
+    @property
+    def places(self) -> tuple[str | Path, ...]:
+        """The folder, and the URL if there is one."""
+        return self.name, self.folder
+
+    def _check_overwritten(self) -> None:
+        """Raises ConfigError when the parts that are there are not of a batch."""
+        try:
+            next(self.entries(), None)
+        except ConfigError:
+            raise ConfigError(foreign(self.name)) from None
 
     def exists(self) -> bool:
         """Returns whether there are parts, or one that grows."""
@@ -138,12 +162,18 @@ class PartsSink:
         try:
             for position in positions:
                 number = position >> PART_BITS
-                if number not in readers:
-                    readers[number] = self._reader(number, parts)
+                try:
+                    if number not in readers:
+                        readers[number] = self._reader(number, parts)
+                    record = readers[number].at(position & ((1 << PART_BITS) - 1))
+                except ConfigError:
+                    raise
+                except (LookupError, ValueError):  # a part that is missing, or has fewer records
+                    raise changed(self.name) from None
                 readers.move_to_end(number)
                 if len(readers) > MAX_OPEN:
                     readers.popitem(last=False)[1].close()
-                yield readers[number].at(position & ((1 << PART_BITS) - 1))
+                yield record
         finally:
             for reader in readers.values():
                 reader.close()

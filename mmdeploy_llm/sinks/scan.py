@@ -12,14 +12,16 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import IO, Literal
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.records.files import FileState, check_regular, open_regular
+from mmdeploy_llm.records.files import FileState, OutputLostError, check_regular, open_regular
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.record import Record
+
+from .ours import REST_BYTES, check_overwritten, foreign, is_torn
 
 Mode = Literal["new", "overwrite", "resume"]
 PlaceOf = Callable[[Record], int | None]
@@ -106,6 +108,8 @@ def check_target(path: Path, mode: Mode) -> None:
     is_found = check_regular(path)
     if mode == "new" and is_found:
         raise ConfigError(exists_already(path))
+    if mode == "overwrite":
+        check_overwritten(path)
 
 
 def exists_already(path: Path | str) -> str:
@@ -133,13 +137,17 @@ def scan(
     with file:
         # Before it is read: what another run appends meanwhile must not count as known.
         state = FileState.of(os.fstat(file.fileno()))
-        return scan_entries(
+        kept = scan_entries(
             lambda: line_entries(file, path),
             place_of,
             state,
             is_failed_redone=is_failed_redone,
             codes=codes,
         )
+        file.seek(0)
+        if not kept.end and not is_torn(file.read(REST_BYTES)):
+            raise ConfigError(foreign(path))
+        return kept
 
 
 def scan_entries(
@@ -261,7 +269,19 @@ def records_at(path: Path, offsets: list[int]) -> Iterator[Record]:
     with _open(path) as file:
         for offset in offsets:
             file.seek(offset)
-            yield Record.from_json(file.readline())
+            try:
+                record = Record.from_json(file.readline())
+            except (ValueError, RecursionError):
+                raise changed(path) from None
+            yield record
+
+
+def changed(name: Path | str) -> OutputLostError:
+    """Returns the error of an output that is not what it was when it was read or written."""
+    return OutputLostError(
+        f"{str(name)!r} was changed while its records were read; find out by whom, then read them "
+        "again"
+    )
 
 
 def _open(path: Path) -> BufferedReader:
@@ -276,6 +296,18 @@ def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
+def line_ends(file: FileIO, end: int | None = None) -> Iterator[int]:
+    """Yields where the whole lines of a file end. end: of the last one that counts."""
+    with open(file.fileno(), "rb", closefd=False) as lines:
+        lines.seek(0)
+        place = 0
+        for line in whole_lines(lines):
+            place += len(line)
+            if end is not None and place > end:
+                return
+            yield place
+
+
 def parsed(line: bytes, path: Path | str, number: int) -> Record:
     """Returns the record of a line. Raises ConfigError when it is none."""
     try:
@@ -283,5 +315,6 @@ def parsed(line: bytes, path: Path | str, number: int) -> Record:
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"line {number} of {str(path)!r} is not a record of a batch ({error}); name another "
-            "file with --output, or --overwrite this one"
+            "file with --output, or, if this one is an output that was damaged, remove that line, "
+            "and --resume does its item again"
         ) from None

@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol, TypeVar
 
 from mmdeploy_llm.datasets.files import remote_folder
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.files import FileState, Folder
 
 BLOCK_BYTES = 2**16  # read ahead at a URL: headers of tars and footers of Parquet are small
 Value = TypeVar("Value")
@@ -27,8 +27,9 @@ class Shelf(Protocol):
     def open(self, name: str) -> IO[bytes]:
         """Opens a file there for reading, at any place."""
 
-    def take(self, folder: Folder, name: str, part: str) -> None:
-        """Moves a file of a folder here, where it replaces `part`: completely or not at all."""
+    def take(self, folder: Folder, name: str, part: str) -> object:
+        """Moves a file of a folder here, where it replaces `part`: completely or not at all.
+        Returns its state, as `states` does."""
 
     def remove(self, name: str) -> None:
         """Removes a file."""
@@ -53,12 +54,13 @@ class LocalShelf:
         with Folder.open(self._path) as folder:
             return BufferedReader(folder.open_file(name, os.O_RDONLY))
 
-    def take(self, folder: Folder, name: str, part: str) -> None:
+    def take(self, folder: Folder, name: str, part: str) -> object:
         """Renames a file of the same folder, once its content is on the disk."""
         with folder.open_file(name, os.O_RDONLY) as file:
             os.fsync(file.fileno())
-        folder.replace(name, part)
-        folder.sync()
+            folder.replace(name, part)
+            folder.sync()
+            return FileState.of(os.fstat(file.fileno()))
 
     def remove(self, name: str) -> None:
         """Removes a file."""
@@ -88,7 +90,7 @@ class RemoteShelf:
         file: IO[bytes] = self._done(lambda: self._fs.open(path, "rb", block_size=BLOCK_BYTES))
         return file
 
-    def take(self, folder: Folder, name: str, part: str) -> None:
+    def take(self, folder: Folder, name: str, part: str) -> object:
         """Uploads a file, then removes it here."""
         target = f"{self._root}/{part}"
         path = folder.path / name
@@ -100,6 +102,7 @@ class RemoteShelf:
                 "it there, then --resume uploads it again"
             )
         folder.remove(name)
+        return found
 
     def remove(self, name: str) -> None:
         """Removes a file."""

@@ -17,10 +17,10 @@ import re
 import tarfile
 from collections.abc import Iterator
 from hashlib import blake2b
-from io import FileIO
 from typing import IO, Any
 
 from mmdeploy_llm.records.files import Folder, write_all
+from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
 
 from .formats import Addition, Drops, Limits, damaged
@@ -49,22 +49,22 @@ class TarParts:
         """Opens a tar."""
         return TarReader(file, name, is_open=is_open)
 
-    def begin(self, file: FileIO, configurations: str | None) -> int:
+    def begin(self, file: GrowingFile, name: str, configurations: str | None) -> int:
         """Cuts off a torn sample, and the end of a tar that was about to be complete; adds the
         configurations. Returns the size."""
-        with open(file.fileno(), "rb", closefd=False) as content:
-            reader = TarReader(content, "a part", is_open=True)
-            end = max((entry.end for entry in reader.entries()), default=0)
-        file.truncate(end)
-        file.seek(end)
+        with open(file.file.fileno(), "rb", closefd=False) as content:
+            reader = TarReader(content, name, is_open=True)
+            ends = [entry.end for entry in reader.entries()]  # or raises, when more is damaged
+        file.keep(ends)
         if configurations is not None:
             values = {CONFIGURATIONS: configurations}
-            write_all(file, tarfile.TarInfo.create_pax_global_header(values))
-        return file.tell()
+            file.write(tarfile.TarInfo.create_pax_global_header(values))
+            file.commit()
+        return file.size
 
-    def append(self, file: FileIO, addition: Addition) -> int:
+    def append(self, file: GrowingFile, addition: Addition) -> int:
         """Adds a sample."""
-        begin, record = file.tell(), addition.record
+        begin, record = file.size, addition.record
         key = key_of_sample(record, is_again=addition.is_again)
         sample: dict[str, Any] = {"key": key, "media": None, "left_out": None}
         if record.is_ok:
@@ -74,14 +74,13 @@ class TarParts:
                         sample["media"] = f"{key}.{blob.suffix}"
                         _add_blob(file, sample["media"], blob)
             except LeftOutError as error:
-                file.truncate(begin)
-                file.seek(begin)
+                file.roll_back()
                 sample.update(media=None, left_out=str(error))
             _add(file, f"{key}.txt", record.text.encode("utf-8", "replace"))
         values = {**json.loads(record.to_json()), "sample": sample}
         name = f"{key}.json" if record.is_ok else f"{FAILED}{key}.json"
         _add(file, name, json.dumps(values, ensure_ascii=False).encode())
-        return file.tell() - begin
+        return file.commit() - begin
 
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
         """Ends the tar, which becomes the part itself."""
@@ -109,7 +108,8 @@ class TarReader:
         self._file, self._name, self._is_open = file, name, is_open
 
     def entries(self) -> Iterator[Entry]:
-        """Yields the samples; skips a torn one at the end of a tar that grows."""
+        """Yields the samples; skips a torn one at the end of a tar that grows, which a run that was
+        killed has left: one that ends where the file does."""
         offset = begin = 0
         try:
             while (info := self._header(offset)) is not None:
@@ -121,8 +121,24 @@ class TarReader:
                     begin = end
                 offset = end
         except tarfile.HeaderError as error:
-            if not self._is_open:
+            if not self._is_open or self._has_more(offset):
                 raise damaged(self._name, error) from None
+        else:
+            if self._has_more(offset):
+                raise damaged(self._name, "something follows its end")
+
+    def _has_more(self, offset: int) -> bool:
+        """Whether the file has more than a torn sample from here on: a header that is whole and
+        none, or anything after the zeros that end a tar."""
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(offset)
+        block = self._file.read(BLOCK)
+        if block.count(0) < len(block):
+            return size - offset >= BLOCK and not _is_header(block)
+        while piece := self._file.read(COPY_BYTES):
+            if piece.count(0) < len(piece):
+                return True
+        return False
 
     def at(self, position: int) -> Record:
         """Returns the record of a sample."""
@@ -184,12 +200,12 @@ def key_of_sample(record: Record, *, is_again: bool = False) -> str:
     return f"{key}-{record.item_digest[:8] or 'again'}" if is_again else key
 
 
-def _add(file: FileIO, name: str, data: bytes) -> None:
-    write_all(file, _info(name, len(data)) + data + bytes(-len(data) % BLOCK))
+def _add(file: GrowingFile, name: str, data: bytes) -> None:
+    file.write(_info(name, len(data)) + data + bytes(-len(data) % BLOCK))
 
 
-def _add_blob(file: FileIO, name: str, blob: Blob) -> None:
-    write_all(file, _info(name, blob.size))
+def _add_blob(file: GrowingFile, name: str, blob: Blob) -> None:
+    file.write(_info(name, blob.size))
     left = blob.size
     while left:
         try:
@@ -198,9 +214,17 @@ def _add_blob(file: FileIO, name: str, blob: Blob) -> None:
             raise LeftOutError(f"it cannot be read: {error}") from None
         if not piece:
             raise LeftOutError("it is shorter than it was")
-        write_all(file, piece)
+        file.write(piece)
         left -= len(piece)
-    write_all(file, bytes(-blob.size % BLOCK))
+    file.write(bytes(-blob.size % BLOCK))
+
+
+def _is_header(block: bytes) -> bool:
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
 
 
 def _info(name: str, size: int) -> bytes:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaSpan
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, MoEConfig, RotaryConfig
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 # mtp_: multi-token prediction heads, which plain decoding does not use.
 IGNORED = (r"(^|\.)mtp_", r"rotary_emb\.inv_freq$")
@@ -25,15 +25,11 @@ class ErnieForCausalLM(CausalLM):
         decoder = decoder_config(config)
         super().__init__(with_experts(decoder, config) if is_moe else decoder)
         bias = r"\.mlp\.(gate\.)?moe_statics\.e_score_correction_bias$"
-        self._weights = WeightMap(
+        self.weight_map = WeightMap(
             self,
             renames=((bias, ".mlp.gate.correction_bias"),),
             ignored=(*IGNORED, "^lm_head") if decoder.is_tied else IGNORED,
         )
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""

@@ -43,7 +43,7 @@ class ErnieVLForConditionalGeneration(GridLM):
         self._vision_ids = tuple(getattr(config, name) for name in VISION_TOKENS)
         self.register_buffer("vision_ids", torch.empty(0, dtype=torch.int64), persistent=False)
         is_tied = config.tie_word_embeddings
-        self._weights = WeightMap(
+        self.weight_map = WeightMap(
             self,
             renames=_renames(self.num_experts),
             ignored=(*IGNORED, "^lm_head") if is_tied else IGNORED,
@@ -90,7 +90,7 @@ class ErnieVLForConditionalGeneration(GridLM):
                     Target(name=f"{text}.correction_bias", source=slice(0, 1)),
                     Target(name=f"{vision}.correction_bias", source=slice(1, 2)),
                 )
-        return self._weights.targets(key)
+        return super().weight_targets(key)
 
 
 def _decoder_config(config: Any) -> DecoderConfig:

@@ -83,7 +83,7 @@ class Gemma3ForConditionalGeneration(GemmaForCausalLM):
         self.visual = PlainVisionEncoder(tower)
         self.projector = Projector(config, tower.merge_size)
         ignored = [UNUSED, *(() if self.lm_head else (r"(^|\.)lm_head\.",))]
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns [num_tokens, hidden] for each item; all images, and the crops of those that are

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.layers import CausalLM, Linear, media_grid, to_device
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 from .decoder4 import (
     Gemma4Decoder,
@@ -67,18 +67,14 @@ class Gemma4ForCausalLM(CausalLM):
         decoder = partial(Gemma4Decoder, text=config)
         super().__init__(decoder_config(config, is_tied=is_tied), new_layer(config), decoder)
         self.cache = layer_cache(config)
-        self._weights = self.weight_map(config)
+        self.weight_map = self.map_of(config)
 
-    def weight_map(self, text: Any) -> WeightMap:
+    def map_of(self, text: Any) -> WeightMap:
         """Builds the map of weights for the modules so far."""
         readers = [str(i) for i in range(self.num_layers) if owner_of(text, i) is not None]
         unused = [UNUSED.format(layers="|".join(readers))] if readers else []
         ignored = [*IGNORED, *unused, *(() if self.lm_head else (r"(^|\.)lm_head\.",))]
         return WeightMap(self, renames=(*RENAMES, *TEXT_RENAMES), ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
 
 
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
@@ -97,7 +93,7 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
         self.model.media_ids = tuple(token_id for token_id in ids if token_id is not None)
         self.visual = Gemma4Tower(config.vision_config)
         self.projector = Projector(config)
-        self._weights = self.weight_map(config.text_config)
+        self.weight_map = self.map_of(config.text_config)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns [num_tokens, hidden] for each item; all go through the tower together."""

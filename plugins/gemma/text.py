@@ -9,7 +9,7 @@ version  norms after attention and MLP   q and k norms   scores and logits   loc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final
@@ -22,7 +22,7 @@ from mmdeploy_llm.layers import (
     layer_windows,
     rotary_config,
 )
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 ACTIVATION: Final = "gelu_pytorch_tanh"
 # From the published names of versions 2 and 3 to ours, whose norms are named by what they follow.
@@ -43,11 +43,7 @@ class GemmaForCausalLM(CausalLM):
         super().__init__(decoder)
         ignored = ("^lm_head",) if decoder.is_tied else ()
         renames = RENAMES if decoder.post_norms else ()
-        self._weights = WeightMap(self, renames=renames, ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, renames=renames, ignored=ignored)
 
 
 def decoder_config(config: Any) -> DecoderConfig:

@@ -22,7 +22,7 @@ from mmdeploy_llm.layers import (
     sectioned_axes,
     standard_decoder,
 )
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 from .experts import GlmExperts
 from .tower import GlmTower
@@ -65,7 +65,7 @@ class GlmVForConditionalGeneration(GridLM):
         if type(config.text_config).model_type in (SPARSE, OCR):
             # The layer after the last one predicts several tokens at once in training.
             ignored.append(rf"^model\.(language_model\.)?layers\.{decoder.num_layers}\.")
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """See GridLM."""
@@ -78,10 +78,6 @@ class GlmVForConditionalGeneration(GridLM):
         ((_, (frames, height, width), interval),) = super().grids_of(span)
         num = frames // len(span.runs)
         return [(start, (num, height, width), interval) for start, _ in span.runs]
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
 
 
 def decoder_config(config: Any) -> DecoderConfig:

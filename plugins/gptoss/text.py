@@ -38,11 +38,11 @@ class GptOssForCausalLM(CausalLM):
     def __init__(self, config: Any) -> None:
         decoder = decoder_config(config)
         super().__init__(decoder, partial(GptOssLayer, text=config))
-        self._weights = WeightMap(self, ignored=("^lm_head",) if decoder.is_tied else ())
+        self.weight_map = WeightMap(self, ignored=("^lm_head",) if decoder.is_tied else ())
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map. The matrices of stacked experts are stored as [k, n]."""
-        targets = self._weights.targets(key)
+        targets = super().weight_targets(key)
         if targets and key.endswith(STACKS):
             return [replace(target, transpose=True) for target in targets]
         return targets

@@ -23,7 +23,7 @@ from mmdeploy_llm.layers import (
     rotary_config,
     standard_decoder,
 )
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 from .text import with_factors
 
@@ -76,11 +76,7 @@ class GraniteHybridForCausalLM(CausalLM):
         self.cache = layer_cache(decoder, config)
         renames = EXPERTS if decoder.moe else DENSE
         ignored = ("^lm_head",) if decoder.is_tied else ()
-        self._weights = WeightMap(self, renames=renames, ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, renames=renames, ignored=ignored)
 
 
 def decoder_config(config: Any) -> DecoderConfig:

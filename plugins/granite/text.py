@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, standard_decoder
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 
 class GraniteForCausalLM(CausalLM):
@@ -20,11 +19,7 @@ class GraniteForCausalLM(CausalLM):
             mlp_bias=config.mlp_bias,
         )
         super().__init__(decoder)
-        self._weights = WeightMap(self, ignored=("^lm_head",) if decoder.is_tied else ())
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, ignored=("^lm_head",) if decoder.is_tied else ())
 
 
 def with_factors(decoder: DecoderConfig, config: Any) -> DecoderConfig:

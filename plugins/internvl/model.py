@@ -25,7 +25,7 @@ from mmdeploy_llm.layers import (
     to_device,
     vision_activation,
 )
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 from .text import decoder_config
 from .tower import merge_size, tower_config
@@ -86,7 +86,7 @@ class InternVLForConditionalGeneration(CausalLM):
         self.norm = LayerNorm(tower.size, tower.norm_eps) if has_norm else None
         self.projector = Projector(config, merge)
         ignored = (*IGNORED, r"(^|\.)lm_head\.") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns [num_tokens, hidden] for each item; all tiles go through the tower together."""
@@ -94,7 +94,3 @@ class InternVLForConditionalGeneration(CausalLM):
         x = self.visual(torch.cat([to_device(item.tensors["pixels"], device) for item in items]))
         rows = self.projector(x if self.norm is None else self.norm(x))
         return torch.split(rows, [item.num_tokens for item in items])
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)

@@ -21,7 +21,7 @@ from mmdeploy_llm.layers import (
     GatedShortConv,
     rotary_config,
 )
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 from .experts import LfmExperts
 
@@ -83,11 +83,7 @@ class Lfm2ForCausalLM(CausalLM):
         super().__init__(decoder, partial(LfmLayer, text=config))
         self.cache = layer_cache(decoder, config)
         ignored = ("^lm_head",) if is_tied else ()
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
 
 def decoder_config(config: Any) -> DecoderConfig:

@@ -54,7 +54,7 @@ class Lfm2VlForConditionalGeneration(Lfm2ForCausalLM):
         self.visual = SiglipTower(config.vision_config, config.downsample_factor)
         self.projector = Projector(config)
         ignored = UNUSED if self.lm_head else (*UNUSED, "^lm_head")
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns [num_tokens, hidden] for each item; all tiles go through the tower together."""

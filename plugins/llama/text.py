@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, standard_decoder
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
 
@@ -19,7 +18,7 @@ class LlamaForCausalLM(CausalLM):
         decoder = self.decoder_config(config)
         super().__init__(decoder)
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, ignored=ignored)
+        self.weight_map = WeightMap(self, ignored=ignored)
 
     @staticmethod
     def decoder_config(config: Any) -> DecoderConfig:
@@ -30,10 +29,6 @@ class LlamaForCausalLM(CausalLM):
             out_bias=config.attention_bias,
             mlp_bias=config.mlp_bias,
         )
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
 
 
 class MistralForCausalLM(LlamaForCausalLM):

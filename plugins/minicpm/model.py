@@ -48,7 +48,7 @@ class MiniCPMV46ForConditionalGeneration(Qwen35ForCausalLM):
         self.visual = MiniCPMTower(config.vision_config)
         self.merger = Merger(config.vision_config.hidden_size, config.text_config.hidden_size)
         ignored = NOT_NEEDED if self.lm_head else (*NOT_NEEDED, "^lm_head")
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns [num_tokens, hidden] for each item; all slices go through the tower together."""

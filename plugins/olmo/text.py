@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, MoEConfig, standard_decoder
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
 
@@ -20,11 +19,7 @@ class OlmoeForCausalLM(CausalLM):
         decoder = decoder_config(config)
         super().__init__(decoder)
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, ignored=ignored)
 
 
 def decoder_config(config: Any) -> DecoderConfig:

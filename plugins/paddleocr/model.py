@@ -22,7 +22,7 @@ from mmdeploy_llm.layers import (
     sectioned_axes,
     vision_theta,
 )
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 # From the published names, and from those of transformers' modules, to ours.
 RENAMES = (
@@ -96,16 +96,12 @@ class PaddleOCRVLForConditionalGeneration(GridLM):
         self.visual = VisionTower(config.vision_config)
         self.projector = Projector(config)
         ignored = (*IGNORED, *UNUSED, "^lm_head") if decoder.is_tied else (*IGNORED, *UNUSED)
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """See GridLM."""
         out: Tensor = self.projector(self.visual(pixels, grids))
         return out
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
 
 
 def _decoder_config(config: Any) -> DecoderConfig:

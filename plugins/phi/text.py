@@ -3,12 +3,11 @@ rotary frequencies that depend on the length of a sequence (longrope)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.layers import CausalLM, layer_windows, standard_decoder
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
 
@@ -21,8 +20,4 @@ class Phi3ForCausalLM(CausalLM):
         decoder = replace(standard_decoder(config), windows=layer_windows(config))
         super().__init__(decoder)
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, ignored=ignored)

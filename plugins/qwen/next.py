@@ -27,7 +27,7 @@ class Qwen3NextForCausalLM(CausalLM):
         self.cache = layer_cache(decoder, config)
         ignored = (*NOT_NEEDED, "^lm_head") if tied else NOT_NEEDED
         self._delta = delta_config(config)
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map."""
@@ -35,7 +35,7 @@ class Qwen3NextForCausalLM(CausalLM):
             if key.endswith(suffix) and not key.startswith("mtp."):
                 name = f"{key.removesuffix(suffix)}.in_proj.weight"
                 return tuple(fused_targets(name, self._delta, is_ba=suffix == BA))
-        return self._weights.targets(key)
+        return super().weight_targets(key)
 
 
 def fused_targets(name: str, delta: GatedDeltaConfig, *, is_ba: bool) -> Iterator[Target]:

@@ -3,12 +3,11 @@ images and videos. The tower is Qwen3-VL's without features for inner layers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.layers import CausalLM, GridLM, rotary_config
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 from .hybrid import hybrid_decoder, layer_cache, new_layer
 from .text import IGNORED
@@ -31,11 +30,7 @@ class Qwen35ForCausalLM(CausalLM):
         super().__init__(decoder, new_layer(config))
         self.cache = layer_cache(decoder, config)
         ignored = (*NOT_NEEDED, "^lm_head") if decoder.is_tied else NOT_NEEDED
-        self._weights = WeightMap(self, renames=TEXT_RENAMES, ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, renames=TEXT_RENAMES, ignored=ignored)
 
 
 class Qwen35ForConditionalGeneration(Qwen3VLForConditionalGeneration):
@@ -54,4 +49,4 @@ class Qwen35ForConditionalGeneration(Qwen3VLForConditionalGeneration):
         self.cache = layer_cache(decoder, text)
         self.visual = DeepstackTower(config.vision_config)
         ignored = (*NOT_NEEDED, "^lm_head") if decoder.is_tied else NOT_NEEDED
-        self._weights = WeightMap(self, renames=(*VL_RENAMES, *TEXT_RENAMES), ignored=ignored)
+        self.weight_map = WeightMap(self, renames=(*VL_RENAMES, *TEXT_RENAMES), ignored=ignored)

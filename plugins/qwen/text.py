@@ -3,7 +3,6 @@ key and value; version 3 normalizes the heads of query and key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from mmdeploy_llm.layers import (
     sparse_layers,
     standard_decoder,
 )
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
 # From the published names, which transformers' modules share, to ours.
@@ -29,11 +28,7 @@ class QwenForCausalLM(CausalLM):
     def __init__(self, decoder: DecoderConfig) -> None:
         super().__init__(decoder)
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
 
 class Qwen2ForCausalLM(QwenForCausalLM):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
 from mmdeploy_llm.layers import DecoderConfig, Grid, GridLM, sectioned_axes
-from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm.weights.map import WeightMap
 
 from .text import IGNORED, decoder_config
 from .tower import FrameTower, WindowTower
@@ -32,16 +32,12 @@ class QwenVL(GridLM):
         super().__init__(decoder, merge_size=config.vision_config.spatial_merge_size)
         self.visual = tower
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """See GridLM."""
         out: Tensor = self.visual(pixels, grids)
         return out
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
 
 
 class Qwen2VLForConditionalGeneration(QwenVL):

@@ -43,7 +43,7 @@ class Qwen3VLForConditionalGeneration(GridLM):
         self.visual = DeepstackTower(config.vision_config)
         self.media_size = decoder.hidden_size * (1 + len(self.visual.taps))
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     @staticmethod
     def decoder_config(config: Any) -> DecoderConfig:
@@ -71,10 +71,6 @@ class Qwen3VLForConditionalGeneration(GridLM):
         ((_, (frames, height, width), interval),) = super().grids_of(span)
         num = frames // len(span.runs)
         return [(start, (num, height, width), interval) for start, _ in span.runs]
-
-    def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map."""
-        return self._weights.targets(key)
 
 
 class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):

@@ -1,13 +1,11 @@
 """A fake LLM that answers from file names, and small image files."""
 
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
-from PIL import Image
 
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import MediaError
@@ -108,13 +106,6 @@ class FakeLLM:
 @pytest.fixture
 def fake_llm() -> FakeLLM:
     return FakeLLM()
-
-
-@pytest.fixture
-def png() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (40, 20), (200, 30, 30)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @pytest.fixture

@@ -294,7 +294,7 @@ def test_a_loss_that_cannot_be_saved_says_so(out, monkeypatch):
     def full(*_):
         raise OSError("no space")
 
-    monkeypatch.setattr(writer_module.tempfile, "mkstemp", full)
+    monkeypatch.setattr("tempfile.mkstemp", full)
     with RecordWriter(out, "new") as writer:
         out.unlink()
         with pytest.raises(OutputLostError, match="could not be saved"):

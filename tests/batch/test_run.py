@@ -10,6 +10,7 @@ import pytest
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.scan import read_records, records_at
 
 
@@ -134,14 +135,15 @@ def test_an_empty_input_gives_an_empty_output(jsonl, out):
 
 
 def test_a_model_that_cannot_be_opened_costs_no_old_output(jsonl, out):
-    out.write_text("precious\n")
+    precious = Record(id="precious", text="old").to_json() + "\n"
+    out.write_text(precious)
 
     def open_llm():
         raise ConfigError("no such model")
 
     with pytest.raises(ConfigError, match="no such model"):
         do(None, jsonl(*prompts("a")), out, open_llm, mode="overwrite")
-    assert out.read_text() == "precious\n"
+    assert out.read_text() == precious
 
 
 def test_ctrl_c_keeps_what_is_done_and_aborts_the_rest(fake_llm, jsonl, out):

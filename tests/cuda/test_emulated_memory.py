@@ -86,6 +86,7 @@ def test_a_pass_without_memory_is_retried_in_smaller_ones(folder, new_card, capl
     assert "passes have at most 30 tokens now" in caplog.text
 
 
+@pytest.mark.full
 def test_preempted_requests_continue_with_the_same_tokens(folder, new_card):
     """Each request grows to three of the four blocks, the third one 18 steps after its start. Two
     of them run by then, even if the machine is busy and they arrive some steps apart."""

@@ -85,9 +85,9 @@ print(text(llm) == before)
 begin = time.monotonic()
 pid = os.fork()  # one that lives longer than the engine
 if not pid:
-    time.sleep(60)
+    time.sleep(300)
 llm.close()
-print(time.monotonic() - begin < 8)
+print(time.monotonic() - begin < 60)  # a busy machine may take long
 os.kill(pid, 9)
 """
 

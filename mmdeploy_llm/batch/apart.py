@@ -1,0 +1,78 @@
+"""Keeps what a batch writes apart from what it reads, by whatever names somebody gives them."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from mmdeploy_llm.datasets.files import is_pattern, suffix_of, suffixes_in
+from mmdeploy_llm.datasets.formats import SUFFIXES
+from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.sinks.base import Sink
+
+_BRACES = re.compile(r"\{[^{}]*\}")
+
+
+def check_apart(given: str, sink: Sink) -> None:
+    """Raises ConfigError when the output is the input, lies in it so that a resumed run would read
+    it, or has the input among its files. given: a path, a pattern or a URL."""
+    for own in sink.places:
+        if is_url(given) or is_url(str(own)):
+            _check_urls(given, str(own))
+        elif os.path.lexists(given):
+            _check_paths(given, Path(own))
+        elif is_pattern(given) and _matches(given, str(own)):
+            raise ConfigError(
+                f"{str(own)!r} fits the pattern of the input, {given!r}: a run that is resumed "
+                "would read its own results; write the output elsewhere"
+            )
+
+
+def _check_urls(given: str, own: str) -> None:
+    first, second = given.rstrip("/"), own.rstrip("/")
+    if first == second or first.startswith(f"{second}/"):
+        raise ConfigError(f"{own!r} is the input or has it; write the output elsewhere")
+
+
+def _check_paths(given: str, own: Path) -> None:
+    if _is_same(given, own):
+        raise ConfigError(f"{str(own)!r} is the input; write the output elsewhere")
+    if any(_is_same(folder, own) for folder in _folders(given)):
+        raise ConfigError(
+            f"{str(own)!r} is the folder of the input {given!r}, and its files would be replaced; "
+            "write the output elsewhere"
+        )
+    is_corpus = os.path.isdir(given) and suffixes_in(given, SUFFIXES) is not None
+    is_read = is_corpus and suffix_of(str(own), SUFFIXES) is not None
+    if is_read and any(_is_same(folder, given) for folder in _folders(own)):
+        raise ConfigError(
+            f"{str(own)!r} lies in the input {given!r}: a run that is resumed would read its own "
+            "results; write the output elsewhere"
+        )
+
+
+def _folders(path: str | Path) -> Iterator[Path]:
+    """Yields the folders that hold a path, links resolved."""
+    yield from Path(os.path.realpath(path)).parents
+
+
+def _is_same(first: str | Path, second: str | Path) -> bool:
+    """Whether two names lead to one file or folder: links, mounts and letters of another case
+    count."""
+    with suppress(OSError):
+        return os.path.samefile(first, second)
+    return os.path.realpath(first) == os.path.realpath(second)
+
+
+def _matches(pattern: str, own: str) -> bool:
+    """Whether a pattern matches a path: `**` any number of folders, `*` a name in one; braces count
+    as `*`."""
+    wanted, path = os.path.abspath(_BRACES.sub("*", pattern)), os.path.abspath(own)
+    if "**" not in wanted and wanted.count("/") != path.count("/"):
+        return False
+    return fnmatch.fnmatchcase(path, wanted.replace("**/", "*"))

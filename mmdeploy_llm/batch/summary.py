@@ -1,0 +1,109 @@
+"""Sums a batch up, and says what its input and its output do not have in common."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmdeploy_llm.sinks.base import RecordSink, Sink
+
+from .run import Ending, RunCounts
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.records.record import Record
+    from mmdeploy_llm.sinks.scan import RecordIndex
+
+    from .job import BatchJob
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSummary:
+    """The outcome of a batch.
+
+    ending: "done", "max_failures" or "interrupted".
+    run: counts of this run.
+    num_before: items that earlier runs completed.
+    failures: failed items of this and earlier runs, counted by code and class.
+    num_again: items of this run that had a record, and whose input has changed since.
+    num_left: items without a record; None when the size of the input is unknown.
+    disagreements: of a run that is done, what its input and its output do not have in common, in
+        words; then some items are left.
+    sink, index: the output, and the positions of the records in it.
+    """
+
+    sink: Sink
+    ending: Ending
+    run: RunCounts
+    num_before: int
+    failures: Mapping[str, int]
+    num_left: int | None
+    index: RecordIndex
+    num_again: int = 0
+    disagreements: tuple[str, ...] = ()
+
+    @property
+    def output(self) -> Path:
+        """The output: a file, or a folder of parts. The `name` of `sink` has the URL of one that is
+        not on this machine."""
+        return Path(self.sink.name)
+
+    def records(self, most: int | None = None) -> Iterator[Record]:
+        """Yields the records in the order of the input; at most `most`, failed ones first."""
+        return self.sink.records_at(self.index.offsets(most))
+
+    @property
+    def num_failed(self) -> int:
+        """Items of the batch whose record is an error, those of earlier runs included."""
+        return sum(self.failures.values())
+
+    @property
+    def num_records(self) -> int:
+        """Items of the batch with a record in the output."""
+        return len(self.index)
+
+
+def summary_of(
+    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordSink | None
+) -> BatchSummary:
+    """Returns the summary of a run; logs what does not agree. writer: None when nothing was to be
+    written."""
+    index = job.kept.index if writer is None else writer.index
+    num_again = 0 if writer is None else writer.num_again
+    total = job.source.total
+    found = _disagreements(job, run) if ending == "done" else {}
+    num_left = None if total is None else max(0, total - len(index))
+    for words in found:
+        logger.warning("%s", words)
+    return BatchSummary(
+        sink=job.sink,
+        ending=ending,
+        run=run,
+        num_before=num_before - num_again,
+        failures=dict(index.failures.most_common()),
+        num_left=sum(found.values()) if ending == "done" else num_left,
+        index=index,
+        num_again=num_again,
+        disagreements=tuple(found),
+    )
+
+
+def _disagreements(job: BatchJob, run: RunCounts) -> dict[str, int]:
+    """Returns what a run that is done has not done, in words, with the number of items."""
+    left, total = job.left, job.source.total
+    found: dict[str, int] = {}
+    if run.num_items < left.num_given:
+        num = left.num_given - run.num_items
+        words = f"{num} of {left.num_given} items have no result; --resume does them"
+        found[words] = num
+    if total is not None and left.num_met < total:
+        words = (
+            f"the input had {total} items when the run began, and only {left.num_met} were read: "
+            "it changed meanwhile; --resume does what it has now"
+        )
+        found[words] = total - left.num_met
+    return found
