@@ -266,7 +266,8 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             tally.close()
         writer.finish(job.source.place_of)
         change = InputChange.of(job) if ending == "done" else None
-        total = job.left.num_met if ending == "done" and change is None else None
+        is_known = ending == "done" and job.left.is_read and change is None
+        total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
     return summary_of(job, ending, tally.counts(), num_before, writer, change)
 

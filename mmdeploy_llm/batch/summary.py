@@ -132,6 +132,9 @@ def _disagreements(job: BatchJob, run: RunCounts, change: InputChange | None) ->
     if run.num_items < num_given:
         num = num_given - run.num_items
         found[f"{num} of {num_given} items have no result; --resume does them"] = num
-    if change is not None:
+    if not job.left.is_read:
+        words = "the run ended before all items of the input were read; --resume does the others"
+        found[words] = max(1, (job.source.total or 0) - job.left.num_met)
+    elif change is not None:
         found[str(change)] = max(change.before, change.now) - change.num_read
     return found
