@@ -8,15 +8,16 @@ from dataclasses import dataclass
 
 from mmdeploy_llm.errors import ConfigError
 
-from .arrow import ArrowRows, ParquetRows
 from .delimited import DelimitedRows
 from .files import File, find_files, refuse_commands, suffix_of, suffixes_in
-from .hub import DatasetRows, is_dataset
-from .lance_table import LanceRows, is_lance
+from .folders import is_described, is_saved, open_described, open_saved
 from .lines import JsonlRows
 from .names import is_url
 from .packed import also_packed, refuse_packed
 from .rows import MAX_CELL_BYTES, Rows
+from .tables.hub import SCHEME, hub_options
+from .tables.remote import TableRows
+from .tables.serve import Spec
 from .tars import TarRows
 
 
@@ -36,18 +37,58 @@ class FolderFormat:
     open: Callable[[str, int], Rows]
 
 
+def _table_of(kind: str) -> Callable[[Sequence[File], int], Rows]:
+    """Returns what opens files of tables."""
+
+    def opened(files: Sequence[File], max_bytes: int) -> Rows:
+        is_counted = kind == "parquet"  # others must be read to be counted
+        return TableRows(
+            Spec(
+                kind=kind,
+                given=files[0].path,
+                files=tuple(files),
+                max_bytes=max_bytes,
+                is_counted=is_counted,
+            )
+        )
+
+    return opened
+
+
+def is_lance(given: str) -> bool:
+    """Returns whether an input is a Lance table: a folder or URL that ends in .lance."""
+    return given.rstrip("/").endswith(".lance")
+
+
+def is_hub(given: str) -> bool:
+    """Returns whether an input is a dataset of the hub, not one of its files."""
+    name, _, _ = given.removeprefix(SCHEME).partition("?")
+    return given.startswith(SCHEME) and name.count("/") <= 1
+
+
+def _open_lance(given: str, max_bytes: int) -> Rows:
+    return TableRows(Spec(kind="lance", given=given, max_bytes=max_bytes))
+
+
+def _open_hub(given: str, max_bytes: int) -> Rows:
+    hub_options(given)
+    return TableRows(Spec(kind="hub", given=given, max_bytes=max_bytes))
+
+
 # In a folder with files of several formats the first one counts: tools that write shards put lists
 # of their content beside them.
 FILE_FORMATS = (
     FileFormat(suffixes=(*also_packed(".tar"), ".tgz", ".tzst"), open=TarRows),
-    FileFormat(suffixes=(".parquet", ".pq"), open=ParquetRows),
-    FileFormat(suffixes=(".arrow", ".feather", ".ipc"), open=ArrowRows),
+    FileFormat(suffixes=(".parquet", ".pq"), open=_table_of("parquet")),
+    FileFormat(suffixes=(".arrow", ".feather", ".ipc"), open=_table_of("arrow")),
     FileFormat(suffixes=also_packed(".jsonl", ".ndjson"), open=JsonlRows),
     FileFormat(suffixes=also_packed(".csv", ".tsv"), open=DelimitedRows),
 )
 FOLDER_FORMATS = (
-    FolderFormat(is_mine=is_lance, open=LanceRows),
-    FolderFormat(is_mine=is_dataset, open=DatasetRows),
+    FolderFormat(is_mine=is_lance, open=_open_lance),
+    FolderFormat(is_mine=is_hub, open=_open_hub),
+    FolderFormat(is_mine=is_saved, open=open_saved),
+    FolderFormat(is_mine=is_described, open=open_described),
 )
 SUFFIXES = tuple(suffix for known in FILE_FORMATS for suffix in known.suffixes)
 KINDS = (

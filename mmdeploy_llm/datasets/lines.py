@@ -79,7 +79,7 @@ class JsonlRows:
         return _parsed(raw, line, folder) if raw.strip() else None
 
 
-def unreadable(file: File, line: int, error: Exception) -> BadItem:
+def unreadable(file: File, line: int, error: Exception | str) -> BadItem:
     """Returns the error of a file that cannot be read, or no further."""
     message = f"{file.name!r} cannot be read: {str(error)[:MAX_SHOWN]}"
     return BadItem(line=line, id=file.name, message=message)

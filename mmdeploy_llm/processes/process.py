@@ -187,6 +187,15 @@ class Worker:
         `receive` then raises. May be called from any thread."""
         self._process.kill()
 
+    def ended_by(self) -> str:
+        """Returns how the process ended, killed if it has not: "it died with signal SIGSEGV"."""
+        try:
+            status = self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return f"{self.name} closed its channel without ending"
+        return f"{self.name} died with {_status(status)}"
+
     def _raise_end(self) -> Any:
         """Waits for the end of the process and raises WorkerDiedError."""
         try:

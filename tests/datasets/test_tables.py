@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from mmdeploy_llm.datasets import hub
-from mmdeploy_llm.datasets.formats import open_rows
-from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.datasets.formats import is_hub, open_rows
+from mmdeploy_llm.datasets.rows import BadItem, FirstLines
+from mmdeploy_llm.datasets.tables.hub import HubTable, check_pattern
+from mmdeploy_llm.datasets.tables.places import Cursor
 from mmdeploy_llm.errors import ConfigError
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: the extra 'parquet'")
@@ -172,7 +173,8 @@ class TestDatasets:
 
     @pytest.fixture
     def hub_of(self, dataset, tmp_path, monkeypatch):
-        """A hub that has its datasets in a folder; the calls that open them."""
+        """A hub that has its datasets in a folder, read in this process; the calls that open
+        them."""
         import datasets
 
         (tmp_path / "owner/name").mkdir(parents=True)
@@ -185,10 +187,24 @@ class TestDatasets:
             return real(str(tmp_path / name), streaming=options["streaming"])
 
         monkeypatch.setattr(datasets, "load_dataset", load)
+        monkeypatch.setattr(  # restored at the end: what confines it is meant for a child
+            datasets.data_files, "resolve_pattern", datasets.data_files.resolve_pattern
+        )
         return calls
 
-    def test_a_dataset_of_the_hub_is_streamed(self, read, hub_of, pngs):
-        check(read("hf://datasets/owner/name@main?split=test&config=c"), pngs)
+    @pytest.fixture
+    def unconfined(self, monkeypatch):
+        """The hub of these tests is a folder."""
+        monkeypatch.setattr("mmdeploy_llm.datasets.tables.hub.check_pattern", lambda *_: None)
+
+    def test_a_dataset_of_the_hub_is_streamed(self, hub_of, unconfined, pngs):
+        table = HubTable("hf://datasets/owner/name@main?split=test&config=c")
+        pieces = list(table.pieces(Cursor(lines=FirstLines(count=100))))
+        images = [
+            image["bytes"] for piece in pieces for image in piece.columns.get("image", []) if image
+        ]
+        assert images == pngs
+        assert [line for piece in pieces for line in piece.lines] == [1, 2, 3, 4, 5]
         assert hub_of == [("owner/name", "c", {"revision": "main", "streaming": True})]
 
     @pytest.mark.parametrize(
@@ -196,17 +212,54 @@ class TestDatasets:
         [
             ("hf://datasets/owner/name", "choose one as in hf://"),
             ("hf://datasets/owner/name?split=dev", "choose one"),
-            ("hf://datasets/owner/name?trust=1", "config and split are known"),
             ("hf://datasets/owner/other", "cannot be opened as a dataset"),
         ],
     )
-    def test_a_wrong_name_is_an_error(self, hub_of, url, words):
+    def test_a_wrong_name_is_an_error(self, hub_of, unconfined, url, words):
         with pytest.raises(ConfigError, match=words):
-            open_rows(url)
+            HubTable(url)
+
+    def test_a_wrong_option_is_an_error(self):
+        with pytest.raises(ConfigError, match="config and split are known"):
+            open_rows("hf://datasets/owner/name?trust=1")
 
     def test_files_of_the_hub_are_files(self):
-        assert hub.is_dataset("hf://datasets/owner/name@main")
-        assert not hub.is_dataset("hf://datasets/owner/name/data/{0..3}.tar")
+        assert is_hub("hf://datasets/owner/name@main")
+        assert not is_hub("hf://datasets/owner/name/data/{0..3}.tar")
+
+    @pytest.mark.parametrize(
+        "files",
+        [
+            "/etc/host*",
+            "../../other/name/a.csv",
+            "https://example.com/a.csv",
+            "zip://a.csv::https://example.com/a.zip",
+            "file:///etc/hosts",
+            "hf://datasets/other/name/a.csv",
+            "a/../../b.csv",
+            "..\\a.csv",
+        ],
+    )
+    def test_what_a_dataset_names_elsewhere_is_not_opened(
+        self, hub_of, files, monkeypatch, tmp_path
+    ):
+        """Datasets name their files in README.md; the library opens whatever that is."""
+        import datasets
+
+        opened = []
+        monkeypatch.setattr(
+            datasets.data_files, "resolve_pattern", lambda *args, **_: opened.append(args)
+        )
+        readme = f"---\nconfigs:\n- config_name: default\n  data_files: '{files}'\n---\n"
+        (tmp_path / "owner/name/README.md").write_text(readme)
+        with pytest.raises(ConfigError, match="which is not beneath it"):
+            HubTable("hf://datasets/owner/name?split=train")
+        assert not opened
+
+    def test_what_a_dataset_names_beneath_it_is_opened(self):
+        base = "hf://datasets/owner/name@1234"
+        for pattern in ("data/*.parquet", "**", f"{base}/a.csv", "a..b.csv"):
+            check_pattern(pattern, base)
 
     def test_without_the_library_the_extra_is_named(self, monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "datasets", None)
