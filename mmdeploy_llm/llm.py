@@ -199,6 +199,7 @@ class LLM(EngineClient):
             **retry_settings(retry_failed),
             **option_settings(options),
             max_media_bytes=self._config.max_media_bytes,
+            allowed_media_root=self._config.allowed_media_root,
             is_any_config_kept=resume == "anyway",
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
