@@ -365,7 +365,7 @@ class TestBatch:
             assert str(error) in result.stderr
             assert "finished items are saved" not in result.stderr
 
-    def test_items_without_a_result_end_with_code_3(self, run, made, tmp_path, monkeypatch):
+    def test_items_without_a_result_end_with_code_3(self, run, made, tmp_path, monkeypatch, caplog):
         rows = [{"prompt": text} for text in ("one", "two", "three")]
         (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         real = FakeLLM.answer_each
@@ -376,6 +376,7 @@ class TestBatch:
         monkeypatch.setattr(FakeLLM, "answer_each", some)
         result = run("batch", "in.jsonl", "-o", "out.jsonl")
         assert result.exit_code == 3, result.output
+        assert "the run ended before all items of the input were read" in caplog.text
         assert "1 left; the same command with --resume does them" in result.stderr
 
     def test_a_page_that_is_no_report_is_refused_before_the_model_loads(self, run, made, tmp_path):

@@ -32,7 +32,7 @@ from .apart import check_apart
 from .corpus.columns import ColumnOptions
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
-from .summary import BatchSummary, summary_of
+from .summary import BatchSummary, InputChange, summary_of
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
@@ -268,8 +268,11 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         finally:
             tally.close()
         writer.finish(job.source.place_of)
-        _state(job, ending).write(job.sink.state_file)
-    return summary_of(job, ending, tally.counts(), num_before, writer)
+        change = InputChange.of(job) if ending == "done" else None
+        is_known = ending == "done" and job.left.is_read and change is None
+        total = job.left.num_met if is_known else None
+        _state(job, ending, total).write(job.sink.state_file)
+    return summary_of(job, ending, tally.counts(), num_before, writer, change)
 
 
 def _with_configuration(job: BatchJob) -> BatchJob:
@@ -292,11 +295,12 @@ def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -
     return llm if checker is None else Validated(llm, checker, settings.validate_retries)
 
 
-def _state(job: BatchJob, ending: str) -> RunState:
+def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
+    """Returns the state of a run. total: items of the input, where they are known exactly."""
     chosen = job.settings.selection
     return RunState(
         ending=ending,
-        total=job.source.total,
+        total=job.source.total if total is None else total,
         shard=chosen.shard,
         num_shards=chosen.num_shards,
         output=job.sink.name,

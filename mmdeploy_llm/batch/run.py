@@ -76,11 +76,13 @@ class LeftToDo:
     becomes a BadItem. Iterated once.
 
     num_met: items that the source has given. num_given: those of them that are left to do.
+    is_read: whether the source has given all.
     """
 
     def __init__(self, source: Source, done: DoneItems) -> None:
         self._source, self._done = source, done
         self.num_met = self.num_given = 0
+        self.is_read = False
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         met = IdSet()
@@ -95,6 +97,7 @@ class LeftToDo:
             if not self._done.has(key_of(item.id, item.line), item.digest):
                 self.num_given += 1
                 yield item
+        self.is_read = True
 
 
 class BatchRun:

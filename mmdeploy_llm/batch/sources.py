@@ -40,6 +40,9 @@ class Source(Protocol):
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's item in the input; None when not selected."""
 
+    def counted(self) -> int | None:
+        """Counts the items again, as `total` does: blank lines too."""
+
 
 class LineSource:
     """Builds items from rows."""
@@ -48,14 +51,18 @@ class LineSource:
 
     def __init__(self, rows: Rows, reader: QuestionReader, selection: Selection) -> None:
         self._rows, self._reader, self._selection = rows, reader, selection
-        num_rows = rows.num_rows
-        self.total = None if num_rows is None else selection.count(num_rows)
+        self.total = self.counted()
         self.about = reader.about
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items of the selected rows."""
         for row in self._rows.read(self._selection):
             yield row if isinstance(row, BadItem) else self._reader.read(row)
+
+    def counted(self) -> int | None:
+        """Counts the selected rows that the input has now."""
+        num_rows = self._rows.num_rows
+        return None if num_rows is None else self._selection.count(num_rows)
 
     def place_of(self, record: Record) -> int | None:
         """Returns the record's line number; None when not selected."""
@@ -96,6 +103,10 @@ class FileSource:
                 params=self._params,
                 digest=digest_of(file_state(path)),
             )
+
+    def counted(self) -> int | None:
+        """Returns the number of files, which are listed once."""
+        return self.total
 
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's file in the list; None when not selected."""

@@ -67,15 +67,48 @@ class BatchSummary:
         return len(self.index)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputChange:
+    """An input that has another size than when the run began, and was not read to the end."""
+
+    before: int
+    now: int
+    num_read: int
+
+    @classmethod
+    def of(cls, job: BatchJob) -> InputChange | None:
+        """Returns the change during a run that is done; None when there is none, or none is known:
+        blank lines are counted and not read, so only sizes are compared."""
+        before, num_read = job.source.total, job.left.num_met
+        try:
+            now = job.source.counted()
+        except OSError:
+            now = None
+        if before is None or now is None or now == before or num_read >= max(now, before):
+            return None
+        return cls(before=before, now=now, num_read=num_read)
+
+    def __str__(self) -> str:
+        return (
+            f"the input had {self.before} items when the run began and has {self.now} now; "
+            f"{self.num_read} were read, and --resume does what it has"
+        )
+
+
 def summary_of(
-    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordSink | None
+    job: BatchJob,
+    ending: Ending,
+    run: RunCounts,
+    num_before: int,
+    writer: RecordSink | None,
+    change: InputChange | None = None,
 ) -> BatchSummary:
     """Returns the summary of a run; logs what does not agree. writer: None when nothing was to be
     written."""
     index = job.kept.index if writer is None else writer.index
     num_again = 0 if writer is None else writer.num_again
     total = job.source.total
-    found = _disagreements(job, run) if ending == "done" else {}
+    found = _disagreements(job, run, change) if ending == "done" else {}
     num_left = None if total is None else max(0, total - len(index))
     for words in found:
         logger.warning("%s", words)
@@ -92,18 +125,16 @@ def summary_of(
     )
 
 
-def _disagreements(job: BatchJob, run: RunCounts) -> dict[str, int]:
+def _disagreements(job: BatchJob, run: RunCounts, change: InputChange | None) -> dict[str, int]:
     """Returns what a run that is done has not done, in words, with the number of items."""
-    left, total = job.left, job.source.total
+    num_given = job.left.num_given
     found: dict[str, int] = {}
-    if run.num_items < left.num_given:
-        num = left.num_given - run.num_items
-        words = f"{num} of {left.num_given} items have no result; --resume does them"
-        found[words] = num
-    if total is not None and left.num_met < total:
-        words = (
-            f"the input had {total} items when the run began, and only {left.num_met} were read: "
-            "it changed meanwhile; --resume does what it has now"
-        )
-        found[words] = total - left.num_met
+    if run.num_items < num_given:
+        num = num_given - run.num_items
+        found[f"{num} of {num_given} items have no result; --resume does them"] = num
+    if not job.left.is_read:
+        words = "the run ended before all items of the input were read; --resume does the others"
+        found[words] = max(1, (job.source.total or 0) - job.left.num_met)
+    elif change is not None:
+        found[str(change)] = max(change.before, change.now) - change.num_read
     return found

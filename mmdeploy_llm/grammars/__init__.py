@@ -6,7 +6,15 @@ process that can be killed. Imports no torch.
 """
 
 from .probe import Probe
-from .sources import Constraint, read_constraint, translate, wrong
+from .sources import Constraint, ignored_formats, read_constraint, translate, wrong
 from .vocabulary import Vocabulary
 
-__all__ = ["Constraint", "Probe", "Vocabulary", "read_constraint", "translate", "wrong"]
+__all__ = [
+    "Constraint",
+    "Probe",
+    "Vocabulary",
+    "ignored_formats",
+    "read_constraint",
+    "translate",
+    "wrong",
+]

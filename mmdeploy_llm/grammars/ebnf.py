@@ -185,7 +185,7 @@ def _set(inner: str) -> str:
     while position < len(inner):
         found = ESCAPE.match(inner, position)
         if found is not None and found[5] in CLASSES:
-            pieces.append(found.group())
+            pieces.append({"d": "[0-9]", "D": "[^0-9]"}.get(found[5], found.group()))
         elif found is not None:
             pieces.append(_escaped(_character(found)))
         elif inner[position] == "-" and 0 < position < len(inner) - 1:

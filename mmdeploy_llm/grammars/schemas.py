@@ -91,21 +91,29 @@ def _list(value: Any) -> list[Any]:
 
 def _targets(root: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     """Yields each local reference of a schema and what it refers to."""
+    for node in _nodes(root):
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            yield reference, _lookup(root, reference[1:])
+
+
+def _nodes(root: Any) -> Iterator[dict[str, Any]]:
+    """Yields all objects in a schema."""
     stack: list[Any] = [root]
     while stack:
         node = stack.pop()
         if isinstance(node, dict):
+            yield node
             stack.extend(node.values())
-            reference = node.get("$ref")
-            if isinstance(reference, str) and reference.startswith("#"):
-                yield reference, _lookup(root, reference[1:])
         elif isinstance(node, list):
             stack.extend(node)
 
 
 def _lookup(root: Any, pointer: str) -> Any:
-    """Returns the value at a JSON pointer; True, which allows everything, for one that is not
-    there: llguidance reports it."""
+    """Returns the value at a JSON pointer or with an anchor; True, which allows everything, for one
+    that is not there: llguidance reports it."""
+    if pointer and not pointer.startswith("/"):
+        return next((one for one in _nodes(root) if one.get("$anchor") == pointer), True)
     node = root
     for part in unquote(pointer).split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

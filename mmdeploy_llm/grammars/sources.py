@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,13 @@ from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.params import GuidedDecodingParams
 
 from .ebnf import EbnfError, lark_text, to_lark
+from .formats import without_notes
+from .numbers import check_numbers
 from .schemas import check_schema
 from .tags import tags_to_lark
 
 MAX_CHARACTERS = 100_000
+DIGITS = {"\\d": "[0-9]", "\\D": "[^0-9]"}  # also within a class, which classes may contain
 MAX_DEPTH = 100  # nested levels of a JSON schema
 # The separators of json.dumps, which most JSON in training texts follows.
 DUMPED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -59,13 +63,16 @@ def translate(constraint: Constraint, special_ids: Mapping[str, int]) -> str:
     spacing = ANY_WHITESPACE if constraint.is_spaced else DUMPED
     match kind:
         case "json_schema":
-            schema = _parsed(kind, text)
+            schema, _ = without_notes(_parsed(kind, text))
             check_schema(_name(kind), schema)
+            check_numbers(_name(kind), text)
             return _grammar("json_schema", with_options(schema, spacing))
         case "json_object":
             return _grammar("json_schema", with_options({"type": "object"}, spacing))
         case "structural_tag":
-            lark = tags_to_lark(_parsed(kind, text), special_ids, spacing)
+            tags, _ = without_notes(_parsed(kind, text))
+            check_numbers(_name(kind), text)
+            lark = tags_to_lark(tags, special_ids, spacing)
         case "choice":
             choices = dict.fromkeys(json.loads(text))
             lark = "start: C\nC: " + " | ".join(map(lark_text, choices))
@@ -77,6 +84,12 @@ def translate(constraint: Constraint, special_ids: Mapping[str, int]) -> str:
             except EbnfError as error:
                 raise RequestError(f"{_name(kind)} is not valid: {error}") from error
     return _grammar("lark_grammar", lark)
+
+
+def ignored_formats(constraint: Constraint) -> frozenset[str]:
+    """Returns the formats in a constraint's schemas that nothing enforces."""
+    has_schema = constraint.kind in ("json_schema", "structural_tag")
+    return without_notes(json.loads(constraint.text))[1] if has_schema else frozenset()
 
 
 def wrong(constraint: Constraint, reason: str) -> RequestError:
@@ -104,13 +117,13 @@ def _not_json(kind: str, error: Exception) -> RequestError:
 
 
 def _regex(text: str) -> str:
-    """Returns a regular expression between slashes."""
-    pieces, is_escape = [], False
-    for character in text:
-        if character == "/" and not is_escape:
-            pieces.append("\\")
-        is_escape = character == "\\" and not is_escape
-        pieces.append("\\n" if character == "\n" else character)
+    """Returns a regular expression between slashes. Digits are those of ASCII, as in the `pattern`
+    of a JSON schema."""
+    plain = {"/": "\\/", "\n": "\\n"}
+    pieces = [
+        DIGITS.get(piece, plain.get(piece, piece.replace("\n", "\\n")))
+        for piece in re.findall(r"\\?.", text, re.DOTALL)
+    ]
     return f"/{''.join(pieces)}/" if text else '""'
 
 

@@ -4,6 +4,7 @@ with guided_decoding."""
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +19,7 @@ from mmdeploy_llm.grammars import (
     Constraint,
     Probe,
     Vocabulary,
+    ignored_formats,
     read_constraint,
     translate,
     wrong,
@@ -33,6 +35,8 @@ from mmdeploy_llm.transfer import to_device
 from .guide import Guide, Thoughts
 from .matcher import GrammarMatcher
 from .token_texts import BITS, TokenTexts
+
+logger = logging.getLogger(__name__)
 
 CACHE_SIZE = 64  # compiled grammars
 
@@ -72,6 +76,7 @@ class GrammarBackend:
         self._reading = threading.Lock()  # held while the tokenizer is read
         self._lock = threading.Lock()  # guards the fields below
         self._is_closed = False
+        self._noted: set[str] = set()
         self._probe: Probe | None = None
         self._tokenizer: Any = None
         self._texts: Sequence[bytes] = ()
@@ -93,6 +98,7 @@ class GrammarBackend:
         translated = functools.cache(partial(translate, constraint, self._special_ids))
         probe.check(constraint, translated)
         self._compile(constraint, translated())
+        self._warn(ignored_formats(constraint))
 
     def guide(self, params: GuidedDecodingParams, prompt: str = "") -> Guide:
         """Returns the guide of a text that follows the prompt, by a constraint that `validate`
@@ -108,6 +114,14 @@ class GrammarBackend:
     def matches(self, params: GuidedDecodingParams, text: str) -> bool:
         """Whether a text is what a constraint asks for."""
         return self._matcher(params).matches(text)
+
+    def _warn(self, formats: frozenset[str]) -> None:
+        """Says once for each format of a schema that it is a note."""
+        with self._lock:
+            fresh = formats - self._noted
+            self._noted |= fresh
+        for name in sorted(fresh):
+            logger.warning("the format %r in a JSON schema is a note: texts are not checked", name)
 
     def _matcher(self, params: GuidedDecodingParams) -> GrammarMatcher:
         """Returns a matcher at the start of a constraint."""

@@ -143,6 +143,8 @@ class RecordWriter(Closing):
             os.fsync(copy.fileno())
             os.replace(partial, self._path)
         except BaseException:
+            if is_at(copy, partial):
+                os.unlink(partial)  # a disk that is full
             copy.close()
             raise
         self._file.close()

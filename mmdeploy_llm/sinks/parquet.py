@@ -80,14 +80,18 @@ class ParquetParts:
     def seal(self, folder: Folder, name: str, configurations: str | None) -> str:
         """Writes the journal as a part."""
         partial = f"{name}.partial"
-        with (
-            BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal,
-            new_file(folder, partial) as file,
-            self._writer(file, configurations) as writer,
-        ):
-            for rows in _groups(journal):
-                table = self._arrow.Table.from_pylist(rows, schema=self.schema)
-                writer.write_table(table, row_group_size=len(rows))
+        try:
+            with (
+                BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal,
+                new_file(folder, partial) as file,
+                self._writer(file, configurations) as writer,
+            ):
+                for rows in _groups(journal):
+                    table = self._arrow.Table.from_pylist(rows, schema=self.schema)
+                    writer.write_table(table, row_group_size=len(rows))
+        except OSError:
+            folder.remove(partial)  # a disk that is full
+            raise
         return partial
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:

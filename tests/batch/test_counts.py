@@ -63,7 +63,7 @@ def test_an_input_that_becomes_shorter_is_told(fake_llm, jsonl, caplog):
     given.write_text("".join(lines[:150]))
     summary = run_batch(job, lambda: fake_llm)
     assert summary.num_left == 400 - summary.num_records > 0
-    assert "the input had 400 items when the run began" in summary.disagreements[0]
+    assert "had 400 items when the run began and has 150 now" in summary.disagreements[0]
     again = batch(given, "out.jsonl", fake_llm, "resume")
     assert again.disagreements == ()
 
@@ -109,3 +109,16 @@ def test_outputs_that_grow_while_a_report_reads_them_are_told(here, fake_llm, mo
     monkeypatch.setattr(MergedOutputs, "_repeated", repeated)
     merged = MergedOutputs(["out.jsonl"])
     assert merged.missing() == {"out.jsonl": "it changed while it was read; write the report again"}
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_blank_lines_are_no_items(fake_llm, here, is_removed):
+    """They are counted in advance for the progress bar."""
+    texts = [json.dumps(row) for row in rows(3)]
+    (here / "in.jsonl").write_text("\n\n".join(texts) + "\n\n\n")
+    job = plan_batch("in.jsonl", "out.jsonl", BatchSettings())
+    if is_removed:
+        (here / "in.jsonl").unlink()
+    summary = run_batch(job, lambda: fake_llm)
+    assert (summary.num_records, summary.num_left, summary.disagreements) == (3, 0, ())
+    assert MergedOutputs(["out.jsonl"]).missing() == {}

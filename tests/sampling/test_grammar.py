@@ -406,3 +406,96 @@ def test_without_llguidance_the_error_says_what_to_install(tokenizer, monkeypatc
 def test_llguidance_is_not_imported_before_it_is_needed():
     code = "import sys, mmdeploy_llm.sampling; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@needs_llguidance
+class TestSchemas:
+    """What a schema says holds exactly, or it is refused by name."""
+
+    @pytest.mark.parametrize(
+        "number",
+        [2**53 + 1, 12345678901234567, 10**17 + 1, -(2**53 + 1), 2**64 + 1, 123456789.12345679],
+    )
+    @pytest.mark.parametrize("keyword", ["const", "enum", "minimum", "nested", "tag"])
+    def test_a_number_that_would_be_rounded_is_refused(self, backend, number, keyword):
+        schema = {
+            "const": {"const": number},
+            "enum": {"enum": ["a", number]},
+            "minimum": {"type": "number", "minimum": number},
+            "nested": {"type": "object", "properties": {"a": {"const": [{"b": number}]}}},
+            "tag": {"const": number},
+        }[keyword]
+        guided = GuidedDecodingParams(json=schema)
+        if keyword == "tag":
+            guided = GuidedDecodingParams(structural_tag=tagged(schema=schema))
+        with pytest.raises(RequestError, match=re.escape(f"number {number} in")):
+            backend.guide(guided)
+
+    @pytest.mark.parametrize(
+        "number",
+        [0, -1, 2**53, 2**60, 10**17, 2**63 - 1, 0.1, 1.5, -2.25, 123456789.123456, 1e22],
+    )
+    def test_a_number_that_is_exact_is_written_exactly(self, backend, tokenizer, number):
+        text = format(number, ".0f") if number == 1e22 else json.dumps(number)
+        guided = GuidedDecodingParams(json={"const": number})
+        assert accepts(backend, tokenizer, guided, text)
+
+    def test_bounds_of_machine_words_and_notes_are_no_reason(self, backend, tokenizer):
+        schema = {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 2**64 - 1,
+            "default": 2**60 + 1,
+        }
+        assert accepts(backend, tokenizer, GuidedDecodingParams(json=schema), "5")
+
+    def test_numbers_in_the_text_of_a_schema(self, backend):
+        text = '{"const": 0.12345678901234567890}'
+        with pytest.raises(RequestError, match=r"number 0\.12345678901234567890 in 'const'"):
+            backend.guide(GuidedDecodingParams(json=text))
+
+    def test_an_unknown_format_is_a_note(self, own_backend, tokenizer, caplog):
+        schema = {
+            "type": "object",
+            "properties": {
+                "format": {"type": "string", "format": "colour"},
+                "id": {"type": "string", "format": "uuid4"},
+                "const": {"const": {"format": "colour"}},
+            },
+            "required": ["format", "id", "const"],
+            "additionalProperties": False,
+        }
+        guided = GuidedDecodingParams(json=schema)
+        for _ in range(2):
+            own_backend.validate(guided)
+        assert [record.getMessage() for record in caplog.records] == [
+            "the format 'colour' in a JSON schema is a note: texts are not checked"
+        ]
+        text = '{"format": "x", "id": "%s", "const": {"format": "colour"}}'
+        good = "123e4567-e89b-42d3-a456-426614174000"
+        assert accepts(own_backend, tokenizer, guided, text % good)
+        assert not accepts(own_backend, tokenizer, guided, text % "x")
+
+    def test_an_anchor_is_what_it_names(self, backend, tokenizer):
+        schema = {
+            "type": "array",
+            "items": {"$ref": "#x"},
+            "minItems": 1,
+            "$defs": {"a": {"$anchor": "x", "type": "boolean"}},
+        }
+        guided = GuidedDecodingParams(json=schema)
+        backend.validate(guided)
+        assert accepts(backend, tokenizer, guided, "[true]")
+        assert not accepts(backend, tokenizer, guided, '["a"]')
+        endless = {"$ref": "#x", "$defs": {"a": {"$anchor": "x", "$ref": "#x"}}}
+        with pytest.raises(RequestError, match="requires itself"):
+            backend.guide(GuidedDecodingParams(json=endless))
+
+    @pytest.mark.parametrize("regex", [r"\d", r"[\d]", r"[a\d]", r"[^\D]", r"[\d-z]"])
+    def test_digits_are_those_of_json(self, backend, tokenizer, regex):
+        guided = GuidedDecodingParams(regex=regex)
+        assert accepts(backend, tokenizer, guided, "3")
+        assert not accepts(backend, tokenizer, guided, "\u0663")
+        assert accepts(backend, tokenizer, GuidedDecodingParams(regex=r"\\d/\D"), "\\d/\u0663")
+        ebnf = GuidedDecodingParams(grammar=r"root ::= [\d]")
+        assert not accepts(backend, tokenizer, ebnf, "\u0663")
