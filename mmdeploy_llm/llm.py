@@ -188,7 +188,8 @@ class LLM(EngineClient):
         other parameters.
         overwrite: replace the output, which otherwise must not exist.
         report: an HTML page.
-        Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
+        Raises ConfigError for a wrong call, and when the output is lost, OutputLostError or
+        OutputWriteError, which say how to continue; an item with an error becomes a line with it.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         settings = BatchSettings(

@@ -135,7 +135,9 @@ class _Reader:
         role = _role(message, location)
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
-            raise RequestError(f"{location} of role {role!r} has no 'content'")
+            if "content" not in message:
+                raise RequestError(f"{location} of role {role!r} has no 'content'")
+            content = ""  # None says it, as in what other engines return
         copied = {name: self.copy(value) for name, value in message.items() if name != "content"}
         if content is None or isinstance(content, str):
             return {**copied, "content": self.copy(content)}

@@ -231,7 +231,7 @@ class Intake:
 
     def _render_chat(self, parts: PromptParts) -> Rendered:
         template = self._template(parts.template)
-        variables = template_variables(parts.template_kwargs)
+        variables = template_variables(parts.template_kwargs, template)
         tools = chosen_tools(parts.tools, variables)
         conversation = read_messages(
             parts.messages,

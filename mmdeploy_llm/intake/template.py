@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks.folder_files import read_text
-from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.names import did_you_mean, error_text
 from mmdeploy_llm.model_folder import read_json
 from mmdeploy_llm.rendering import Renderer, TemplateFailedError, TemplateTimeError
 
@@ -73,9 +75,9 @@ def load_template(text: str) -> str:
     return text
 
 
-def template_variables(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def template_variables(kwargs: Mapping[str, Any] | None, template: str = "") -> dict[str, Any]:
     """Returns chat_template_kwargs, checked; options.thinking_mode (FastDeploy) sets
-    enable_thinking.
+    enable_thinking. Warns of names that the template never reads.
 
     Raises RequestError for anything but a dict with text keys, and for keys that would change how
     the template is run.
@@ -90,12 +92,24 @@ def template_variables(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
             f"chat_template_kwargs must not set {', '.join(wrong)}; it takes variables of the "
             f"template and {', '.join(sorted(PASSED_ON))}"
         )
+    for name in kwargs if template else ():
+        if name not in PASSED_ON and name != "options" and name not in _words(template):
+            hint = did_you_mean(name, _words(template))
+            warnings.warn(
+                f"the chat template never reads {name!r} of chat_template_kwargs{hint}",
+                UserWarning,
+                stacklevel=2,
+            )
     variables = dict(kwargs)
     options = kwargs.get("options")
     if isinstance(options, Mapping) and "thinking_mode" in options:
         is_open = options["thinking_mode"] not in ("close", "false", False)
         variables.setdefault("enable_thinking", is_open)
     return variables
+
+
+def _words(template: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[^\W\d]\w*", template))
 
 
 def render(

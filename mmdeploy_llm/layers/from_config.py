@@ -13,7 +13,8 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from .decoder_config import DecoderConfig
 
 # Scaled variants whose frequencies are the same for every sequence length.
-STATIC_ROPE_TYPES = ("linear", "llama3", "yarn")
+# "dynamic" changes beyond max_position_embeddings only, where no sequence may go.
+STATIC_ROPE_TYPES = ("dynamic", "linear", "llama3", "yarn")
 LONG_ROPE_TYPE = "longrope"  # has frequencies for short and for long sequences
 
 

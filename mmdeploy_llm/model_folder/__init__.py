@@ -156,11 +156,26 @@ def _config(folder: Path) -> Any:
     try:
         found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         _forget_code(found)
+        if not found.architectures:
+            found.architectures = _architectures_of(found.model_type)
         return found
     except Exception as error:  # transformers raises whatever its config classes raise
         raise CheckpointError(
             f"config.json of the model cannot be used: {library_error(error)}"
         ) from error
+
+
+def _architectures_of(model_type: str) -> list[str] | None:
+    """Returns the architecture of a config that names none, as transformers' Auto classes choose
+    it: one for images and text before one for text. None where there is none."""
+    from transformers.models.auto import modeling_auto
+
+    tables = (
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+    found = next((table[model_type] for table in tables if model_type in table), None)
+    return [found] if isinstance(found, str) else list(found) if found else None
 
 
 def _forget_code(config: Any) -> None:

@@ -28,7 +28,8 @@ class TagFormat:
     untagged: how a text is read when neither it nor the prompt has a tag: as reasoning up to `end`,
         as content, or undecided until a tag or the end decides (content at the end).
     label: a text after `start` that is no part of the reasoning.
-    calls: tags of tool calls that also end the reasoning; they stay in the content.
+    calls: tags of tool calls that also end the reasoning; they stay in the content. The `end` that
+        may still come after a call is dropped.
     answer: tags around the content; they are dropped.
     is_stripped: white space at both ends of reasoning and content is dropped.
     is_repeated: reasoning may start again after content.
@@ -79,13 +80,15 @@ class TagFormat:
         yield "begin closed", self._begin("answer")
         yield "undecided", Mode(kind="held", exits=self._decisions(), is_stripped=stripped)
         ends = {self.end: Exit(mode="answer")}
-        ends |= {tag: Exit(mode="content", is_kept=True) for tag in self.calls}
+        ends |= {tag: Exit(mode="after a call", is_kept=True) for tag in self.calls}
         yield "reasoning", Mode(kind="reasoning", exits=ends, is_stripped=stripped)
         if self.label:
             word = {self.label: Exit(mode="reasoning")}
             yield "label", Mode(kind="dropped", exits=word, blanks="", otherwise="reasoning")
         again = {self.start: Exit(mode=self._opened)} if self.is_repeated else {}
         yield "content", Mode(kind="content", exits=again, is_stripped=stripped)
+        late = {self.end: Exit(mode="content")}  # of thinking in which a call stood
+        yield "after a call", Mode(kind="content", exits=late, is_stripped=stripped)
         yield from self._answer_modes()
 
     def _begin(self, otherwise: str) -> Mode:

@@ -23,8 +23,8 @@ class TagParser(ReasoningParser):
     def __init__(self) -> None:
         self._buffer = ""  # unread text: blanks, or what may become a tag
         self._held: list[str] = []  # text of a "held" mode
-        self._spaces = ""  # white space at the end of a stripped mode's text so far
-        self._has_text = False  # whether a stripped mode has text yet
+        self._spaces: dict[str, str] = {}  # kind -> white space at the end of its text so far
+        self._has_text: set[str] = set()  # kinds that have text yet
         self._segments: list[Segment] = []
         self._mode = self.grammar.modes[self.grammar.default]
         self._is_decided = False  # whether the prompt has opened or closed the thinking
@@ -115,7 +115,9 @@ class TagParser(ReasoningParser):
     def _leave(self, mode: Mode, tag: str, rest: str) -> None:
         leaving = mode.exits[tag]
         self._settle(leaving.held)
-        self._spaces, self._has_text = "", False
+        if self._reached(leaving.mode).kind == "reasoning":
+            self._keep_spaces(mode)
+        self._spaces.pop(mode.kind, None)
         self._mode = self.grammar.modes[leaving.mode]
         self._buffer = rest
         if leaving.is_kept:
@@ -134,17 +136,27 @@ class TagParser(ReasoningParser):
         text = "".join(self._held)
         self._held.clear()
         is_stripped = self._mode.is_stripped and kind == "reasoning"
+        if text.strip():
+            self._has_text.add(kind)
         self._add(kind, text.strip() if is_stripped else text)
 
     def _strip(self, text: str) -> str:
-        """Drops white space at the mode's beginning and holds back white space at the end."""
-        text = self._spaces + text
-        if not self._has_text:
+        """Drops white space at the beginning of all text of the mode's kind, and holds back white
+        space at the end."""
+        kind = self._mode.kind
+        text = self._spaces.get(kind, "") + text
+        if kind not in self._has_text:
             text = text.lstrip()
         kept = text.rstrip()
-        self._spaces = text[len(kept) :]
-        self._has_text = self._has_text or bool(kept)
+        self._spaces[kind] = text[len(kept) :]
+        if kept:
+            self._has_text.add(kind)
         return kept
+
+    def _keep_spaces(self, left: Mode) -> None:
+        """Settles the white space at the end of content, which may go on after more thinking."""
+        if left.kind == "content" and left.kind in self._has_text:
+            self._add("content", self._spaces.get(left.kind, ""))
 
     def _add(self, kind: Decided | Literal["tool_calls"], text: str) -> None:
         if text:

@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .interface import Step, refused
 
-LONG = "longrope"
+LONG, DYNAMIC = "longrope", "dynamic"
 
 
 def check(name: str, decoder: nn.Module) -> int | None:
@@ -26,7 +26,9 @@ def check(name: str, decoder: nn.Module) -> int | None:
     """
     for path, module in decoder.named_modules():
         kinds = _kinds(module)
-        if any("dynamic" in kind for kind in kinds):
+        if DYNAMIC in kinds and isinstance(module.rope_type, str):
+            return int(module.config.max_position_embeddings)  # constant up to there
+        if any(DYNAMIC in kind for kind in kinds):
             what = f"{path} ({type(module).__name__})"
             raise refused(name, what, "changes all frequencies with the length of the sequence")
         if LONG in kinds:
@@ -41,7 +43,7 @@ def follow(name: str, decoder: nn.Module, step: Step) -> int | None:
     module would not compute what transformers does: then its sequences must stay short."""
     last = check(name, decoder)
     modules: list[Any] = [module for module in decoder.modules() if LONG in _kinds(module)]
-    if last is None or not all(_reads_buffer(module, last) for module in modules):
+    if last is None or not modules or not all(_reads_buffer(module, last) for module in modules):
         return None
     for module in modules:
         module.forward = partial(_forward_by_length, module, _long_frequencies(module, last), step)

@@ -114,3 +114,17 @@ def test_offline_is_said_clearly(bundled, monkeypatch):
         resolve_model("baidu/ERNIE")
     assert "no route to host" in str(caught.value)
     assert "and more" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "found"),
+    [
+        ("qwen2", ["Qwen2ForCausalLM"]),
+        ("qwen2_vl", ["Qwen2VLForConditionalGeneration"]),
+        ("bert", ["BertLMHeadModel"]),
+        ("vit", None),
+    ],
+)
+def test_a_config_without_architectures_has_those_of_its_type(folder, model_type, found):
+    write(folder, "config.json", {"model_type": model_type})
+    assert read_checkpoint(folder).config.architectures == found

@@ -262,6 +262,8 @@ def test_chat_template_kwargs(intake, make_intake):
     assert text(options={"thinking_mode": "close"}).endswith("<think></think>")
     assert text(options={"thinking_mode": "open"}).endswith("<think>")
     assert text(add_generation_prompt=False).endswith("hello\n")
+    with pytest.warns(UserWarning, match="never reads 'enable_thinkin' .*; did you mean 'enable_t"):
+        assert text(enable_thinkin=False).endswith("<think>")
     for wrong in ([("a", 1)], {1: 2}):
         with pytest.raises(ValueError, match="must be a dict"):
             intake.accept({"messages": messages, "chat_template_kwargs": wrong}, PARAMS)

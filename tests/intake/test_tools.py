@@ -158,6 +158,13 @@ def test_wrong_calls(intake, calls, message):
         render(intake, [USER, {"role": "assistant", "content": "", "tool_calls": calls}])
 
 
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+def test_content_that_is_none_is_empty(intake, role):
+    messages = [{"role": role, "content": None}, USER]
+    empty = [{"role": role, "content": ""}, USER]
+    assert render(intake, messages).prompt_text == render(intake, empty).prompt_text
+
+
 def test_an_assistant_message_needs_content_or_calls(intake):
     with pytest.raises(RequestError, match="message 0 of role 'assistant' has no 'content'"):
         render(intake, [{"role": "assistant", "tool_calls": []}])

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import LlamaConfig
 
 from mmdeploy_llm.basic_layers import norm as norm_module
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -202,9 +203,16 @@ class TestFromConfig:
         found = rotary_config(text_config(rope_parameters=rope, head_dim=12))
         assert (found.head_dim, found.rotary_dim, found.num_pairs) == (12, 6, 3)
 
-    def test_rope_that_follows_the_length_is_refused(self):
-        rope = {"rope_type": "dynamic", "rope_theta": 1e4}
-        with pytest.raises(ModelNotSupportedError, match="'dynamic'"):
+    def test_dynamic_rope_is_the_default_up_to_the_length_of_the_model(self):
+        rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+        config = LlamaConfig(rope_parameters=rope, max_position_embeddings=64, head_dim=8)
+        found = rotary_config(config)
+        assert found.frequencies == pytest.approx([1e4 ** (-i / 8) for i in range(0, 8, 2)])
+        assert found.scale == 1.0
+
+    def test_an_unknown_rope_is_refused(self):
+        rope = {"rope_type": "spiral", "rope_theta": 1e4}
+        with pytest.raises(ModelNotSupportedError, match="'spiral'"):
             rotary_config(text_config(rope_parameters=rope))
 
     def test_windows(self):

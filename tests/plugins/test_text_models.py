@@ -99,6 +99,11 @@ CASES = {
         "llama",
         {"seed": 2, "rope_parameters": LINEAR, "num_key_value_heads": 4},
     ),
+    # Frequencies that change beyond max_position_embeddings, where no sequence goes.
+    "llama dynamic rope": (
+        "llama",
+        {"seed": 3, "rope_parameters": {**LINEAR, "rope_type": "dynamic"}, **TIED},
+    ),
     # Every layer has a window that is shorter than the prompt.
     "mistral": ("mistral", {}),
     # YaRN, as in the long-context models.
@@ -346,7 +351,6 @@ class TestPromisesOfVariants(Variants, ModelConformance):
     ("family", "changes", "message"),
     [
         ("ernie4_5", {"rope_parameters": YARN}, "'yarn'"),  # its rope is reordered
-        ("llama", {"rope_parameters": {**LINEAR, "rope_type": "dynamic"}}, "'dynamic'"),
         ("llama", {"hidden_act": "gelu"}, "'gelu' of this llama model"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 of this olmoe model"),
         (

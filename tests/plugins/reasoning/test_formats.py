@@ -87,7 +87,15 @@ ROWS = [
     ("deepseek-r1", CLOSED, " so", "", " so"),
     # think-tag: once or several times, white space at both ends of each segment dropped
     ("think-tag", "", "<think>\nwhy\n</think>\n\nso\n", "why", "so"),
-    ("think-tag", "", "so <think> but </think> then", "but", "so then"),
+    ("think-tag", "", "so <think> but </think> then", "but", "so  then"),
+    (
+        "think-tag",
+        "",
+        "<think>\na\n</think>\nfirst\n<think>\nb\n</think>\nsecond\n",
+        "a\nb",
+        "first\n\nsecond",
+    ),
+    ("think-tag", OPEN, "a\n</think>\n\nb\n\n<think>c</think>- d", "ac", "b\n\n- d"),
     ("think-tag", "", "<think>a</think>b<think>c</think>d", "ac", "bd"),
     ("think-tag", "", "why</think>so", "why", "so"),
     ("think-tag", "", " no tag ", "", " no tag "),
@@ -101,6 +109,15 @@ ROWS = [
     ("glm-4.5", "", "so", "", "so"),
     ("glm-4.5", OPEN, "why<tool_call>f", "why", "<tool_call>f"),
     ("glm-4.5", OPEN, "why</think><tool_call>f", "why", "<tool_call>f"),
+    (
+        "glm-4.5",
+        OPEN,
+        "why<tool_call>f</tool_call>\n</think>so",
+        "why",
+        "<tool_call>f</tool_call>\nso",
+    ),
+    ("glm-4.5", OPEN, "a<tool_call>f</think>b</think>c", "a", "<tool_call>fb</think>c"),
+    ("glm-4.5", OPEN, "a</think><tool_call>f</think>", "a", "<tool_call>f</think>"),
     # gemma4: a channel whose name is no part of the thinking
     ("gemma4", "<|turn>model\n", "<|channel>thought\nwhy\n<channel|>so", "why", "so"),
     ("gemma4", "<|turn>model\n", "<|channel>thoughtful<channel|>so", "thoughtful", "so"),
@@ -119,7 +136,7 @@ ROWS = [
     # step3, step3p5: reasoning until </think>; Step-3.5 drops the line breaks around it
     ("step3", OPEN, "why\n</think>\nso", "why\n", "\nso"),
     ("step3", "", "why, cut", "why, cut", ""),
-    ("step3", OPEN, "why<tool_call>f</think>", "why", "<tool_call>f</think>"),
+    ("step3", OPEN, "why<tool_call>f</think>", "why", "<tool_call>f"),
     ("step3p5", OPEN, "why\n</think>\nso", "why", "so"),
     # mistral: no [THINK], no reasoning
     ("mistral", "", "[THINK]why[/THINK]so", "why", "so"),

@@ -26,15 +26,9 @@ FIELDS = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED = {
     "both directions": ("Bert", {}, r"encoder\.layer\.0\.attention\.self .* is not causal"),
     "an encoder": ("Bart", {}, r"its decoder attends to an encoder"),
-    "frequencies by length": (
-        "Llama",
-        {"rope_parameters": DYNAMIC},
-        r"rotary_emb \(LlamaRotaryEmbedding\) changes all frequencies with the length",
-    ),
 }
 ARCHITECTURES = {"Bert": "BertLMHeadModel", "Llama4Text": "Llama4ForCausalLM"}
 

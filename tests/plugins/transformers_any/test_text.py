@@ -25,6 +25,11 @@ YARN = {
 CONFIGS = {
     # The plain decoder.
     "llama": ("Llama", {}),
+    # Frequencies that change beyond max_position_embeddings, where no sequence goes.
+    "llama_dynamic": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ),
     # The head is the embedding.
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 20}),
