@@ -188,7 +188,8 @@ class LLM(EngineClient):
         other parameters.
         overwrite: replace the output, which otherwise must not exist.
         report: an HTML page.
-        Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
+        Raises ConfigError for a wrong call, and when the output is lost, OutputLostError or
+        OutputWriteError, which say how to continue; an item with an error becomes a line with it.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         settings = BatchSettings(
@@ -199,6 +200,7 @@ class LLM(EngineClient):
             **retry_settings(retry_failed),
             **option_settings(options),
             max_media_bytes=self._config.max_media_bytes,
+            allowed_media_root=self._config.allowed_media_root,
             is_any_config_kept=resume == "anyway",
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,

@@ -50,7 +50,8 @@ class BatchSettings:
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
     question: the question about each file of a folder, or each row of a corpus.
-    columns: of a corpus; max_media_bytes: the largest image or video inside of it.
+    columns: of a corpus; max_media_bytes: the largest image or video inside of it;
+        allowed_media_root: of the engine, to which its links may lead.
     selection: the lines of the input to process.
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
@@ -70,6 +71,7 @@ class BatchSettings:
     question: str | None = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
+    allowed_media_root: str | os.PathLike[str] | None = None
     selection: Selection = field(default_factory=Selection)
     format: str | None = None
     part_items: int | None = None
@@ -160,6 +162,7 @@ def plan_batch(
         template_kwargs=settings.chat_template_kwargs,
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
+        root=settings.allowed_media_root,
     )
     return _planned(source, sink, settings)
 

@@ -135,12 +135,13 @@ def open_source(
     template_kwargs: Mapping[str, Any] | None = None,
     columns: ColumnOptions | None = None,
     max_bytes: int = MAX_CELL_BYTES,
+    root: str | os.PathLike[str] | None = None,
 ) -> Source:
     """Opens a corpus (see datasets/formats.py), a folder of images and videos with all its
     subfolders, or an iterable of dicts. Raises ConfigError for an input that cannot be opened.
 
     Media paths in a file are relative to the file's folder, those in dicts to the working folder.
-    max_bytes: of one image or video inside of a corpus.
+    max_bytes: of one image or video inside of a corpus. root: see open_rows.
     """
     columns = columns or ColumnOptions()
     reader = ItemReader(None, params, template_kwargs)
@@ -149,7 +150,7 @@ def open_source(
         return LineSource(dicts, QuestionReader(dicts, reader, columns, question), selection)
     name = os.fspath(given)
     _check_name(name)
-    rows = open_rows(name, max_bytes)
+    rows = open_rows(name, max_bytes, root)
     if rows is not None:
         return LineSource(rows, QuestionReader(rows, reader, columns, question), selection)
     if columns.values():

@@ -222,6 +222,7 @@ def batch_settings(
         chat_template_kwargs=template_kwargs(answer.thinking),
         question=question,
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
+        allowed_media_root=engine.get("allowed_media_root"),
         **retry_settings(retried),
         **output_settings({name: getattr(run, name) for name in OutputOptions.__annotations__}),
         is_any_config_kept=run.resume_anyway,

@@ -84,7 +84,7 @@ def find_files(given: str, suffixes: tuple[str, ...]) -> tuple[File, ...]:
     exist.
     """
     patterns = [given] if not is_url(given) and os.path.lexists(given) else _expanded(given)
-    base = _base(given)
+    base = base_of(given)
     found: dict[str, None] = {}
     try:
         for pattern in patterns:
@@ -103,6 +103,20 @@ def find_files(given: str, suffixes: tuple[str, ...]) -> tuple[File, ...]:
     return tuple(File(path=path, name=_plain(path).removeprefix(_plain(base))) for path in found)
 
 
+def refuse_links_out(paths: Iterable[str], base: str, root: str | os.PathLike[str] | None) -> None:
+    """Raises ConfigError for a file of a corpus that lies, with links resolved, neither beneath the
+    folder that the caller has named nor beneath `root`; None allows every file."""
+    if root is None:
+        return
+    allowed = [os.path.join(os.path.realpath(folder), "") for folder in (base or ".", root)]
+    for path in paths:
+        if not is_url(path) and not os.path.realpath(path).startswith(tuple(allowed)):
+            raise ConfigError(
+                f"{path[:MAX_SHOWN]!r} is a link that leads out of the corpus, and out of "
+                "allowed_media_root; name the file itself, if you trust it"
+            )
+
+
 def suffix_of(name: str, suffixes: Iterable[str]) -> str | None:
     """Returns the suffix that the name ends in, whatever its case; None without one."""
     lower = name.lower()
@@ -113,7 +127,7 @@ def suffixes_in(folder: str, suffixes: tuple[str, ...]) -> frozenset[str] | None
     """Returns which suffixes the files of a folder have; None as soon as it shows an image or a
     video: a folder of media is no corpus of files."""
     found = set()
-    for name in _listed(folder):
+    for name in listed(folder):
         if is_media_name(name):
             return None
         found.add(suffix_of(name, suffixes))
@@ -164,7 +178,7 @@ def _options(inside: str, pattern: str) -> Iterator[str]:
     return (f"{number:0{width}}" for number in range(first, last + 1))
 
 
-def _base(given: str) -> str:
+def base_of(given: str) -> str:
     """Returns what names of files are relative to: the folder itself, or the last folder before
     the first wildcard."""
     if not is_pattern(given) and not is_url(given) and os.path.isdir(given):
@@ -182,7 +196,7 @@ def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     if is_url(pattern):
         return _remote(pattern, suffixes)
     if os.path.isdir(pattern):
-        names = (name for name in _listed(pattern) if suffix_of(name, suffixes))
+        names = (name for name in listed(pattern) if suffix_of(name, suffixes))
     elif os.path.lexists(pattern) or not glob.has_magic(pattern):
         return iter((pattern,))
     else:
@@ -190,7 +204,7 @@ def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     return iter(sorted(names, key=natural_key))
 
 
-def _listed(folder: str) -> Iterator[str]:
+def listed(folder: str) -> Iterator[str]:
     """Yields the visible files of a folder and its subfolders, without following links."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(filter(is_visible, folders), key=natural_key)

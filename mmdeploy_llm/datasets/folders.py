@@ -124,7 +124,8 @@ def _has(folder: str, name: str) -> bool:
 def _is_beneath(name: str) -> bool:
     """Returns whether a name leads to a file beneath the folder that it is relative to."""
     parts = name.replace("\\", "/").split("/")
-    return bool(name) and not os.path.isabs(name) and ".." not in parts and not is_url(name)
+    is_relative = not os.path.isabs(name) and not is_url(name)
+    return is_relative and ".." not in parts and bool({*parts} - {"", "."})
 
 
 def _state(path: str) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from mmdeploy_llm.errors import ConfigError
 
 from .delimited import DelimitedRows
-from .files import File, find_files, refuse_commands, suffix_of, suffixes_in
+from .files import (
+    File,
+    base_of,
+    find_files,
+    listed,
+    refuse_commands,
+    refuse_links_out,
+    suffix_of,
+    suffixes_in,
+)
 from .folders import is_described, is_saved, open_described, open_saved
 from .lines import JsonlRows
 from .names import is_url
@@ -97,19 +106,30 @@ KINDS = (
 )
 
 
-def open_rows(given: str, max_bytes: int = MAX_CELL_BYTES) -> Rows | None:
+def open_rows(
+    given: str,
+    max_bytes: int = MAX_CELL_BYTES,
+    root: str | os.PathLike[str] | None = None,
+) -> Rows | None:
     """Opens the corpus that a path, a pattern or a URL names; returns None for a folder of media.
 
-    max_bytes: of one image or video. Raises ConfigError for an input that cannot be opened.
+    max_bytes: of one image or video. root: allowed_media_root; links of a folder or pattern may
+    lead to files beneath it, and else only to files of the corpus. Raises ConfigError for an input
+    that cannot be opened.
     """
     refuse_commands(given)
     for folder in FOLDER_FORMATS:
         if folder.is_mine(given):
+            if root is not None and not is_url(given):
+                refuse_links_out(listed(given), given, root)
             return folder.open(given, max_bytes)
     found = _format_of(given)
     if found is None:
         return None
-    return found.open(find_files(given, found.suffixes), max_bytes)
+    files = find_files(given, found.suffixes)
+    named = (file.path for file in files if file.path != given)
+    refuse_links_out(named, base_of(given), root)
+    return found.open(files, max_bytes)
 
 
 def _format_of(given: str) -> FileFormat | None:

@@ -110,6 +110,8 @@ class GrowingFile(Closing):
         begin_words = (
             f"{num - sum(sound)} of the {num} results in {path} are no longer what the run wrote; "
         )
+        if not any(sound):
+            return f"{begin_words}move it away, then --resume does them again"
         saved = self.saved()
         if saved is None:
             return begin_words + "the others could not be saved: no folder has the space for them"

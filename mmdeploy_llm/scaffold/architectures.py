@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager
 from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
 from mmdeploy_llm.hooks.selection import ANY_MODEL
+from mmdeploy_llm.records.files import Folder
 
 BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
 HEADER = (
@@ -64,7 +65,8 @@ def update(files: Iterable[Path]) -> None:
     """Writes the table of this package's plugins into each file."""
     new = table(PluginManager.load(), OUR_DISTRIBUTION)
     for file in files:
-        file.write_text(replaced(file.read_text("utf-8"), new), "utf-8")
+        with Folder.open(file.parent) as folder:
+            folder.write(file.name, [replaced(file.read_text("utf-8"), new).encode()])
 
 
 def _row(architecture: str, spec: ModelSpec, owner: str) -> str:

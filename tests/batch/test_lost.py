@@ -5,6 +5,8 @@ import errno
 import os
 import re
 import shutil
+import signal
+import tempfile
 
 import pytest
 
@@ -256,3 +258,55 @@ def test_an_engine_that_fails_does_not_hide_a_lost_output(do):
 
     with pytest.raises(OutputLostError, match="was removed or replaced"):
         do("out.jsonl", rows(fail))
+
+
+def test_an_output_that_is_overwritten_as_a_whole_has_nothing_to_save(do, here):
+    def harm():
+        size = os.path.getsize("out.jsonl")
+        (here / "out.jsonl").write_bytes(b"#" * size)
+
+    with pytest.raises(OutputLostError, match=r"12 of the 24 .* the others are in"):
+        do("out.jsonl", rows(harm))
+    os.unlink("out.jsonl")
+
+    def last():
+        yield from rows()
+        harm()
+
+    with pytest.raises(OutputLostError, match="move it away, then --resume does them again"):
+        do("out.jsonl", last())
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_run_that_is_stopped_for_a_while_goes_on_or_notices(do, here, in_child, is_cut):
+    def run():
+        do("out.jsonl", rows(lambda: os.kill(os.getpid(), signal.SIGSTOP)))
+
+    child = in_child.start(run)
+    os.waitpid(child, os.WUNTRACED)
+    if is_cut:
+        os.truncate("out.jsonl", 100)
+    os.kill(child, signal.SIGCONT)
+    assert in_child.wait(child) == int(is_cut)
+    do("out.jsonl", rows(), "resume")
+    assert len(list(open_sink("out.jsonl").entries())) == NUM
+
+
+def test_a_folder_that_becomes_read_only_keeps_its_results(do, in_child, monkeypatch):
+    """As a user whom permissions bind."""
+
+    def run():
+        if os.geteuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        with pytest.raises(OutputWriteError, match="Permission denied"):
+            do("out.parquet", rows(lambda: os.chmod("out.parquet", 0o500)))
+        os.chmod("out.parquet", 0o700)
+        do("out.parquet", rows(), "resume")
+        assert len(list(open_sink("out.parquet").entries())) == NUM
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        monkeypatch.chdir(folder)
+        assert in_child(run) == 0
+        monkeypatch.undo()

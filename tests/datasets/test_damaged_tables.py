@@ -204,6 +204,16 @@ def test_cells_over_a_limit_are_errors_of_their_rows(read, tmp_path):
     assert "3000 bytes, 2000 are allowed" in found[1].message
 
 
+def test_rows_are_counted_again_when_a_file_has_changed(tmp_path):
+    path = write(tmp_path / "a.parquet", pyarrow.table({"x": [1, 2]}))
+    rows = open_rows(str(path))
+    assert rows.num_rows == 2
+    write(path, pyarrow.table({"x": [1, 2, 3]}))
+    assert rows.num_rows == 3
+    path.unlink()
+    assert rows.num_rows is None
+
+
 def children():
     """The processes that this one has started."""
     found = []

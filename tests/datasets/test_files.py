@@ -9,6 +9,7 @@ import pytest
 from mmdeploy_llm.datasets.files import MAX_FILES, find_files
 from mmdeploy_llm.datasets.formats import open_rows
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.ids import Selection
 
 fsspec = pytest.importorskip("fsspec", reason="needs fsspec: the extra 'fsspec'")
 
@@ -154,6 +155,26 @@ def test_a_loop_of_links_is_walked_once(tmp_path):
     assert names(tmp_path / "**/*.tar") == ["0.tar", "a/1.tar", "a/b/2.tar"]
     assert names(tmp_path / "a/**/2.tar") == ["b/2.tar"]
     assert names(tmp_path / "**/b/**/*.tar")[0] == "a/b/2.tar"
+
+
+@pytest.mark.parametrize("pattern", ["", "*.jsonl", "{0,1}.jsonl", "**/*.jsonl"])
+def test_links_of_a_corpus_lead_beneath_it_or_the_root(tmp_path, pattern):
+    """As paths in it do: without a root every file may be read."""
+    for folder in ("mine", "root", "secret"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0.jsonl").write_text("[1]\n")
+    (tmp_path / "mine/1.jsonl").symlink_to("0.jsonl")
+    given = str(tmp_path / "mine" / pattern)
+    assert len(list(open_rows(given, root=tmp_path / "root").read(Selection()))) == 2
+    (tmp_path / "mine/1.jsonl").unlink()
+    (tmp_path / "mine/1.jsonl").symlink_to(tmp_path / "root/0.jsonl")
+    assert len(list(open_rows(given, root=tmp_path / "root").read(Selection()))) == 2
+    (tmp_path / "mine/1.jsonl").unlink()
+    (tmp_path / "mine/1.jsonl").symlink_to(tmp_path / "secret/0.jsonl")
+    assert len(list(open_rows(given).read(Selection()))) == 2
+    with pytest.raises(ConfigError, match="out of allowed_media_root"):
+        open_rows(given, root=tmp_path / "root")
+    open_rows(str(tmp_path / "mine/1.jsonl"), root=tmp_path / "root")  # what the caller has named
 
 
 def test_a_folder_that_only_a_link_leads_to_is_walked(tmp_path):

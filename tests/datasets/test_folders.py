@@ -57,6 +57,7 @@ OUTSIDE = [
     "zip://0.png::https://example.com/a.zip",
     "data:image/png;base64,AAAA",
     "",
+    "./.",
     7,
     None,
     ["0.png"],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from mmdeploy_llm.datasets.rows import MAX_SHOWN
 from mmdeploy_llm.errors import ConfigError
@@ -28,7 +29,10 @@ class LanceTable:
 
         try:
             self._dataset = lance.dataset(given)
+            _confine(self._dataset, given)
             self.num_rows: int | None = self._dataset.count_rows()
+        except ConfigError:
+            raise
         except BaseException as error:  # a panic of Rust is no Exception
             raise ConfigError(
                 f"{given!r} cannot be opened as a Lance table: {_reason(error)}"
@@ -77,6 +81,17 @@ class LanceTable:
         line = min(end, (self.num_rows or 0) + 1)
         name = f"rows {cursor.now.line} to {line - 1}"
         return cursor.enter(name, lost=Place(group=line, line=line), group=cursor.now.line)
+
+
+def _confine(dataset: Any, given: str) -> None:
+    """Raises ConfigError for a table whose manifest names files that are not beneath it."""
+    for fragment in dataset.get_fragments():
+        for file in fragment.data_files():
+            if file.base_id is not None or ".." in file.path.split("/") or file.path[:1] == "/":
+                raise ConfigError(
+                    f"{given!r} names {file.path[:MAX_SHOWN]!r}, which is not beneath it; copy the "
+                    "table, if you trust it"
+                )
 
 
 def _reason(error: BaseException) -> str:

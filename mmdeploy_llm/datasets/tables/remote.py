@@ -46,18 +46,31 @@ class TableRows:
         self._spec = replace(spec, mark=secrets.token_hex(8))
         self._idle: list[_Child] = []
         self._table: Table | None = None
-        self.num_rows: int | None = None
+        self._counted: int | None = None
+        self._states = _states(spec)
         if any(file.path.startswith(OWN_MEMORY) for file in spec.files):
             self._table = open_table(spec)  # this process has made it, and no child sees it
-            self.num_rows = self._table.num_rows
+            self._counted = self._table.num_rows
             return
         try:
             child = _Child(self._spec)
         except _EndedError:  # a file that ends a process: the others are read
             self._spec = replace(self._spec, is_counted=False)
             return
-        self.num_rows = child.num_rows
+        self._counted = child.num_rows
         self._idle.append(child)
+
+    @property
+    def num_rows(self) -> int | None:
+        """The number of rows, counted again when the files have changed; None when that is known
+        only after reading them."""
+        if self._counted is not None and (states := _states(self._spec)) != self._states:
+            self._states = states
+            try:
+                self._counted = _Child(self._spec).num_rows
+            except (ConfigError, _EndedError):
+                self._counted = None
+        return self._counted
 
     def read(self, lines: Lines) -> Iterator[Row | BadItem]:
         """Yields the wanted rows in order, each once. What cannot be read becomes a BadItem."""
@@ -206,6 +219,18 @@ class _Child:
 def _end(worker: Worker, peer: socket.socket) -> None:
     peer.close()
     worker.kill()
+
+
+def _states(spec: Spec) -> list[tuple[int, int] | None]:
+    """Returns the size and time of change of each local file; None for one that is gone."""
+    found: list[tuple[int, int] | None] = []
+    for file in spec.files:
+        try:
+            state = None if file.is_remote else os.stat(file.path)
+        except OSError:
+            state = None
+        found.append(None if state is None else (state.st_size, state.st_mtime_ns))
+    return found
 
 
 def _faults(message: Mapping[str, Any]) -> list[BadItem]:
