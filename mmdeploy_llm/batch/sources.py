@@ -20,7 +20,7 @@ from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 
-from .corpus.columns import ColumnOptions
+from .corpus.columns import ColumnOptions, check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
 from .inputs import find_media
 from .items import ItemReader
@@ -84,7 +84,9 @@ class FileSource:
         question: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        numbered = enumerate(paths, 1)
+        numbered = [*enumerate(paths, 1)]
+        if question is not None:
+            check_no_columns(question, (path for _, path in numbered))
         self._lines = {path: line for line, path in numbered if selection.takes(line)}
         self._params = params
         self._question = question

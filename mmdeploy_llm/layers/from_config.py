@@ -64,6 +64,8 @@ def rotary_config(
     kind = rope.get("rope_type", "default")
     head_dim = getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    # Also in the default rope of families whose class in transformers ignores it: a checkpoint that
+    # states it was trained with it, and other engines apply it.
     rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     scale, frequencies, long_frequencies, long_after = 1.0, None, None, None
     if kind in STATIC_ROPE_TYPES:

@@ -17,7 +17,8 @@ NOT_FINITE = (
 )
 NOTHING_ALLOWED = (
     "no token is allowed next: guided_decoding, bad_words, min_tokens, no_repeat_ngram_size, "
-    "logit_bias and logits_processors together ban the whole vocabulary; loosen one of them"
+    "logit_bias and logits_processors together ban the whole vocabulary; loosen one of them (an "
+    "answer of guided_decoding never contains a tag of the reasoning parser)"
 )
 
 

@@ -20,7 +20,7 @@ import torch
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.options import ImageOptions
-from mmdeploy_llm_processors.image.patches import check_aspect, resize
+from mmdeploy_llm_processors.image.patches import resize
 from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.image.tiling.tile_processor import TileProcessor
 from mmdeploy_llm_processors.image.tiling.tiles import resolve_pixels
@@ -132,7 +132,7 @@ class MiniCPMImageProcessor(TileProcessor):
         """Builds an image and the most slices, all square, reduced to max_tokens; None if not even
         the image fits. Rounded sides make long slices larger than the square of their area."""
         own = self.options
-        side = own.scale_resolution // own.pixels.factor + 1
+        side = longest_side(own)
         num = min(1 + own.max_slice_nums * own.slice_mode, max_tokens // side**2)
         if not num:
             return None
@@ -208,21 +208,32 @@ def slices_of(item: DecodedImage, layout: Layout, options: ImageOptions) -> Sequ
 
 
 def layout_of(size: Size, options: SliceOptions) -> Layout:
-    """Plans an image of (width, height). Raises MediaError for one more than 200 times as long as
-    wide, which has more tokens than the engine has measured the memory for."""
+    """Plans an image of (width, height). Raises MediaError for one so long that it has more tokens
+    than the engine has measured the memory for."""
     width, height = size
-    check_aspect(height, width)
     rows, columns = slice_grid(size, options)
-    if not rows:
-        return Layout(whole=fit_area(height, width, options, may_grow=True))
-    # An image that is smaller than its grid still has a pixel for each slice.
-    parts = max(round(height / rows), 1), max(round(width / columns), 1)
-    return Layout(
-        whole=fit_area(height, width, options),
-        rows=rows,
-        columns=columns,
-        part=fit_area(*parts, options, may_grow=True),
-    )
+    if rows:
+        # An image that is smaller than its grid still has a pixel for each slice.
+        parts = max(round(height / rows), 1), max(round(width / columns), 1)
+        part = fit_area(*parts, options, may_grow=True)
+        whole = fit_area(height, width, options)
+        found = Layout(whole=whole, rows=rows, columns=columns, part=part)
+    else:
+        found = Layout(whole=fit_area(height, width, options, may_grow=True))
+    num_parts, area = 1 + options.max_slice_nums * options.slice_mode, options.pixels.factor**2
+    most = num_parts * longest_side(options) ** 2
+    num_tokens = (math.prod(found.whole) + found.num_slices * math.prod(found.part)) // area
+    if num_tokens > most:
+        raise MediaError(
+            f"an image of {width} x {height} pixels has {num_tokens} tokens, {most} are allowed, "
+            "because it is so long; crop or pad it"
+        )
+    return found
+
+
+def longest_side(options: SliceOptions) -> int:
+    """Returns the tokens along a side of the largest square part."""
+    return options.scale_resolution // options.pixels.factor + 1
 
 
 def slice_grid(size: Size, options: SliceOptions) -> tuple[int, int]:

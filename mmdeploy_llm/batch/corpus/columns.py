@@ -3,11 +3,14 @@ says, or else what the first rows show."""
 
 from __future__ import annotations
 
+import os
+import re
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
+from mmdeploy_llm.datasets.folders import METADATA
 from mmdeploy_llm.datasets.names import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_media_name, is_video_name
 from mmdeploy_llm.errors import ConfigError, RequestError
 
@@ -126,6 +129,22 @@ def check_columns(
     for name in wanted:
         if name not in columns:
             raise ConfigError(f"there is no column {name!r}; the columns are {shown(columns)}")
+
+
+def check_no_columns(question: str, paths: Iterable[str]) -> None:
+    """Raises ConfigError for a question about files that names a column: files have none, and it
+    would be asked as it stands. Braces around anything but a name are text."""
+    named = re.findall(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})", question)
+    if not named:
+        return
+    own = dict.fromkeys(os.path.dirname(path) for path in paths)
+    folders = dict.fromkeys((*own, *map(os.path.dirname, own)))
+    tables = [f for f in folders if any(os.path.isfile(os.path.join(f, m)) for m in METADATA)]
+    advice = f"; {tables[0]!r} has metadata: name that folder" if tables else ""
+    raise ConfigError(
+        f"no column fills {{{named[0]}}} in the prompt {question[:MAX_NAME]!r}: files have no "
+        f"columns{advice}"
+    )
 
 
 def detect(rows: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:

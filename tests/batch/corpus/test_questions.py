@@ -247,3 +247,33 @@ def test_the_digest_follows_what_the_row_says(source):
     assert digest({**row, "t": "b"}, question="{t}") != same
     assert digest({**row, "image": PNG + b"x"}, question="{t}") != same
     assert digest(row, question="{t}", carried=("other",)) != same
+
+
+class TestQuestionsAboutFiles:
+    """Files have no columns, so a question about them that names one is never asked."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        train = tmp_path / "train"
+        train.mkdir()
+        (train / "0.png").write_bytes(b"")
+        return tmp_path
+
+    def opened(self, folder, question):
+        return open_source(str(folder), SamplingParams(), Selection(), question=question)
+
+    def test_a_column_of_no_table(self, folder):
+        with pytest.raises(ConfigError, match=r"no column fills \{title\} .* have no columns$"):
+            self.opened(folder, "Describe {title}.")
+
+    def test_the_folder_with_the_metadata_is_named(self, folder):
+        (folder / "train" / "metadata.csv").write_text("file_name,title\n0.png,a\n")
+        with pytest.raises(ConfigError, match=r"'.*train' has metadata: name that folder"):
+            self.opened(folder, "Describe {title}.")
+
+    @pytest.mark.parametrize(
+        "question", ["Describe it.", 'Write {"a": 1}.', "{{title}}", "{}", "{ title }", "{1}"]
+    )
+    def test_other_braces_are_text(self, folder, question):
+        (item,) = self.opened(folder, question)
+        assert item.prompt["messages"][0]["content"][1]["text"] == question
