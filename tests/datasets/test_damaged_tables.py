@@ -238,6 +238,24 @@ def test_a_reader_that_is_killed_is_started_again(tmp_path):
     assert lines == [(line, False) for line in range(1, 401)]
 
 
+def test_a_file_that_is_cut_while_it_is_read_ends_no_run(tmp_path):
+    """It is mapped into memory: a page that is gone is a SIGBUS."""
+    table = pyarrow.table({"x": [bytes(100_000)] * 200})
+    for name in ("0.arrow", "1.arrow"):
+        write(tmp_path / name, table, max_chunksize=20)
+    found = []
+    for row in open_rows(str(tmp_path)).read(FirstLines(count=1000)):
+        found.append(row)
+        if row.line == 5:
+            os.truncate(tmp_path / "0.arrow", 100_000)
+    lines = [row.line for row in found]
+    assert lines == sorted(set(lines))
+    bad = [row for row in found if isinstance(row, BadItem)]
+    assert bad
+    assert all(row.id.startswith("0.arrow") for row in bad)
+    assert not any(isinstance(row, BadItem) for row in found[-200:])
+
+
 class TestProgress:
     """What is lost when the process that reads a table dies again and again."""
 

@@ -23,6 +23,7 @@ from .places import Cursor, Piece, Place, Table
 
 MEMORY = 2**30  # bytes that the child may take, whatever is read
 MEMORY_FACTOR = 5  # and so much for each byte of what is read, on the disk
+UNSIZED_BYTES = 2**30  # taken for what is read of a table whose size is not known: Lance, the hub
 NUM_ARENAS = 2  # of glibc: each can take 64 MiB of address space
 M_ARENA_MAX = -8
 TOO_LARGE = (TooLargeError, RecursionError, MemoryError, ValueError)
@@ -80,7 +81,7 @@ def serve(channel: Channel) -> None:
     with socket.socket(fileno=os.dup(channel.connection.fileno())) as peer:
         try:
             use_system_memory()
-            _bound(0)
+            _bound(0 if spec.files else UNSIZED_BYTES)
             table = open_table(spec)
         except ConfigError as error:
             send(peer, encoder.encode({"error": str(error)}))
