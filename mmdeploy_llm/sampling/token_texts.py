@@ -6,7 +6,8 @@ first needed, by one look at every token, and kept: they are asked for with ends
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ class TokenTexts:
     def __init__(self, texts: Sequence[bytes], hidden: Collection[int]) -> None:
         self._texts = [b"" if i in hidden else text for i, text in enumerate(texts)]
         self._masks: dict[tuple[object, ...], Words] = {}
+        self._by_first: dict[int, list[int]] = {}  # first byte -> ids, to look at few tokens
+        for token_id, text in enumerate(self._texts):
+            if text:
+                self._by_first.setdefault(text[0], []).append(token_id)
 
     def __getitem__(self, token_id: int) -> bytes:
         """The bytes of a token; none for an id without a token."""
@@ -34,7 +39,9 @@ class TokenTexts:
         """Returns the tokens that complete a marker of which num_done bytes stand already."""
         rest = marker[num_done:]
         if num_done:
-            return self._mask(("completing", rest), lambda text: text.startswith(rest))
+            return self._mask(
+                ("completing", rest), lambda text: text.startswith(rest), firsts=rest[:1]
+            )
         return self._mask(("containing", rest), lambda text: rest in text)
 
     def overshooting(self, marker: bytes, num_done: int) -> Words:
@@ -42,7 +49,7 @@ class TokenTexts:
         rest = marker[num_done:]
         if num_done:
             goes_on = lambda text: text != rest and text.startswith(rest)  # noqa: E731
-            return self._mask(("overshooting", rest), goes_on)
+            return self._mask(("overshooting", rest), goes_on, firsts=rest[:1])
         return self._mask(
             ("containing more", rest), lambda text: rest in text[:-1] and not text.endswith(rest)
         )
@@ -53,12 +60,19 @@ class TokenTexts:
         if not begun.strip(blanks):
             begun = blanks[:1] * len(begun)  # which white space it is does not matter
         key = ("spelling", tuple(tags), blanks, begun)
-        return self._mask(key, lambda text: bool(text) and is_begun(begun + text, tags, blanks))
+        firsts = bytes({*blanks, *(byte for tag in tags for byte in tag)})
+        return self._mask(key, lambda text: is_begun(begun + text, tags, blanks), firsts)
 
-    def _mask(self, key: tuple[object, ...], is_in: Callable[[bytes], bool]) -> Words:
+    def _mask(
+        self, key: tuple[object, ...], is_in: Callable[[bytes], bool], firsts: bytes = b""
+    ) -> Words:
+        """firsts: bytes with one of which the tokens begin; b"": with any."""
         found = self._masks.get(key)
         if found is None:
-            ids = [token_id for token_id, text in enumerate(self._texts) if is_in(text)]
+            looked_at: Iterable[int] = range(len(self._texts))
+            if firsts:
+                looked_at = chain.from_iterable(self._by_first.get(byte, ()) for byte in firsts)
+            ids = [token_id for token_id in looked_at if is_in(self._texts[token_id])]
             found = self._masks[key] = words_of(ids, len(self._texts))
         return found
 
