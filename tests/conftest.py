@@ -7,10 +7,6 @@ import os
 import re
 import shutil
 import signal
-import sys
-import threading
-import time
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,40 +66,6 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.triton)
     # What takes longest begins at once, while other processes run the rest.
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
-
-
-CASES = pytest.StashKey[Counter]()
-SLOW = 0.2  # seconds
-ENOUGH = 2
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """A tracer doubles the time of Python code. Once two slow cases of a test in a row have reached
-    no line that was new to coverage, only one in three of the following is traced, until one
-    reaches a new line."""
-    tracer, in_threads = sys.gettrace(), threading.gettrace()
-    lines = getattr(tracer, "data", None)  # coverage's, by file
-    if lines is None:
-        return (yield)
-    cases = item.config.stash.setdefault(CASES, Counter())
-    name = item.nodeid.partition("[")[0]
-    if cases[name] >= ENOUGH and cases[name] % 3:
-        cases[name] += 1
-        sys.settrace(None)
-        threading.settrace(None)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(tracer)
-            threading.settrace(in_threads)
-    before, start = sum(map(len, lines.values())), time.monotonic()
-    try:
-        return (yield)
-    finally:
-        has_news = sum(map(len, lines.values())) != before
-        is_slow = time.monotonic() - start > SLOW
-        cases[name] = cases[name] + 1 if is_slow and not has_news else 0
 
 
 def pytest_sessionfinish(session):

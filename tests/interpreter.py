@@ -21,8 +21,8 @@ def mended():
     at: every sum of integers is computed again in 64 bits for a check that only `debug` makes, and
     every value describes its shape anew."""
     with pytest.MonkeyPatch.context() as patch:
-        executor, options = interpreter.GridExecutor, interpreter.interpreter_builder.options
-        patch.setattr(executor, "__call__", traced_once(executor.__call__))
+        rewriter, options = interpreter.FunctionRewriter, interpreter.interpreter_builder.options
+        patch.setattr(rewriter, "_compile_and_exec", with_probes(rewriter._compile_and_exec))
         options = replace(options, sanitize_overflow=False)
         patch.setattr(interpreter.interpreter_builder, "options", options)
         patch.setattr(interpreter, "_get_np_dtype", by_scalar(interpreter._get_np_dtype))
@@ -40,26 +40,17 @@ def mended():
     scope.restore()
 
 
-def traced_once(launch):
-    """Coverage sees the first launch of a kernel with each choice of its constants. Interpreting
-    takes twice its time under a tracer."""
-    seen = set()
+def with_probes(compile_and_exec):
+    """The interpreter compiles the code of a kernel anew, in which coverage finds no line."""
+    counter = sys.modules.get("tests.line_coverage")
 
-    @wraps(launch)
-    def launched(executor, *args, **kwargs):
-        names = dict(zip(executor.arg_names, args, strict=False)) | kwargs
-        key = executor.fn, *(str(names.get(name)) for name in executor.constexprs)
-        tracer = sys.gettrace() if key in seen else None
-        seen.add(key)
-        if tracer is None:
-            return launch(executor, *args, **kwargs)
-        sys.settrace(None)
-        try:
-            return launch(executor, *args, **kwargs)
-        finally:
-            sys.settrace(tracer)
+    def mended(rewriter, transformed):
+        made = compile_and_exec(rewriter, transformed)
+        if counter is not None:
+            made.__code__ = counter.LINES.probes.instrument(made.__code__)
+        return made
 
-    return launched
+    return mended
 
 
 def by_scalar(get_np_dtype):

@@ -237,8 +237,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
     num_before = len(job.kept.index)
-    is_complete = job.is_empty and job.settings.mode == "resume" and job.sink.exists()
-    if is_complete and not job.kept.drops and not job.sink.is_growing():
+    if _is_complete(job):
         return summary_of(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
         checker = None if job.settings.schema is None else Checker(job.settings.schema)
@@ -273,6 +272,15 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
     return summary_of(job, ending, tally.counts(), num_before, writer, change)
+
+
+def _is_complete(job: BatchJob) -> bool:
+    """Whether nothing is left to do, and the last run has said so."""
+    if not job.is_empty or job.settings.mode != "resume" or not job.sink.exists():
+        return False
+    state = RunState.read(job.sink.state_file)
+    is_done = state is None or state.ending == "done"  # no state: of an older version
+    return is_done and not job.kept.drops and not job.sink.is_growing()
 
 
 def _with_configuration(job: BatchJob) -> BatchJob:

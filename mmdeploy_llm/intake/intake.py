@@ -31,7 +31,7 @@ from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt, with_options
 from .rendered import Rendered, TokenCount
-from .template import load_template, render, template_variables
+from .template import load_template, render, template_variables, warn_of_unread
 from .tokenizer import PromptTokenizer, marker_ids
 from .tools import chosen_tools
 from .unicode_text import check_chat
@@ -101,6 +101,7 @@ class Intake:
         self._end_marker = reasoning_end_marker
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
+        self._unread: set[str] = set()  # template variables that were warned of
 
     def accept(
         self,
@@ -231,7 +232,7 @@ class Intake:
 
     def _render_chat(self, parts: PromptParts) -> Rendered:
         template = self._template(parts.template)
-        variables = template_variables(parts.template_kwargs, template)
+        variables = template_variables(parts.template_kwargs)
         tools = chosen_tools(parts.tools, variables)
         conversation = read_messages(
             parts.messages,
@@ -243,6 +244,7 @@ class Intake:
         )
         variables["tools"] = list(conversation.tools) or None
         check_chat(conversation.messages, variables, template)
+        warn_of_unread(parts.template_kwargs, template, self._unread)
         items = with_sources(conversation, parts.media)
         self.media.check(items)
         text = render(

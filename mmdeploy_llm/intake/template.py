@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from mmdeploy_llm.hooks.folder_files import read_text
 from mmdeploy_llm.hooks.names import did_you_mean, error_text
 from mmdeploy_llm.model_folder import read_json
 from mmdeploy_llm.rendering import Renderer, TemplateFailedError, TemplateTimeError
+
+logger = logging.getLogger(__name__)
 
 RENDER_SECONDS = 30.0
 MAX_SHOWN = 500  # characters of a path in a message
@@ -75,9 +77,9 @@ def load_template(text: str) -> str:
     return text
 
 
-def template_variables(kwargs: Mapping[str, Any] | None, template: str = "") -> dict[str, Any]:
+def template_variables(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns chat_template_kwargs, checked; options.thinking_mode (FastDeploy) sets
-    enable_thinking. Warns of names that the template never reads.
+    enable_thinking.
 
     Raises RequestError for anything but a dict with text keys, and for keys that would change how
     the template is run.
@@ -92,14 +94,6 @@ def template_variables(kwargs: Mapping[str, Any] | None, template: str = "") -> 
             f"chat_template_kwargs must not set {', '.join(wrong)}; it takes variables of the "
             f"template and {', '.join(sorted(PASSED_ON))}"
         )
-    for name in kwargs if template else ():
-        if name not in PASSED_ON and name != "options" and name not in _words(template):
-            hint = did_you_mean(name, _words(template))
-            warnings.warn(
-                f"the chat template never reads {name!r} of chat_template_kwargs{hint}",
-                UserWarning,
-                stacklevel=2,
-            )
     variables = dict(kwargs)
     options = kwargs.get("options")
     if isinstance(options, Mapping) and "thinking_mode" in options:
@@ -108,8 +102,15 @@ def template_variables(kwargs: Mapping[str, Any] | None, template: str = "") -> 
     return variables
 
 
-def _words(template: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[^\W\d]\w*", template))
+def warn_of_unread(kwargs: Mapping[str, Any] | None, template: str, noted: set[str]) -> None:
+    """Warns of chat_template_kwargs that the template never reads, of each name once. noted: those
+    that were warned of, to which the others are added."""
+    words = frozenset(re.findall(r"[^\W\d]\w*", template)) | PASSED_ON | {"options"}
+    for name in kwargs or ():
+        if name not in words and name not in noted:
+            noted.add(name)
+            hint = did_you_mean(name, words)
+            logger.warning("chat_template_kwargs: the template never reads %r%s", name, hint)
 
 
 def render(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.merged import MergedOutputs
 
@@ -122,3 +123,15 @@ def test_blank_lines_are_no_items(fake_llm, here, is_removed):
     summary = run_batch(job, lambda: fake_llm)
     assert (summary.num_records, summary.num_left, summary.disagreements) == (3, 0, ())
     assert MergedOutputs(["out.jsonl"]).missing() == {}
+
+
+def test_a_run_that_was_killed_after_its_last_result_is_done_when_it_is_resumed(fake_llm, here):
+    (here / "in.jsonl").write_text("\n".join(json.dumps(row) + "\n" for row in rows(3)))
+    batch("in.jsonl", "out.jsonl", fake_llm)
+    before = (here / "out.jsonl").read_bytes()
+    path = here / "out.jsonl.state.json"
+    RunState(ending="running", total=5, shard=1, num_shards=1).write(path)
+    assert MergedOutputs(["out.jsonl"]).missing() == {"out.jsonl": "2 of 5 items are not done"}
+    batch("in.jsonl", "out.jsonl", None, "resume")
+    assert MergedOutputs(["out.jsonl"]).missing() == {}
+    assert (here / "out.jsonl").read_bytes() == before
