@@ -47,10 +47,10 @@ class TableRows:
         self._idle: list[_Child] = []
         self._table: Table | None = None
         self._counted: int | None = None
-        self._states = _states(spec)
+        self._states: list[tuple[int, int] | None] = []
         if any(file.path.startswith(OWN_MEMORY) for file in spec.files):
             self._table = open_table(spec)  # this process has made it, and no child sees it
-            self._counted = self._table.num_rows
+            self._counted, self._states = self._table.num_rows, _states(spec)
             return
         try:
             child = _Child(self._spec)
@@ -58,6 +58,8 @@ class TableRows:
             self._spec = replace(self._spec, is_counted=False)
             return
         self._counted = child.num_rows
+        if self._counted is not None:
+            self._states = _states(spec)
         self._idle.append(child)
 
     @property
