@@ -46,7 +46,7 @@ def with_probes(compile_and_exec):
 
     def mended(rewriter, transformed):
         made = compile_and_exec(rewriter, transformed)
-        if counter is not None:
+        if counter is not None and counter.MATCHER.matches(rewriter.filename):
             made.__code__ = counter.LINES.probes.instrument(made.__code__)
         return made
 

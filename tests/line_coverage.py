@@ -18,6 +18,7 @@ from slipcover.slipcover import Slipcover
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = tuple(str(ROOT / name) for name in ("mmdeploy_llm", "plugins", "processors"))
+MATCHER = FileMatcher(FOLDERS)
 CONFIG = ROOT / "pyproject.toml"
 LEAST = 97.0  # percent
 
@@ -26,10 +27,10 @@ class LineCoverage:
     """The lines of this process, and in the first process those of all."""
 
     def __init__(self):
-        self.probes, matcher = Slipcover(), FileMatcher(FOLDERS)
+        self.probes = Slipcover()
         self.lines = defaultdict(set)  # by file
-        sys.meta_path.insert(0, SlipcoverMetaPathFinder(self.probes, matcher))
-        wrap_pytest(self.probes, matcher)  # its hook imports what packages with a plugin hold
+        sys.meta_path.insert(0, SlipcoverMetaPathFinder(self.probes, MATCHER))
+        wrap_pytest(self.probes, MATCHER)  # its hook imports what packages with a plugin hold
 
     def add(self, files):
         """Adds the lines of a process."""

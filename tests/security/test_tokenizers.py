@@ -1,7 +1,11 @@
 """A tokenizer.json that was made to hurt: steps without end, texts that grow, expressions that
 never end, and what Rust panics at."""
 
+import array
+import contextlib
+import threading
 import time
+from multiprocessing import Pipe
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -11,6 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from mmdeploy_llm.errors import CheckpointError, EngineError, RequestError
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer, load_tokenizer
 from mmdeploy_llm.intake.tokenizer_steps import KNOWN, check_steps
+from mmdeploy_llm.processes import Channel
+from mmdeploy_llm.processes.helper import READY
 from mmdeploy_llm.rendering import Encoder
 from mmdeploy_llm.rendering import encoder as encoder_module
 
@@ -146,3 +152,28 @@ def test_a_panic_is_that_texts_error(raw_tokenizer):
     tokenizer = PromptTokenizer(Panics())
     with pytest.raises(RequestError, match=r"cannot read this text: .*index out of"):
         tokenizer.encode("b")
+
+
+def test_the_process_in_a_thread_of_this_one(monkeypatch):
+    """Without what it does to its whole process."""
+    for name in ("limit_memory", "lower_limit"):
+        monkeypatch.setattr(encoder_module, name, lambda *_: None)
+    monkeypatch.setattr(encoder_module.os, "dup2", lambda *_: None)
+    ours, theirs = Pipe()
+    served = threading.Thread(target=serve_until_closed, args=(Channel(theirs, 0),))
+    served.start()
+    channel = Channel(ours, 0)
+    channel.send((raw(pre_tokenizer=split("(a+)+$|b")).backend_tokenizer.to_str(), 5.0))
+    assert ours.recv_bytes() == READY
+    channel.send(("b b", False))
+    assert ours.recv_bytes() == b"I" + array.array("I", [2, 0, 2]).tobytes()
+    channel.send(("a" * 40 + "!", False))
+    assert ours.recv_bytes().startswith(b"E")
+    ours.close()
+    served.join(10)
+    assert not served.is_alive()
+
+
+def serve_until_closed(channel):
+    with contextlib.suppress(EOFError, OSError):
+        encoder_module.serve(channel)

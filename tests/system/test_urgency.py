@@ -118,5 +118,5 @@ def test_wrong_values_are_the_errors_of_their_prompts(llm):
     wrong = [{"prompt": "hello", "timeout": 0}, {"prompt": "hello", "priority": "high"}]
     outputs = llm.generate([*wrong, "hello"], SamplingParams(max_tokens=2), use_tqdm=False)
     assert [output.error_code for output in outputs] == [400, 400, 200]
-    assert "timeout must be a number of seconds above 0, got 0" in outputs[0].error_msg
-    assert "priority must be a whole number, got 'high'" in outputs[1].error_msg
+    assert "timeout must be a number of seconds above 0 and at most" in outputs[0].error_msg
+    assert "priority must be a whole number of 64 bits, got 'high'" in outputs[1].error_msg
