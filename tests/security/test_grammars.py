@@ -16,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mmdeploy_llm.errors import ConfigError, EngineError, RequestError
+from mmdeploy_llm.grammars.probe import GOOD, _answer
+from mmdeploy_llm.grammars.vocabulary import Vocabulary
 from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.sampling.grammar import GrammarBackend, banned_mask
 from mmdeploy_llm.tiny import write_tiny
@@ -435,3 +437,24 @@ def test_mutations_compile_or_end_in_request_errors(backend, count):
             slowest_step(backend, params, random_, num_steps=5)
         assert time.monotonic() - begin < SLACK, given
     assert count / 10 < num_good < count
+
+
+def test_what_the_process_says_in_this_one():
+    """The same function as in the process that can be killed."""
+    tokenizer = make_tokenizer().backend_tokenizer.to_str()
+    vocabulary = Vocabulary(tokenizer=tokenizer, size=EOS + 1, eos_token_ids=(EOS,))
+    reader, _ = vocabulary.read()
+    for grammar, problem in (
+        ({"json_schema": {"type": "integer"}}, None),
+        ({"json_schema": {"enum": ["a"], "type": "integer"}}, "Unsatisfiable schema"),
+        ({"lark_grammar": 'start: "a" | "bc"'}, None),
+        ({"lark_grammar": 'start: ""'}, "allows only the empty text"),
+        ({"lark_grammar": "start: nothing"}, "unknown name"),
+        ({"lark_grammar": f'start: "{"x" * 10}" start'}, "is too complex"),
+    ):
+        answers = []
+        _answer(reader, json.dumps({"grammars": [grammar]}), answers)
+        if problem is None:
+            assert answers == [GOOD]
+        else:
+            assert problem in answers[0].decode()
