@@ -126,6 +126,10 @@ size: transformers pads others for Emu3, and PerceptionLM takes no others togeth
 **Long prompts.** The census does not reach the lengths at which a model chooses tokens by their scores. Such a
 request is refused.
 
+**Partial rotary embedding.** The plugins of this package apply `partial_rotary_factor` in the default rope too, where
+some classes of transformers ignore it: a checkpoint that states it was trained with it, and other engines apply it.
+The census compares `transformers_any`, which computes as the class does.
+
 `python tests/plugins/transformers_any/census/census.py` takes the census again, in about fifteen minutes, and writes
 both files.
 """  # noqa: E501 - rows of tables
