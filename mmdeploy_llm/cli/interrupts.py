@@ -18,9 +18,10 @@ class Interrupts:
     """A context in which Ctrl-C ends the program with exit code 130 and no traceback.
 
     The first Ctrl-C raises KeyboardInterrupt, which a command may handle: `batch` closes its output
-    and says how to continue. The second one, and any during the end of the program, ends the
-    process at once, with its worker processes and temporary files. Has no effect where the parent
-    process ignores Ctrl-C for this one, such as a shell that starts it in the background.
+    and says how to continue. The second one ends the process at once, with its worker processes and
+    temporary files; so does any during the end of the program, and while torch is imported. Has no
+    effect where the parent process ignores Ctrl-C for this one, such as a shell that starts it in
+    the background.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Interrupts:
         self._is_pending = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_pending or self._is_ending:
+        if self._is_pending or self._is_ending or _is_importing_torch(frame):
             end_now()
         self._is_pending = True
         raise KeyboardInterrupt
@@ -62,6 +63,20 @@ class Interrupts:
         elif not self._is_ending:
             self._is_pending = False
             _thread.interrupt_main()
+
+
+def _is_importing_torch(frame: FrameType | None) -> bool:
+    """Whether the import of torch stands on the stack: its C++ code calls Python, and aborts the
+    process where that raises."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if not getattr(spec, "_initializing", False):
+        return False
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if frame.f_code.co_name == "<module>" and name.partition(".")[0] == "torch":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def forget_interrupt() -> None:

@@ -9,6 +9,9 @@ import sys
 import time
 
 import pytest
+import torch
+
+from mmdeploy_llm.cli import interrupts
 
 PROGRAM = """
 import sys
@@ -98,3 +101,22 @@ def test_in_python_the_interrupt_is_the_callers(options, tmp_path):
         pauses = choose.uniform(0, 4), choose.choice([0.01, 0.2])
         code, stderr = interrupted(LIBRARY, [str(options)], tmp_path, *pauses)
         assert (code, stderr) == (5, "")
+
+
+@pytest.mark.parametrize(("module", "is_unfinished"), [("torch.nn", True), ("torch.nn", False)])
+def test_while_torch_is_imported_the_process_ends_at_once(monkeypatch, module, is_unfinished):
+    """An exception that passes through the C++ code of an import aborts the process."""
+    ended = []
+    monkeypatch.setattr(interrupts, "end_now", lambda: ended.append(130))
+    monkeypatch.setattr(torch.__spec__, "_initializing", is_unfinished, raising=False)
+    handle = interrupts.Interrupts()._handle
+    names = {"__name__": module, "handle": handle, "sys": sys}
+    with pytest.raises(KeyboardInterrupt):  # the end is only noted here
+        exec("handle(2, sys._getframe())", names)
+    assert ended == [130] * is_unfinished
+
+
+def test_while_another_thread_imports_torch_the_command_is_told(monkeypatch):
+    monkeypatch.setattr(torch.__spec__, "_initializing", True, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.Interrupts()._handle(2, sys._getframe())
