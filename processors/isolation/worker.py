@@ -26,8 +26,7 @@ def main() -> None:
     """Serves calls until the parent is gone."""
     # Also when a process that was forked from the parent keeps the other end of the socket open.
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    peer = socket.socket(fileno=int(sys.argv[1]))
-    with contextlib.suppress(PeerGoneError):
+    with socket.socket(fileno=int(sys.argv[1])) as peer, contextlib.suppress(PeerGoneError):
         while True:
             call, blob = receive(peer, max_payload=2**62)
             _answer(peer, call, bytes(blob))
