@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Any
 
 from mmdeploy_llm.errors import WorkerDiedError
-from mmdeploy_llm.processes.helper import READY, Helper, limit_memory
+from mmdeploy_llm.processes.helper import READY, Helper, drop_errors, limit_memory
 from mmdeploy_llm.processes.process import Channel
 
 from .sources import Constraint, wrong
@@ -110,7 +110,7 @@ def serve(channel: Channel) -> None:
     tokenizer = channel.receive().read()[0]
     channel.connection.send_bytes(READY)
     limit_memory(MAX_MEMORY)
-    _silence()
+    drop_errors()
     threading.stack_size(STACK_BYTES)
     while True:
         text, answers = channel.receive(), [b"E" + b"cannot be compiled"]
@@ -118,12 +118,6 @@ def serve(channel: Channel) -> None:
         thread.start()
         thread.join()
         channel.connection.send_bytes(answers[-1])
-
-
-def _silence() -> None:
-    """Drops what Rust prints when memory or stack run out: that is the error of one request."""
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 2)
 
 
 def _answer(tokenizer: Any, text: str, answers: list[bytes]) -> None:

@@ -9,6 +9,7 @@ with what strangers wrote. After a call that failed, the next one starts another
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import threading
 from collections.abc import Callable
@@ -147,6 +148,13 @@ def limit_memory(more: int) -> None:
             now = int(file.read().split()[0]) * resource.getpagesize()
         lower_limit(resource.RLIMIT_AS, now + more)
     lower_limit(resource.RLIMIT_CORE, 0)
+
+
+def drop_errors() -> None:
+    """Drops what this process writes as errors: Rust writes where it panics, and where memory or
+    stack run out, and that is the error of one request."""
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
 
 
 def lower_limit(limit: int, value: int) -> None:

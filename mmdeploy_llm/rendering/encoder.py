@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import array
 import math
-import os
 import resource
 import time
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.processes.helper import READY, Helper, limit_memory, lower_limit
+from mmdeploy_llm.processes.helper import READY, Helper, drop_errors, limit_memory, lower_limit
 from mmdeploy_llm.processes.process import Channel
 
 SECONDS = 30.0  # for one text, as for a template
@@ -73,8 +72,7 @@ def serve(channel: Channel) -> None:
     tokenizer.no_padding()
     channel.connection.send_bytes(READY)
     limit_memory(MAX_MEMORY)
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 2)  # Rust writes where it panics, which is the error of one text
+    drop_errors()
     while True:
         text, add_special_tokens = channel.receive()
         # Ends this process also when its parent is gone.

@@ -214,7 +214,7 @@ def test_a_growing_tar_with_a_damaged_sample_inside_is_kept(do, here):
 
 @pytest.mark.parametrize("output", FOLDERS)
 def test_two_growing_parts_become_two_parts(do, output):
-    """As one that was saved and moved back makes them."""
+    """Two of them arise where one was saved elsewhere and moved back."""
 
     def die():
         raise RuntimeError
@@ -293,7 +293,7 @@ def test_a_run_that_is_stopped_for_a_while_goes_on_or_notices(do, here, in_child
 
 
 def test_a_folder_that_becomes_read_only_keeps_its_results(do, in_child, monkeypatch):
-    """As a user whom permissions bind."""
+    """Runs as a user who is bound by permissions."""
 
     def run():
         if os.geteuid() == 0:

@@ -257,7 +257,7 @@ def test_a_file_that_is_cut_while_it_is_read_ends_no_run(tmp_path):
 
 
 class TestProgress:
-    """What is lost when the process that reads a table dies again and again."""
+    """Each test lets the process that reads a table die, and says what is lost then."""
 
     @pytest.fixture
     def progress(self):

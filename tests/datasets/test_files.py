@@ -159,7 +159,7 @@ def test_a_loop_of_links_is_walked_once(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["", "*.jsonl", "{0,1}.jsonl", "**/*.jsonl"])
 def test_links_of_a_corpus_lead_beneath_it_or_the_root(tmp_path, pattern):
-    """As paths in it do: without a root every file may be read."""
+    """Links are followed as paths are: without a root every file may be read."""
     for folder in ("mine", "root", "secret"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0.jsonl").write_text("[1]\n")

@@ -49,7 +49,7 @@ class ThreadWorker:
 
 @pytest.fixture(autouse=True)
 def in_a_thread(monkeypatch):
-    """Without what a child does to its whole process."""
+    """The limits of the child are left out: they would hold for the tests too."""
     monkeypatch.setattr(remote, "Worker", ThreadWorker)
     for name in ("_be_quiet", "_bound", "use_system_memory"):
         monkeypatch.setattr(serve, name, lambda *_: None)

@@ -136,7 +136,7 @@ def test_steps_without_sense_are_refused_before_a_text_passes_them(tmp_path, par
 
 def test_a_panic_is_that_texts_error(raw_tokenizer):
     class PanicException(BaseException):
-        """As pyo3's, which cannot be imported."""
+        """Has the name of pyo3's exception, which cannot be imported."""
 
     class Panics:
         bos_token = cls_token = None
@@ -155,10 +155,9 @@ def test_a_panic_is_that_texts_error(raw_tokenizer):
 
 
 def test_the_process_in_a_thread_of_this_one(monkeypatch):
-    """Without what it does to its whole process."""
-    for name in ("limit_memory", "lower_limit"):
+    """Its limits are left out: they would hold for the tests too."""
+    for name in ("limit_memory", "lower_limit", "drop_errors"):
         monkeypatch.setattr(encoder_module, name, lambda *_: None)
-    monkeypatch.setattr(encoder_module.os, "dup2", lambda *_: None)
     ours, theirs = Pipe()
     served = threading.Thread(target=serve_until_closed, args=(Channel(theirs, 0),))
     served.start()

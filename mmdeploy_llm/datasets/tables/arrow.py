@@ -100,7 +100,7 @@ def _rows(
         if piece.num_rows > 1:
             raise NeedsCareError from None
     except faults():
-        pass
+        pass  # one of the rows cannot be converted: each is tried below, and named
     good, bad = [], []
     columns: dict[str, list[Any]] = {name: [] for name in piece.schema.names}
     for line in wanted:  # of the others nothing is copied
