@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
@@ -85,6 +86,7 @@ class Intake:
             cache_bytes=cache_bytes,
             guard=guard,
             embeds=EmbedsReader(dtype=config.dtype, media_size=media_size),
+            budgets=budgets_of(config.options),
         )
         self._params = ParamsResolver(
             config=config,
