@@ -66,6 +66,7 @@ def wait_until_idle(llm):
     assert is_idle(llm)
 
 
+@pytest.mark.full
 def test_results_are_those_of_one_engine_in_the_callers_order(one, two):
     """Drawn without a seed: each prompt's number gives it, whichever engine it comes to."""
     prompts = [f"prompt number {n}" for n in range(30)]
