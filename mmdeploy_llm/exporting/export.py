@@ -26,7 +26,7 @@ SUPERSEDED = "an older record of an item that has a newer one"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """What is exported, and how.
+    """Says which records are exported, and how.
 
     outcomes: of the records that are exported; None exports all.
     media_root: folder that relative paths of pictures are relative to; None: the working folder.
@@ -49,7 +49,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSummary:
-    """What an export has done. left_out: records that were not written, by the reason. notes: what
+    """Counts what an export has done. left_out: records that were not written, by the reason. notes: what
     else a reader of the output should know."""
 
     output: str
