@@ -49,8 +49,11 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSummary:
-    """Counts what an export has done. left_out: records that were not written, by the reason. notes: what
-    else a reader of the output should know."""
+    """Counts what an export has done.
+
+    left_out: records that were not written, by the reason. notes: what else a reader of the output
+    should know.
+    """
 
     output: str
     format: str
