@@ -82,6 +82,6 @@ def _taken(name: str, annotation: Any, given: dict[str, Any]) -> Any:
     """Takes the value of a parameter from the values of all options."""
     if not is_dataclass(annotation):
         return given.pop(name)
-    parts = inspect.signature(annotation, eval_str=True).parameters
-    values = {each: _taken(each, param.annotation, given) for each, param in parts.items()}
-    return annotation(**values)
+    group: Any = annotation
+    parts = inspect.signature(group, eval_str=True).parameters
+    return group(**{each: _taken(each, param.annotation, given) for each, param in parts.items()})
