@@ -25,13 +25,7 @@ from mmdeploy_llm.records.item import Item, Media
 
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
 TEMPLATE_MARK = re.compile(r"\{[{%]")
-DRAWS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-)  # parameters that choose how tokens are drawn
+DRAWS = ("temperature", "top_p", "top_k", "min_p", "n")  # they choose how tokens are drawn
 MAX_QUESTION = 200  # characters of the question that a record repeats
 
 

@@ -74,7 +74,8 @@ def _flat(param: inspect.Parameter) -> Iterator[inspect.Parameter]:
     if not is_dataclass(param.annotation):
         yield param
         return
-    for each in inspect.signature(param.annotation, eval_str=True).parameters.values():
+    group: Any = param.annotation
+    for each in inspect.signature(group, eval_str=True).parameters.values():
         yield from _flat(each)
 
 
