@@ -15,7 +15,7 @@ from .groups import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions(Group):
-    """What an answer must keep."""
+    """Rules that every answer must keep."""
 
     validate: Annotated[
         Path | None,

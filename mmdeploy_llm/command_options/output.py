@@ -56,7 +56,7 @@ class OutputOptions(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownOptions(Group):
-    """What is shown of the results. A command reads them itself."""
+    """How results are shown. A command reads them itself."""
 
     report: Annotated[
         Path | None,

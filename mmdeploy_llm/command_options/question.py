@@ -12,7 +12,7 @@ from .groups import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionOptions(Group):
-    """What is asked about every file, or every row of a corpus."""
+    """The question about every file, or every row of a corpus."""
 
     prompt: Annotated[
         str | None,

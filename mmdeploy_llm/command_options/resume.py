@@ -14,7 +14,7 @@ from .groups import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions(Group):
-    """What becomes of an existing output."""
+    """How an existing output is treated."""
 
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output file.")
