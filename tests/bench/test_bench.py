@@ -54,6 +54,7 @@ def step(num_tokens, num_sampled):
     )
 
 
+@pytest.mark.full
 def test_text_counts_what_was_asked_and_times_agree():
     found = measured("text", "--requests", "3", "--batch", "2", "--profile")
     (done,) = found["rounds"]

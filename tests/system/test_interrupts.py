@@ -59,9 +59,10 @@ def interrupted(code, arguments, folder, *pauses):
     return child.returncode, stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(name, marks=[pytest.mark.full] * (name != "batch")) for name in COMMANDS],
+    COMMANDS,
 )
 def test_two_interrupts_end_a_command(command, tmp_path):
     (tmp_path / "in.jsonl").write_text(LINE * 2000)
