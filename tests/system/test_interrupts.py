@@ -26,7 +26,7 @@ COMMANDS = {
     "ranks": ["batch", "in.jsonl", "-o", "out.jsonl", "--engine", "tensor_parallel_size=2"],
     "engines": ["batch", "in.jsonl", "-o", "out.jsonl", "--engine", "data_parallel_size=2"],
     "chat": ["chat"],
-    "count": ["count", "shapes-vl", *["in.jsonl"] * 40],  # more than a quick machine counts in 4 s
+    "count": ["count", *["in.jsonl"] * 40],  # more than a quick machine counts in 4 s
     "bench": ["bench", "--rounds", "99"],
 }
 
