@@ -42,10 +42,8 @@ class Intake:
     """Turns prompts into Requests (room 1). Methods may be called from several threads at once.
 
     tokenizer, processors (by kind), fetch, config, limits: ready collaborators.
-    vocab_size: number of ids that the model knows.
-    eos_token_ids: ids that end a sequence.
-    generation: generation_config.json.
-    chat_template: the template that messages are rendered with.
+    vocab_size: number of ids that the model knows. eos_token_ids: ids that end a sequence.
+    generation: generation_config.json. chat_template: the one that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown.
