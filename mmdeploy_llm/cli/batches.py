@@ -16,6 +16,7 @@ from .options import (
     INTERRUPTED,
     MANY_MEDIA,
     SOME_FAILED,
+    SOME_LACKING,
     STOPPED,
     AnswerOptions,
     ModelOptions,
@@ -205,14 +206,15 @@ def batch_settings(
     """Builds the settings of a run. sampling: parameters, without those that are None. engine:
     options of LLM(). Raises ConfigError for options that contradict each other."""
     from mmdeploy_llm.batch.job import BatchSettings
-    from mmdeploy_llm.batch.options import OutputOptions, output_settings, retry_settings
+    from mmdeploy_llm.batch.options import OutputOptions, output_settings
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
+    from mmdeploy_llm.records.outcome import Retried
 
     is_resumed = run.resume or run.resume_anyway
     retried = False if run.no_retry_failed else run.retry_failed
     if retried != "all" and not is_resumed:
         raise ConfigError(
-            "--retry-failed CODES and --no-retry-failed: each needs --resume; a new run has "
+            "--retry-failed WHICH and --no-retry-failed: each needs --resume; a new run has "
             "nothing to retry"
         )
     given = {name: value for name, value in sampling.items() if value is not None}
@@ -223,7 +225,7 @@ def batch_settings(
         question=question,
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         allowed_media_root=engine.get("allowed_media_root"),
-        **retry_settings(retried),
+        retried=Retried.parse(retried),
         **output_settings({name: getattr(run, name) for name in OutputOptions.__annotations__}),
         is_any_config_kept=run.resume_anyway,
         describe_engine=lambda: describe_model(model, engine),
@@ -315,3 +317,5 @@ def end_with_exit_code(summary: BatchSummary) -> None:
     if summary.num_failed:
         typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")
         raise typer.Exit(SOME_FAILED)
+    if summary.num_lacking:
+        raise typer.Exit(SOME_LACKING)

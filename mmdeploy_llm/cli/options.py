@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.params import SamplingParams
     from mmdeploy_llm.sinks.scan import Mode
 
-SOME_FAILED, USAGE, STOPPED = 1, 2, 3
+SOME_FAILED, USAGE, STOPPED, SOME_LACKING = 1, 2, 3, 4
 MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per prompt
 
 Model = Annotated[
@@ -155,9 +155,9 @@ class RunOptions:
     retry_failed: Annotated[
         str,
         typer.Option(
-            metavar="CODES",
-            help="With --resume: which failed items to retry, all or those with these error "
-            "codes, such as 408,500.",
+            metavar="WHICH",
+            help="With --resume: which items to retry: all (that failed), or outcomes and error "
+            "codes, such as empty,truncated,408.",
         ),
     ] = "all"
     no_retry_failed: Annotated[
