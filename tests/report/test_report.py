@@ -77,7 +77,7 @@ def page(tmp_path, png):
 
 
 def good(path="a.png", **values):
-    return Record(id=str(path), path=str(path), text="a cat", **values)
+    return Record(**{"id": str(path), "path": str(path), "text": "a cat", **values})
 
 
 def failed(path="gone.png", code=400, message="x"):
