@@ -48,6 +48,7 @@ LAYERS = (
     ("datasets",),
     ("records",),
     ("sinks",),
+    ("exporting",),
     ("batch",),
     ("report",),
     ("llm", "aio"),
