@@ -187,8 +187,7 @@ class LLM(EngineClient):
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
         "anyway": also if other results are of another model or of other parameters.
-        overwrite: replace the output, which otherwise must not exist.
-        report: an HTML page.
+        overwrite: replace the output, which otherwise must not exist. report: an HTML page.
         Raises ConfigError for a wrong call, and when the output is lost, OutputLostError or
         OutputWriteError, which say how to continue; an item with an error becomes a line with it.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.

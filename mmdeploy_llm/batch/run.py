@@ -66,7 +66,7 @@ class RunCounts:
 
     @property
     def lacking(self) -> str:
-        """What has not ended as it should: "2 failed, 1 empty"."""
+        """Counts what has not ended as it should, in words: "2 failed, 1 empty"."""
         return ", ".join([f"{self.num_failed} failed", *counted(self.outcomes)])
 
     @property
