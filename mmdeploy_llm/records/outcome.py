@@ -42,8 +42,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Holds what the outcome of a sample depends on. is_asked: whether its constraint allows an empty
-    text, or its parameters wanted a text of this length. limit: what ended a text that was cut off,
+    """Holds what an outcome depends on. is_asked: whether its constraint allows an empty text, or
+    its parameters wanted a text of this length. limit: what ended a text that was cut off,
     MAX_TOKENS or MAX_MODEL_LEN; None where it is not known."""
 
     text: str
