@@ -37,7 +37,7 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
-    ("model_folder",),
+    ("model_folder", "budgets"),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
     ("startup",),
@@ -48,11 +48,13 @@ LAYERS = (
     ("datasets",),
     ("records",),
     ("sinks",),
+    ("exporting",),
     ("batch",),
     ("report",),
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
+    ("command_options",),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}

@@ -6,7 +6,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import IO
@@ -14,10 +14,12 @@ from typing import IO
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import FileState, Folder
+from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 
 from .formats import PartFormat, PartReader
+from .media import Blob
 from .ours import foreign
 from .part_writer import PartsWriter
 from .scan import (
@@ -134,16 +136,13 @@ class PartsSink:
         self,
         place_of: PlaceOf,
         *,
-        is_failed_redone: bool = True,
-        codes: Collection[int] | None = None,
+        retried: Retried = ALL_FAILED,
     ) -> Kept:
         """Reads all parts without changing them."""
         state = self.state()
         if state is None:
             return Kept()
-        return scan_entries(
-            self.entries, place_of, state, is_failed_redone=is_failed_redone, codes=codes
-        )
+        return scan_entries(self.entries, place_of, state, retried=retried)
 
     def entries(self) -> Iterator[Entry]:
         """Yields the records of all parts."""
@@ -177,6 +176,15 @@ class PartsSink:
         finally:
             for reader in readers.values():
                 reader.close()
+
+    @contextmanager
+    def stored_media(self, position: int) -> Iterator[Blob | None]:
+        """Opens the media of the record at a position; None when the part holds none."""
+        with (
+            closing(self._reader(position >> PART_BITS, self.parts())) as reader,
+            reader.media(position & ((1 << PART_BITS) - 1)) as blob,
+        ):
+            yield blob
 
     def modified(self) -> int | None:
         """Returns when a file of it was written last (ns); None at a URL."""
