@@ -115,6 +115,7 @@ class Intake:
         request_id: str | None = None,
         priority: int = 0,
         deadline: Deadline | None = None,
+        is_shared: bool = False,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
@@ -123,6 +124,7 @@ class Intake:
             of params without one.
         request_id: of the first request; the others add their index to it. None: a new one.
         priority, deadline: as priority_of and deadline_of return them.
+        is_shared: whether other prompts begin like it; n samples do.
 
         Raises RequestError and its subclasses.
         """
@@ -148,6 +150,7 @@ class Intake:
             bad_words_token_ids=self._bad_words(params),
             priority=priority,
             deadline=deadline,
+            is_shared=is_shared or params.n > 1,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),

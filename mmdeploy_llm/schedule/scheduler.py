@@ -11,7 +11,7 @@ from mmdeploy_llm.outputs import FinishReason, RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
-from .admission import matched_blocks, num_reserved_blocks
+from .admission import is_coming, matched_blocks, num_reserved_blocks
 from .borders import tokens_to_border
 from .chunks import Chunk, next_chunk
 from .following import following
@@ -269,14 +269,20 @@ class Scheduler:
             self._encoder.close_step()
 
     def _admit(self, draft: StepDraft, now: float, before: RequestState | None = None) -> None:
-        """Starts waiting requests, strictly in order: none overtakes one that has to wait. before:
-        only those of a smaller priority than this one's."""
+        """Starts waiting requests, strictly in order: none overtakes one that has to wait, except
+        for a prefix that is being computed. before: only those of a smaller priority than this
+        one's."""
+        waiting, aside = self._requests.waiting, []
         while draft.num_tokens_left and self._requests.has_seat:
-            state = self._requests.waiting.peek()
+            state = waiting.peek()
             if state is None or (before is not None and not state.is_before(before)):
-                return
-            if not self._try_admit(state, draft, now):
-                return
+                break
+            if is_coming(state, self._requests, self._config):
+                aside.append(waiting.pop())
+            elif not self._try_admit(state, draft, now):
+                break
+        for state in aside:
+            waiting.push(state)
 
     def _try_admit(self, state: RequestState, draft: StepDraft, now: float) -> bool:
         """Starts a request with blocks for all its known tokens, so that only decoding preempts."""
