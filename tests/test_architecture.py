@@ -48,11 +48,13 @@ LAYERS = (
     ("datasets",),
     ("records",),
     ("sinks",),
+    ("exporting",),
     ("batch",),
     ("report",),
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
+    ("command_options",),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}

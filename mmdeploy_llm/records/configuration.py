@@ -101,9 +101,19 @@ class ConfigurationFile:
         before = known.get(mine.digest, {}).get("accepts", ())
         accepts = sorted({*before, *found} - {mine.digest})
         entry = {"model": mine.model, "values": mine.values, "accepts": accepts}
-        text = _as_json({**known, mine.digest: entry})
+        self._save({**known, mine.digest: entry})
+
+    def adopt(self, others: Iterable[ConfigurationFile]) -> None:
+        """Replaces the configurations by those of other outputs, whose results were copied."""
+        known: dict[str, Any] = {}
+        for other in others:
+            known.update(other._read())
+        if known:
+            self._save(known)
+
+    def _save(self, known: Mapping[str, Any]) -> None:
         with Folder.open(self._path.parent) as folder:
-            folder.write(self._path.name, [text.encode() + b"\n"])
+            folder.write(self._path.name, [_as_json(known).encode() + b"\n"])
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -168,7 +168,7 @@ def test_what_cannot_be_promised_is_refused(folder_of, options, reason):
 
 
 def run_program(*arguments):
-    return CliRunner().invoke(app, ["check-determinism", *arguments])
+    return CliRunner().invoke(app, ["check-determinism", "--model", *arguments])
 
 
 @pytest.mark.full

@@ -45,6 +45,7 @@ def states(pool):
 
 
 class TestLifeCycle:
+    @pytest.mark.full
     def test_states(self, pool, folder, reference_of):
         expected = reference_of("mistral").generate(TEXTS[0])
         pool.install("a", folder, **OPTIONS)
@@ -117,6 +118,7 @@ class TestMemory:
         assert 0 < status.kv_cache <= OPTIONS["kv_cache_memory"]
         assert status.device == "cpu"
 
+    @pytest.mark.full
     def test_what_does_not_fit_is_refused_with_the_numbers(self, folder, monkeypatch):
         with ModelPool(memory=6 * 2**20) as pool:
             pool.install("a", folder, **OPTIONS)
