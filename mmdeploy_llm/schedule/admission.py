@@ -1,5 +1,5 @@
-"""Admission: which cached blocks a waiting request starts with, whether it waits for others, and how
-many it leaves free."""
+"""Admission: which cached blocks a waiting request starts with, if it need not wait for others, and
+how many it leaves free."""
 
 from __future__ import annotations
 
