@@ -120,13 +120,10 @@ class Intake:
         """Returns the n requests of a prompt, by index; they share its media.
 
         item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
-        number: index of the prompt in this engine, which with the engine's seed determines the seed
-            of params without one.
+        number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
-        priority, deadline: as priority_of and deadline_of return them.
-        is_shared: whether other prompts begin like it; n samples do.
-
-        Raises RequestError and its subclasses.
+        priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
+            prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
         parts = replace(read_prompt(prompt, self.media.kinds), where=where)

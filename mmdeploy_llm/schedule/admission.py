@@ -3,7 +3,7 @@ how many it leaves free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from .chunks import whole_runs_end
 from .lifecycle import Lifecycle
@@ -50,7 +50,26 @@ def _whole_blocks(state: RequestState, count: int, config: SchedulerConfig) -> i
     return end // config.block_size
 
 
-def is_coming(state: RequestState, requests: Lifecycle, config: SchedulerConfig) -> bool:
+def startable(
+    requests: Lifecycle, config: SchedulerConfig, before: RequestState | None = None
+) -> Generator[RequestState, None, None]:
+    """Yields the waiting requests in order, each until the caller has started it. One whose next
+    block is being computed is passed over. before: only those of a smaller priority than its."""
+    aside: list[RequestState] = []
+    try:
+        while requests.has_seat and (state := requests.waiting.peek()) is not None:
+            if before is not None and not state.is_before(before):
+                return
+            if _is_coming(state, requests, config):
+                aside.append(requests.waiting.pop())
+            else:
+                yield state
+    finally:
+        for state in aside:
+            requests.waiting.push(state)
+
+
+def _is_coming(state: RequestState, requests: Lifecycle, config: SchedulerConfig) -> bool:
     """Whether a running request computes the next block of a shared prompt: the request then waits
     for it, at most until that prompt is computed."""
     request = state.request
