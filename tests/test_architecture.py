@@ -54,6 +54,7 @@ LAYERS = (
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
+    ("command_options",),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}

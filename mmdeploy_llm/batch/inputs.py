@@ -33,7 +33,7 @@ def find_media(paths: Iterable[str], *, is_recursive: bool = False) -> tuple[str
         os.path.normpath(name): None for path in wanted for name in _expand(path, is_recursive)
     }
     if not found:
-        hint = "" if is_recursive else "; --recursive looks into subfolders too"
+        hint = "" if is_recursive else "; --no-recursive left out subfolders"
         raise ConfigError(
             f"no images or videos in {', '.join(map(repr, wanted)) or 'an empty list of paths'}: "
             f"looked for files that end in {' '.join(sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES))}"

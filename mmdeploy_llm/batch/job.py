@@ -52,7 +52,8 @@ class BatchSettings:
     question: the question about each file of a folder, or each row of a corpus.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
-    selection: the lines of the input to process.
+    selection: the lines of the input to process; is_recursive: whether folders of media are read
+        with their subfolders.
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
     is_failed_redone: whether mode "resume" retries failed items; retried_codes: those with one of
@@ -73,6 +74,7 @@ class BatchSettings:
     max_media_bytes: int = MAX_CELL_BYTES
     allowed_media_root: str | os.PathLike[str] | None = None
     selection: Selection = field(default_factory=Selection)
+    is_recursive: bool = True
     format: str | None = None
     part_items: int | None = None
     journal: str | os.PathLike[str] | None = None
@@ -163,6 +165,7 @@ def plan_batch(
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
         root=settings.allowed_media_root,
+        is_recursive=settings.is_recursive,
     )
     return _planned(source, sink, settings)
 
