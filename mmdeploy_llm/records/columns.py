@@ -128,8 +128,8 @@ def is_exact(value: Any, kind: Kind) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a column holds: the entry `name` of a record's field `source`, or with "" the field
-    `name` itself."""
+    """Names what a column holds: the entry `name` of a record's field `source`, or where that is
+    "" the field `name` itself."""
 
     source: str
     name: str
