@@ -16,6 +16,7 @@ from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder, OutputLostError, OutputWriteError
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.records.record import Record
 
 from .formats import Addition, Drops
@@ -103,7 +104,7 @@ class PartsWriter(Closing):
         self._check_parts()
         self._unify()
         if self.num_again:
-            kept = self._sink.scan(place_of, is_failed_redone=False)
+            kept = self._sink.scan(place_of, retried=NOTHING)
             with self._writing():
                 self._drop(kept.drops)
             self.index = kept.index
