@@ -25,6 +25,7 @@ from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.processes import interrupted_later
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcome import counted
 from mmdeploy_llm.records.record import Record, bad_record, key_of, record_of
 from mmdeploy_llm.sinks.base import RecordSink
 
@@ -38,13 +39,16 @@ Ending = Literal["done", "max_failures", "interrupted"]
 class RunCounts:
     """Counts of one run; a Tally counts up its own and hands out copies.
 
+    num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
+    outcomes: number of other items by outcome: "empty", "truncated", "repetition".
     num_images: images and videos of finished items.
     elapsed: seconds, without loading the model.
     """
 
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -57,8 +61,13 @@ class RunCounts:
 
     @property
     def num_items(self) -> int:
-        """Items that finished, with an answer or an error."""
-        return self.num_done + self.num_failed
+        """Items that finished, whatever their outcome."""
+        return self.num_done + self.num_failed + self.outcomes.total()
+
+    @property
+    def lacking(self) -> str:
+        """Counts what has not ended as it should, in words: "2 failed, 1 empty"."""
+        return ", ".join([f"{self.num_failed} failed", *counted(self.outcomes)])
 
     @property
     def images_per_second(self) -> float:
@@ -196,23 +205,26 @@ class Tally:
         """Counts one record. is_first: advances the progress bar; it has counted an earlier
         record of the item already."""
         counts = self._counts
-        if record.is_ok:
+        if not record.is_ok:
+            counts.failures[record.failure] += 1
+        elif record.outcome == "ok":
             counts.num_done += 1
         else:
-            counts.failures[record.failure] += 1
+            counts.outcomes[str(record.outcome)] += 1
         counts.num_images += num_media
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
         counts.elapsed = time.perf_counter() - self._begin
         self._bar.set_postfix_str(
-            f"{counts.tokens_per_second:.0f} tokens/s, {self.num_failed} failed", refresh=False
+            f"{counts.tokens_per_second:.0f} tokens/s, {counts.lacking}", refresh=False
         )
         self._bar.update(int(is_first))
 
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
-        elapsed = time.perf_counter() - self._begin
-        return replace(self._counts, failures=Counter(self._counts.failures), elapsed=elapsed)
+        own, elapsed = self._counts, time.perf_counter() - self._begin
+        failures, outcomes = Counter(own.failures), Counter(own.outcomes)
+        return replace(own, failures=failures, outcomes=outcomes, elapsed=elapsed)
 
     def close(self) -> None:
         """Closes the progress bar."""

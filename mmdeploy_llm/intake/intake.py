@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
@@ -41,10 +42,8 @@ class Intake:
     """Turns prompts into Requests (room 1). Methods may be called from several threads at once.
 
     tokenizer, processors (by kind), fetch, config, limits: ready collaborators.
-    vocab_size: number of ids that the model knows.
-    eos_token_ids: ids that end a sequence.
-    generation: generation_config.json.
-    chat_template: the template that messages are rendered with.
+    vocab_size: number of ids that the model knows. eos_token_ids: ids that end a sequence.
+    generation: generation_config.json. chat_template: the one that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown.
@@ -85,6 +84,7 @@ class Intake:
             cache_bytes=cache_bytes,
             guard=guard,
             embeds=EmbedsReader(dtype=config.dtype, media_size=media_size),
+            budgets=budgets_of(config.options),
         )
         self._params = ParamsResolver(
             config=config,
