@@ -40,6 +40,13 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the selected items of the input."""
 
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these lines, in order. They must be selected ones."""
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns the bytes of the file of every item by its line; none where they are not
+        known."""
+
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's item in the input; None when not selected."""
 
@@ -60,8 +67,16 @@ class LineSource:
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items of the selected rows."""
-        for row in self._rows.read(self._selection):
+        return self.read(self._selection)
+
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these rows."""
+        for row in self._rows.read(lines):
             yield row if isinstance(row, BadItem) else self._reader.read(row)
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns none: the bytes of media in rows are not known before they are read."""
+        return {}
 
     def counted(self) -> int | None:
         """Counts the selected rows that the input has now."""
@@ -102,16 +117,26 @@ class FileSource:
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items, large files among small ones."""
-        for path in mixed(self._sizes):
-            yield Item(
-                line=self._lines[path],
-                id=path,
-                path=path,
-                prompt=self._prompt(path),
-                params=self._params,
-                digest=digest_of(file_state(path)),
-                size=self._sizes[path],
-            )
+        return map(self._item, mixed(self._sizes))
+
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these files."""
+        return (self._item(path) for path, line in self._lines.items() if lines.takes(line))
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns the bytes of every file by its line."""
+        return {line: self._sizes[path] for path, line in self._lines.items()}
+
+    def _item(self, path: str) -> Item:
+        return Item(
+            line=self._lines[path],
+            id=path,
+            path=path,
+            prompt=self._prompt(path),
+            params=self._params,
+            digest=digest_of(file_state(path)),
+            size=self._sizes[path],
+        )
 
     def counted(self) -> int | None:
         """Returns the number of files, which are listed once."""

@@ -1,0 +1,249 @@
+"""Answers a few items of a batch and says what all of them will take."""
+
+from __future__ import annotations
+
+import random
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from mmdeploy_llm.batch.answers.rounds import Answerer
+from mmdeploy_llm.batch.sources import Source
+from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.messages import Prompt
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.record import Record, bad_record, record_of
+
+from .census import Count, Kind, Tokens, count_tokens, kinds_of, name_of
+from .draw import Drawn, draw
+from .faster import Faster, fewer_answer_tokens, fewer_image_tokens
+from .steps import Machine, StepCosts, StepLog, Work
+
+NUM_ITEMS = 20
+NUM_DRAWS = 400  # samples drawn from the sample, for the range
+MODEL_SHARE = 0.15  # of the seconds: how far the costs of steps may be off
+UNKNOWN_SHARE = 0.5  # the same where steps could not be measured
+WARM_UP_TOKENS = 4
+
+
+class Estimated(Answerer, Protocol):
+    """The attributes of LLM that an estimate needs."""
+
+    plugins: Any
+    runtime: Any
+    num_kv_blocks: int
+
+    def count_tokens(self, prompt: Prompt) -> Count:
+        """Counts the tokens of a prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """A number, and between which bounds it is in 9 of 10 cases."""
+
+    low: float
+    middle: float
+    high: float
+
+    def scaled(self, factor: float) -> Range:
+        """Returns the range times a factor."""
+        return Range(low=self.low * factor, middle=self.middle * factor, high=self.high * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a batch will take on this machine, and the items by which that was found out.
+
+    total: items of the input. kinds: see Kind. tokens: None when no item has media or could be
+        counted.
+    records: of the items that were answered, in order of the input.
+    seconds: for all items. seconds_spent: on the sample.
+    memory_bytes: the most that this process has held so far, with the model and its cache.
+    output_bytes: of all records as JSON lines.
+    faster: what would take less time, most effective first.
+    are_steps_known: whether the costs of steps were measured; else the range is wide.
+    """
+
+    total: int
+    kinds: tuple[Kind, ...]
+    tokens: Tokens | None
+    records: tuple[Record, ...]
+    seconds: Range
+    seconds_spent: float
+    memory_bytes: int
+    output_bytes: int
+    faster: tuple[Faster, ...] = ()
+    are_steps_known: bool = True
+    unit: str = "item"
+
+    @property
+    def seconds_per_item(self) -> Range:
+        """Seconds for one item, when many are answered at the same time."""
+        return self.seconds.scaled(1 / max(1, self.total))
+
+
+def estimate(
+    source: Source,
+    selection: Selection,
+    llm: Estimated,
+    *,
+    num_items: int = NUM_ITEMS,
+    seed: int = 0,
+) -> Estimate:
+    """Answers `num_items` items of the source, drawn at random, and returns what all will take.
+    Writes nothing. Raises ConfigError as `draw` does."""
+    drawn = draw(source, selection, num_items, seed)
+    tokens = count_tokens(source, drawn, seed, llm.count_tokens)
+    names = _names(source, drawn)
+    begin = time.perf_counter()
+    with _logged(llm) as log:
+        _warm_up(drawn, llm)
+        log.steps.clear()
+        begin = time.perf_counter()
+        records = _answered(drawn.items, llm)
+        spent = time.perf_counter() - begin
+        steps = list(log.steps)
+        costs = StepCosts.of(steps) or _without_steps(records, spent, llm)
+        total = _Total(drawn.total, tokens, costs, _machine(llm, records))
+        faster = (
+            *fewer_image_tokens(drawn.items, records, total, lambda asked: _answered(asked, llm)),
+            *fewer_answer_tokens(records, total),
+        )
+    lines = [len(record.to_json().encode("utf-8", "replace")) + 1 for record in records]
+    return Estimate(
+        total=drawn.total,
+        kinds=kinds_of(drawn, names),
+        tokens=tokens if tokens is not None and tokens.largest else None,
+        records=tuple(records),
+        seconds=total.range(records, MODEL_SHARE if steps else UNKNOWN_SHARE, seed),
+        seconds_spent=spent,
+        memory_bytes=_peak_bytes(),
+        output_bytes=round(statistics.fmean(lines) * drawn.total),
+        faster=tuple(sorted(faster, key=lambda way: -way.times)),
+        are_steps_known=bool(steps),
+        unit=source.unit,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Total:
+    """Adds up what all items take, from records of some. tokens: of many more items, if known."""
+
+    num_items: int
+    tokens: Tokens | None
+    costs: StepCosts
+    machine: Machine
+
+    def seconds(self, records: Sequence[Record]) -> float:
+        """Returns the seconds for all items if they are like these."""
+        work = self.work(records)
+        # Many prompts are known from their headers; what the sample drew by chance is corrected.
+        if self.tokens is not None and work.prompt_tokens:
+            work = replace(work, prompt_tokens=self.tokens.prompt * self.num_items)
+        return self.costs.seconds(work, self.machine)
+
+    def work(self, records: Sequence[Record]) -> Work:
+        """Returns the work of all items if they are like these."""
+        share = self.num_items / len(records)
+        outputs = [record.num_output_tokens for record in records]
+        computed = [record.num_prompt_tokens - record.num_cached_tokens for record in records]
+        return Work(
+            num_items=self.num_items,
+            prompt_tokens=share * sum(computed),
+            output_tokens=share * sum(outputs),
+            num_media=share * sum(bool(_media_tokens(record)) for record in records),
+            longest=max(outputs),
+            preprocess=share * sum(record.timings.preprocess or 0 for record in records),
+        )
+
+    def range(self, records: Sequence[Record], model_share: float, seed: int) -> Range:
+        """Returns the seconds with their range: of samples drawn from the sample, and of costs that
+        are off by `model_share`."""
+        rng = random.Random(seed)
+        middle = self.seconds(records)
+        found = sorted(self.seconds(rng.choices(records, k=len(records))) for _ in range(NUM_DRAWS))
+        low, high = found[NUM_DRAWS // 20], found[-NUM_DRAWS // 20]
+        below = ((middle - low) ** 2 + (middle * model_share) ** 2) ** 0.5
+        above = ((high - middle) ** 2 + (middle * model_share) ** 2) ** 0.5
+        return Range(low=max(0.0, middle - below), middle=middle, high=middle + above)
+
+
+def _media_tokens(record: Record) -> int:
+    return record.num_image_tokens + record.num_video_tokens
+
+
+@contextmanager
+def _logged(llm: Estimated) -> Iterator[StepLog]:
+    log = StepLog()
+    llm.plugins.register(log, f"estimate {id(log):x}")
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def _warm_up(drawn: Drawn, llm: Estimated) -> None:
+    """Has a short answer computed, so that what is made at first use counts in no step."""
+    first = next((item for item in drawn.items if isinstance(item, Item)), None)
+    if first is not None:
+        params = first.params.model_copy(update={"max_tokens": WARM_UP_TOKENS, "min_tokens": 0})
+        _answered([replace(first, params=params)], llm)
+
+
+def _answered(items: Sequence[Item | BadItem], llm: Answerer) -> list[Record]:
+    """Returns the records of items, in their order."""
+    asks = [
+        Ask(prompt=item.prompt, params=item.params, item=item)
+        for item in items
+        if isinstance(item, Item)
+    ]
+    found = {item.line: bad_record(item) for item in items if isinstance(item, BadItem)}
+    with closing(llm.answer_each(asks)) as answers:
+        for answer in answers:
+            item = answer.ask.item
+            found[item.line] = record_of(item, answer.output, answer.error)
+    return [found[item.line] for item in items]
+
+
+def _machine(llm: Estimated, records: Sequence[Record]) -> Machine:
+    """Returns what computes. The cache holds so many sequences of the mean length at once."""
+    runtime = llm.runtime
+    lengths = [record.num_prompt_tokens + record.num_output_tokens for record in records]
+    room = llm.num_kv_blocks * runtime.block_size / max(1.0, statistics.fmean(lengths))
+    return Machine(
+        max_seqs=max(1, min(runtime.max_num_seqs, int(room))),
+        is_shared=runtime.device == "cpu",
+        num_threads=max(1, runtime.num_intake_threads),
+    )
+
+
+def _without_steps(records: Sequence[Record], spent: float, llm: Estimated) -> StepCosts:
+    """Returns costs for engines in other processes, whose steps are not seen: all time goes with
+    the tokens that were generated, shared by as many sequences as were computed at once."""
+    tokens = max(1, sum(record.num_output_tokens for record in records))
+    busy = sum(record.timings.total or 0.0 for record in records)
+    at_once = max(1.0, busy / max(spent, 1e-9))
+    machine = _machine(llm, records)
+    gain = max(1.0, min(machine.max_seqs, 2 * at_once) / at_once)
+    return StepCosts(fixed=0.0, token=spent / tokens / gain, prefill=0.0, media=0.0)
+
+
+def _peak_bytes() -> int:
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _names(source: Source, drawn: Drawn) -> Mapping[int, str]:
+    """Returns the names of all files by line."""
+    if not drawn.sizes:
+        return {}
+    from .draw import Chosen
+
+    return {item.line: name_of(item) for item in source.read(Chosen(drawn.sizes))}
