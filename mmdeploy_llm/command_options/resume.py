@@ -40,8 +40,9 @@ class ResumeOptions(Group):
     retry_failed: Annotated[
         str,
         typer.Option(
-            metavar="CODES",
-            help="With --resume: what to retry, all or error codes such as 408,500.",
+            metavar="WHICH",
+            help="With --resume: what to retry. All (that failed), or outcomes and error codes, "
+            "such as empty,truncated,408.",
         ),
     ] = "all"
     no_retry_failed: Annotated[
@@ -55,7 +56,7 @@ class ResumeOptions(Group):
 
     def to_settings(self) -> dict[str, Any]:
         """Returns how the output is treated. Raises ConfigError for options that contradict."""
-        from mmdeploy_llm.batch.options import retry_settings
+        from mmdeploy_llm.records.outcome import Retried
 
         is_resumed = self.resume or self.resume_anyway
         retried = False if self.no_retry_failed else self.retry_failed
@@ -63,11 +64,11 @@ class ResumeOptions(Group):
             raise ConfigError("--overwrite and --resume contradict each other; give one of them")
         if retried != "all" and not is_resumed:
             raise ConfigError(
-                "--retry-failed CODES and --no-retry-failed: each needs --resume; a new run has "
+                "--retry-failed WHICH and --no-retry-failed: each needs --resume; a new run has "
                 "nothing to retry"
             )
         return {
             "mode": "overwrite" if self.overwrite else "resume" if is_resumed else "new",
             "is_any_config_kept": self.resume_anyway,
-            **retry_settings(retried),
+            "retried": Retried.parse(retried),
         }

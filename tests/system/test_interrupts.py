@@ -62,7 +62,7 @@ def interrupted(code, arguments, folder, *pauses):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "command",
-    COMMANDS,
+    [pytest.param(n, marks=[pytest.mark.long] * (n in ("ranks", "engines"))) for n in COMMANDS],
 )
 def test_two_interrupts_end_a_command(command, tmp_path):
     (tmp_path / "in.jsonl").write_text(LINE * 2000)
