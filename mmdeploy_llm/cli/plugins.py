@@ -47,8 +47,8 @@ Examples:
 EPILOG_CHECK = """\b
 Examples:
   mmdeploy-llm plugins check reasoning
-  mmdeploy-llm plugins check qwen --model models/acme-vl
-  mmdeploy-llm plugins check acme --json"""
+  mmdeploy-llm plugins check acme --model models/acme-vl
+  mmdeploy-llm plugins check sources --json"""
 
 EPILOG_NEW = """\b
 Examples:

@@ -29,13 +29,13 @@ from .interrupts import forget_interrupt
 GENERATE_EPILOG = """\b
 Examples:
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
-  mmdeploy-llm generate "Why is the sky blue?" --model Qwen/Qwen3-4B --no-thinking
+  mmdeploy-llm generate "Why is the sky blue?" --model models/acme-4b --no-thinking
   cat story.txt | mmdeploy-llm generate --raw --max-tokens 200 -"""
 
 CHAT_EPILOG = """\b
 Examples:
   mmdeploy-llm chat --image photo.jpg
-  mmdeploy-llm chat --system "Answer in one sentence." --model Qwen/Qwen3-4B
+  mmdeploy-llm chat --system "Answer in one sentence." --model models/acme-4b
   mmdeploy-llm chat --message "How many shapes are there?" --image drawing.png"""
 
 
