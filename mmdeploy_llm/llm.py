@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from .batch.engine import describe_engine
-from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
+from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch, source_of
 from .batch.options import BatchOptions, option_settings
 from .batch.summary import BatchSummary
 from .client.arguments import (
@@ -32,6 +32,7 @@ from .desk.feed import Feed
 from .desk.outcome import Answer, refused
 from .desk.ticket import Ask
 from .errors import EngineError
+from .estimate.estimate import NUM_ITEMS, Estimate, estimate
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
@@ -206,6 +207,34 @@ class LLM(EngineClient):
             is_progress_shown=None if use_tqdm else False,
         )
         return self._batch(plan_batch(input, output, settings), report)
+
+    def estimate_batch(
+        self,
+        input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+        *,
+        num_items: int = NUM_ITEMS,
+        seed: int = 0,
+        prompt: str | None = None,
+        sampling_params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> Estimate:
+        """Answers `num_items` items of a batch, drawn at random, and returns what all of them will
+        take on this machine, see Estimate. Writes nothing; `print(estimate)` shows it.
+
+        seed: the same one draws the same items. The other arguments are those of run_batch. The
+        items of an iterator are read to its end.
+        """
+        settings = BatchSettings(
+            sampling_params=one_params(sampling_params),
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
+            question=prompt,
+            **option_settings(options),
+            max_media_bytes=self._config.max_media_bytes,
+            allowed_media_root=self._config.allowed_media_root,
+        )
+        source = source_of(input, settings)
+        return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
 
     def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:
         """Runs a batch and writes its report, if one is wanted."""

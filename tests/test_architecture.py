@@ -50,7 +50,7 @@ LAYERS = (
     ("sinks",),
     ("exporting",),
     ("batch",),
-    ("report",),
+    ("report", "estimate"),
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),

@@ -149,13 +149,20 @@ def plan_batch(
 
     Raises ConfigError for an input that does not exist and an output that cannot be written.
     """
-    if isinstance(given, Mapping):
-        raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     sink = _opened_sink(output, settings)
     if isinstance(given, (str, os.PathLike)):
         check_apart(os.fspath(given), sink)
     sink.check(settings.mode)
-    source = open_source(
+    return _planned(source_of(given, settings), sink, settings)
+
+
+def source_of(
+    given: str | os.PathLike[str] | Iterable[Mapping[str, Any]], settings: BatchSettings
+) -> Source:
+    """Opens the input of a batch. Raises ConfigError for one that does not exist."""
+    if isinstance(given, Mapping):
+        raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
+    return open_source(
         given,
         settings.sampling_params,
         settings.selection,
@@ -166,7 +173,6 @@ def plan_batch(
         root=settings.allowed_media_root,
         is_recursive=settings.is_recursive,
     )
-    return _planned(source, sink, settings)
 
 
 def plan_source(

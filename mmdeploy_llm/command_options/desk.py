@@ -10,6 +10,7 @@ import typer
 from .answer import AnswerOptions
 from .checks import CheckOptions
 from .effort import EffortOptions
+from .estimate import EstimateOptions
 from .groups import Groups
 from .model import ModelOptions
 from .output import OutputOptions, ShownOptions
@@ -32,6 +33,7 @@ class DeskOptions(Groups):
     shown: ShownOptions
     resume: ResumeOptions
     effort: EffortOptions
+    estimate: EstimateOptions
 
     def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:
         """Returns the options of LLM(), see engine_options."""

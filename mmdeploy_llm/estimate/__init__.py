@@ -6,4 +6,5 @@ steps.py     what a step of the engine costs, and so any number of prompts
 estimate.py  answers the items and adds up
 faster.py    what would take less time, and how much less
 words.py     the estimate as text
+result.py    the estimate
 """

@@ -21,9 +21,10 @@ from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record, bad_record, record_of
 
-from .census import Count, Kind, Tokens, count_tokens, kinds_of, name_of
-from .draw import Drawn, draw
-from .faster import Faster, fewer_answer_tokens, fewer_image_tokens
+from .census import Count, Tokens, count_tokens, kinds_of, name_of
+from .draw import Chosen, Drawn, draw
+from .faster import fewer_answer_tokens, fewer_image_tokens
+from .result import Estimate, Range
 from .steps import Machine, StepCosts, StepLog, Work
 
 NUM_ITEMS = 20
@@ -42,51 +43,6 @@ class Estimated(Answerer, Protocol):
 
     def count_tokens(self, prompt: Prompt) -> Count:
         """Counts the tokens of a prompt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """A number, and between which bounds it is in 9 of 10 cases."""
-
-    low: float
-    middle: float
-    high: float
-
-    def scaled(self, factor: float) -> Range:
-        """Returns the range times a factor."""
-        return Range(low=self.low * factor, middle=self.middle * factor, high=self.high * factor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What a batch will take on this machine, and the items by which that was found out.
-
-    total: items of the input. kinds: see Kind. tokens: None when no item has media or could be
-        counted.
-    records: of the items that were answered, in order of the input.
-    seconds: for all items. seconds_spent: on the sample.
-    memory_bytes: the most that this process has held so far, with the model and its cache.
-    output_bytes: of all records as JSON lines.
-    faster: what would take less time, most effective first.
-    are_steps_known: whether the costs of steps were measured; else the range is wide.
-    """
-
-    total: int
-    kinds: tuple[Kind, ...]
-    tokens: Tokens | None
-    records: tuple[Record, ...]
-    seconds: Range
-    seconds_spent: float
-    memory_bytes: int
-    output_bytes: int
-    faster: tuple[Faster, ...] = ()
-    are_steps_known: bool = True
-    unit: str = "item"
-
-    @property
-    def seconds_per_item(self) -> Range:
-        """Seconds for one item, when many are answered at the same time."""
-        return self.seconds.scaled(1 / max(1, self.total))
 
 
 def estimate(
@@ -244,6 +200,4 @@ def _names(source: Source, drawn: Drawn) -> Mapping[int, str]:
     """Returns the names of all files by line."""
     if not drawn.sizes:
         return {}
-    from .draw import Chosen
-
     return {item.line: name_of(item) for item in source.read(Chosen(drawn.sizes))}

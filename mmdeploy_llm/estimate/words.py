@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record, duration, seconds
 
 from .census import Kind, Tokens
-from .estimate import Estimate, Range
+
+if TYPE_CHECKING:
+    from .result import Estimate, Range
 
 MAX_NAMED = 3  # outliers of one kind that are named
 
@@ -20,7 +23,7 @@ def lines_of(found: Estimate) -> dict[str, str]:
     lines = {
         "input": f"{found.total} {found.unit}s: " + "; ".join(map(_kind, found.kinds)),
         "media tokens": "" if found.tokens is None else _tokens(found.tokens),
-        f"time for a {found.unit}": f"{seconds(each.middle)} ({seconds(each.low)} to "
+        f"time per {found.unit}": f"{seconds(each.middle)} ({seconds(each.low)} to "
         f"{seconds(each.high)}), with others computed at the same time",
         f"time for all {found.total}": f"{duration(found.seconds.middle)} "
         f"({_between(found.seconds)}) on this machine, without loading the model"
