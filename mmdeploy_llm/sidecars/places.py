@@ -1,4 +1,4 @@
-"""Where a sidecar goes: beside its picture, beneath a folder of the input, through no link."""
+"""Finds where a sidecar goes: beside its picture, beneath the input, through no link."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.unicode_text import without_surrogates
 
+from .base import RecordSink
 from .jsonl import JsonlSink
-from .jsonl_writer import RecordWriter
 from .ours import foreign
 from .scan import Entry, Kept, Mode, PlaceOf, RecordIndex, exists_already
 
@@ -82,7 +82,7 @@ class CsvWriter:
     """Writes lines, and the table at the end; see RecordSink for the methods."""
 
     def __init__(
-        self, table: Path, lines: RecordWriter, entries: Callable[[], Iterator[Entry]]
+        self, table: Path, lines: RecordSink, entries: Callable[[], Iterator[Entry]]
     ) -> None:
         self._table, self._lines, self._entries = table, lines, entries
 
