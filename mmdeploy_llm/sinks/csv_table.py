@@ -26,7 +26,7 @@ from mmdeploy_llm.records.unicode_text import without_surrogates
 from .base import RecordSink
 from .jsonl import JsonlSink
 from .ours import foreign
-from .scan import Entry, Kept, Mode, PlaceOf, RecordIndex, exists_already
+from .scan import Entry, Kept, Mode, PlaceOf, exists_already
 
 FIRST = ("id", "line", "path", "text")
 LAST = (
@@ -85,20 +85,13 @@ class CsvWriter:
         self, table: Path, lines: RecordSink, entries: Callable[[], Iterator[Entry]]
     ) -> None:
         self._table, self._lines, self._entries = table, lines, entries
-
-    @property
-    def index(self) -> RecordIndex:
-        """Positions of the records in the lines."""
-        return self._lines.index
-
-    @property
-    def num_again(self) -> int:
-        """Records of items that had one before."""
-        return self._lines.num_again
+        self.index, self.num_again = lines.index, lines.num_again
 
     def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
         """Adds a line."""
-        return self._lines.write(record, place, item)
+        is_first = self._lines.write(record, place, item)
+        self.num_again = self._lines.num_again
+        return is_first
 
     def check(self) -> None:
         """Raises OutputLostError when somebody else changed the lines."""
@@ -107,6 +100,7 @@ class CsvWriter:
     def finish(self, place_of: PlaceOf) -> None:
         """Completes the lines and writes the table from them."""
         self._lines.finish(place_of)
+        self.index = self._lines.index
         with Folder.open(self._table.parent) as folder:
             folder.write(self._table.name, self._lines_of_table())
 
