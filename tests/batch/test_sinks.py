@@ -428,12 +428,15 @@ def test_an_output_without_its_library_says_what_to_install(here):
 
 def test_a_row_has_what_the_line_has(do, rows, here):
     """Every field of a line is a column or in `more`, whatever it is called."""
-    from mmdeploy_llm.sinks.parquet import row_of, values_of
+    from mmdeploy_llm.sinks.parquet import new_columns, row_of, values_of
 
     do(rows, "plain.jsonl")
     for line in (here / "plain.jsonl").read_text().splitlines():
         values = {**json.loads(line), "columns": {"title": "x"}, "later": [1]}
-        assert {k: v for k, v in values_of(row_of(values)).items() if v is not None} == {
+        columns = new_columns()
+        columns.add(values)
+        found = values_of(row_of(values, columns), columns)
+        assert {k: v for k, v in found.items() if v is not None} == {
             k: v for k, v in values.items() if v is not None
         }
 
