@@ -13,14 +13,21 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 
+MORE_FILES, MORE_ROWS = 200, 60  # rows may hold their pictures
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Items of an input of `total` items. sizes: bytes of all files by line, where known."""
+    """Items of an input of `total` items. more: others in random order, which may be answered for
+    the sake of the time alone. sizes: bytes of all files by line, where known."""
 
     items: tuple[Item | BadItem, ...]
+    more: tuple[Item | BadItem, ...]
     total: int
     sizes: Mapping[int, int]
+
+
+Items = list[Item | BadItem]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +56,22 @@ def draw(source: Source, selection: Selection, num_items: int, seed: int) -> Dra
         raise ConfigError(f"the number of items to estimate by must be at least 1, got {num_items}")
     rng = random.Random(seed)
     sizes, total = source.sizes(), source.total
+    most = num_items + MORE_ROWS
     if sizes:
         lines = _of_all_sizes(sizes, num_items, rng)
-    elif total is None or total <= num_items:
-        return _checked(_reservoir(source, num_items, rng))
+        more = _of_all_sizes(sizes, MORE_FILES, rng) - lines
+        drawn = _read(source, lines, more, rng)
+        total = len(sizes)
+    elif total is None or total <= most:
+        kept, total = _reservoir(source, most, rng)
+        drawn = _split(kept, num_items, rng)
     else:
-        places = rng.sample(range(total), num_items)
-        step = selection.num_shards
-        lines = {selection.shard + place * step for place in places}
-    items = tuple(source.read(Chosen(lines)))
-    return _checked(Drawn(items=items, total=total or len(sizes), sizes=sizes))
+        places = rng.sample(range(total), most)
+        lines = {selection.shard + place * selection.num_shards for place in places}
+        drawn = _split([*source.read(Chosen(lines))], num_items, rng)
+    if not drawn[0]:
+        raise ConfigError("the input has no items, so there is nothing to estimate")
+    return Drawn(items=tuple(drawn[0]), more=tuple(drawn[1]), total=total, sizes=sizes)
 
 
 def _of_all_sizes(sizes: Mapping[int, int], num_items: int, rng: random.Random) -> set[int]:
@@ -68,8 +81,19 @@ def _of_all_sizes(sizes: Mapping[int, int], num_items: int, rng: random.Random) 
     return {by_size[rng.randrange(begin, end)] for begin, end in itertools.pairwise(bounds)}
 
 
-def _reservoir(source: Source, num_items: int, rng: random.Random) -> Drawn:
-    """Reads all items, and holds no more than `num_items` of them."""
+def _read(
+    source: Source, lines: set[int], more: set[int], rng: random.Random
+) -> tuple[Items, Items]:
+    """Reads files: those of `lines`, and others in random order."""
+    found = [*source.read(Chosen(lines | more))]
+    others = [item for item in found if item.line not in lines]
+    rng.shuffle(others)
+    return [item for item in found if item.line in lines], others
+
+
+def _reservoir(source: Source, num_items: int, rng: random.Random) -> tuple[Items, int]:
+    """Reads all items, and holds no more than `num_items` of them. Returns them and their number
+    in all."""
     kept: list[Item | BadItem] = []
     total = 0
     for total, item in enumerate(source, 1):
@@ -77,10 +101,10 @@ def _reservoir(source: Source, num_items: int, rng: random.Random) -> Drawn:
             kept.append(item)
         elif (place := rng.randrange(total)) < num_items:
             kept[place] = item
-    return Drawn(items=tuple(kept), total=total, sizes={})
+    return kept, total
 
 
-def _checked(drawn: Drawn) -> Drawn:
-    if not drawn.items:
-        raise ConfigError("the input has no items, so there is nothing to estimate")
-    return drawn
+def _split(found: Items, num_items: int, rng: random.Random) -> tuple[Items, Items]:
+    """Splits random items into the sample, in the order of the input, and the others."""
+    rng.shuffle(found)
+    return sorted(found[:num_items], key=lambda item: item.line), found[num_items:]

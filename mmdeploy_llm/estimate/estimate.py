@@ -28,6 +28,7 @@ from .result import Estimate, Range
 from .steps import Machine, StepCosts, StepLog, Work
 
 NUM_ITEMS = 20
+MIN_SECONDS = 5.0  # of measuring, as long as there are items
 NUM_DRAWS = 400  # samples drawn from the sample, for the range
 MODEL_SHARE = 0.15  # of the seconds: how far the costs of steps may be off
 UNKNOWN_SHARE = 0.5  # the same where steps could not be measured
@@ -63,22 +64,23 @@ def estimate(
         _warm_up(drawn, llm)
         log.steps.clear()
         begin = time.perf_counter()
-        records = _answered(drawn.items, llm)
+        found = _answered(drawn.items, llm, drawn.more)
         spent = time.perf_counter() - begin
         steps = list(log.steps)
-        costs = StepCosts.of(steps) or _without_steps(records, spent, llm)
-        total = _Total(drawn.total, tokens, costs, _machine(llm, records))
+        costs = StepCosts.of(steps) or _without_steps(found, spent, llm)
+        total = _Total(drawn.total, tokens, costs, _machine(llm, found))
+        records = found[: len(drawn.items)]
         faster = (
             *fewer_image_tokens(drawn.items, records, total, lambda asked: _answered(asked, llm)),
-            *fewer_answer_tokens(records, total),
+            *fewer_answer_tokens(found, total),
         )
-    lines = [len(record.to_json().encode("utf-8", "replace")) + 1 for record in records]
+    lines = [len(record.to_json().encode("utf-8", "replace")) + 1 for record in found]
     return Estimate(
         total=drawn.total,
         kinds=kinds_of(drawn, names),
         tokens=tokens if tokens is not None and tokens.largest else None,
         records=tuple(records),
-        seconds=total.range(records, MODEL_SHARE if steps else UNKNOWN_SHARE, seed),
+        seconds=total.range(found, MODEL_SHARE if steps else UNKNOWN_SHARE, seed),
         seconds_spent=spent,
         memory_bytes=_peak_bytes(),
         output_bytes=round(statistics.fmean(lines) * drawn.total),
@@ -153,19 +155,30 @@ def _warm_up(drawn: Drawn, llm: Estimated) -> None:
         _answered([replace(first, params=params)], llm)
 
 
-def _answered(items: Sequence[Item | BadItem], llm: Answerer) -> list[Record]:
-    """Returns the records of items, in their order."""
-    asks = [
-        Ask(prompt=item.prompt, params=item.params, item=item)
-        for item in items
-        if isinstance(item, Item)
-    ]
-    found = {item.line: bad_record(item) for item in items if isinstance(item, BadItem)}
-    with closing(llm.answer_each(asks)) as answers:
+def _answered(
+    items: Sequence[Item | BadItem], llm: Answerer, more: Sequence[Item | BadItem] = ()
+) -> list[Record]:
+    """Returns the records of items, in their order, and of as many others as MIN_SECONDS allow: a
+    short measurement says little."""
+    end = time.perf_counter() + MIN_SECONDS
+    found: dict[int, Record] = {}
+    asked: list[int] = []
+
+    def asks() -> Iterator[Ask]:
+        for number, item in enumerate((*items, *more)):
+            if number >= len(items) and time.perf_counter() > end:
+                return
+            asked.append(item.line)
+            if isinstance(item, BadItem):
+                found[item.line] = bad_record(item)
+            else:
+                yield Ask(prompt=item.prompt, params=item.params, item=item)
+
+    with closing(llm.answer_each(asks())) as answers:
         for answer in answers:
             item = answer.ask.item
             found[item.line] = record_of(item, answer.output, answer.error)
-    return [found[item.line] for item in items]
+    return [found[line] for line in asked]
 
 
 def _machine(llm: Estimated, records: Sequence[Record]) -> Machine:
@@ -175,7 +188,6 @@ def _machine(llm: Estimated, records: Sequence[Record]) -> Machine:
     room = llm.num_kv_blocks * runtime.block_size / max(1.0, statistics.fmean(lengths))
     return Machine(
         max_seqs=max(1, min(runtime.max_num_seqs, int(room))),
-        is_shared=runtime.device == "cpu",
         num_threads=max(1, runtime.num_intake_threads),
     )
 

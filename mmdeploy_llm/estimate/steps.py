@@ -35,11 +35,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What computes: most sequences at once, and whether media are prepared on the same cores.
-    num_threads: of the intake."""
+    """What computes: most sequences at once, and the threads of the intake."""
 
     max_seqs: int
-    is_shared: bool
     num_threads: int
 
 
@@ -89,8 +87,8 @@ class StepCosts:
         return cls(fixed=found[0], token=found[1], prefill=found[2], media=found[3])
 
     def seconds(self, work: Work, machine: Machine) -> float:
-        """Returns the seconds of all steps, and of preparing media where that takes longer or is
-        done by the same cores."""
+        """Returns the seconds of all steps, or of preparing media where that takes longer. What
+        is prepared during a step on the same cores makes the step longer, and is in its cost."""
         at_once = max(1, min(machine.max_seqs, work.num_items))
         # At the end of the run the longest answers are computed with few others.
         num_steps = max(work.output_tokens / at_once + work.longest / 2, work.longest)
@@ -101,7 +99,7 @@ class StepCosts:
             + self.media * work.num_media
         )
         intake = work.preprocess / machine.num_threads
-        return engine + intake if machine.is_shared else max(engine, intake)
+        return max(engine, intake)
 
 
 def _not_negative(rows: np.ndarray, times: np.ndarray) -> list[float]:

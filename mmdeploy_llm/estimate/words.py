@@ -21,7 +21,7 @@ def lines_of(found: Estimate) -> dict[str, str]:
     """Returns what is estimated: label -> value."""
     each = found.seconds_per_item
     lines = {
-        "input": f"{found.total} {found.unit}s: " + "; ".join(map(_kind, found.kinds)),
+        "input": _input(found),
         "media tokens": "" if found.tokens is None else _tokens(found.tokens),
         f"time per {found.unit}": f"{seconds(each.middle)} ({seconds(each.low)} to "
         f"{seconds(each.high)}), with others computed at the same time",
@@ -64,6 +64,13 @@ def sized(num_bytes: float) -> str:
             shown = num_bytes / size
             return f"{shown:.1f} {unit}" if shown < 10 else f"{shown:.0f} {unit}"
     return f"{num_bytes:.0f} bytes"
+
+
+def _input(found: Estimate) -> str:
+    """Names each kind; the sum too where there are several."""
+    kinds = "; ".join(map(_kind, found.kinds))
+    is_one = len(found.kinds) == 1 and found.kinds[0].num_bytes
+    return kinds if is_one else f"{found.total} {found.unit}s: {kinds}"
 
 
 def _kind(kind: Kind) -> str:

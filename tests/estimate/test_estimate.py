@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image, ImageDraw
+from typer.testing import CliRunner
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM, SamplingParams, cli
 from mmdeploy_llm.batch.sources import open_files, open_source
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.estimate.census import Kind, Tokens
@@ -76,6 +77,17 @@ class TestDraw:
             sizes = sorted(item.size for item in drawn.items)
             assert [size // 200 for size in sizes] == list(range(10))
 
+    def test_others_are_drawn_for_the_time_and_none_twice(self, tmp_path):
+        for number in range(300):
+            (tmp_path / f"{number}.png").write_bytes(bytes(number * 10))
+        files = open_files([str(tmp_path)], SamplingParams(), Selection())
+        rows = open_source([{"prompt": "x"}] * 100, SamplingParams(), Selection())
+        for source in (files, rows):
+            drawn = draw(source, Selection(), 10, 0)
+            lines = [item.line for item in (*drawn.items, *drawn.more)]
+            assert len(lines) == len(set(lines)) >= 70
+            assert lines[10:] != sorted(lines[10:])
+
     @pytest.mark.parametrize("rows", [[], iter([])])
     def test_nothing_to_draw(self, rows):
         source = open_source(rows, SamplingParams(), Selection())
@@ -103,7 +115,7 @@ def work(**values):
 
 class TestSteps:
     COSTS = StepCosts(fixed=0.01, token=0.001, prefill=0.0002, media=0.05)
-    ALONE = Machine(max_seqs=32, is_shared=False, num_threads=1)
+    ALONE = Machine(max_seqs=32, num_threads=1)
 
     def test_costs_are_found_in_steps(self):
         rng, steps = random.Random(0), []
@@ -125,12 +137,11 @@ class TestSteps:
         seconds = self.COSTS.seconds(work(output_tokens=50_000, longest=1000), self.ALONE)
         assert seconds == pytest.approx(0.01 * (50_000 / 32 + 500) + 50, rel=0.01)
 
-    def test_preparing_media_counts_where_it_takes_longer_or_uses_the_same_cores(self):
+    def test_preparing_media_counts_where_it_takes_longer(self):
         both = work(output_tokens=32_000, preprocess=500)
-        computing = self.COSTS.seconds(work(output_tokens=32_000), self.ALONE)
         assert self.COSTS.seconds(both, self.ALONE) == 500
-        shared = Machine(max_seqs=32, is_shared=True, num_threads=2)
-        assert self.COSTS.seconds(both, shared) == pytest.approx(computing + 250)
+        fast = Machine(max_seqs=32, num_threads=100)
+        assert self.COSTS.seconds(both, fast) == pytest.approx(10 + 32)
 
 
 def record(name, num_output=10, **values):
@@ -209,7 +220,7 @@ class TestWords:
         )
         text = str(found)
         for words in (
-            "input: 1500 images: 1500 images of 1.0 GB together, half of them above 1.0 MB, the "
+            "input: 1500 images of 1.0 GB together, half of them above 1.0 MB, the "
             "largest 10 MB (d/x.png)",
             "median 300, 95 % have at most 1024, largest 4000 (d/y.png)",
             "time per image: 2.7 s (2.0 s to 4.0 s)",
@@ -227,7 +238,7 @@ def test_a_limit_that_cuts_off_few_answers_is_named_with_what_it_saves():
     costs = StepCosts(fixed=0.0, token=0.001, prefill=0.0, media=0.0)
     total = SimpleNamespace(
         costs=costs,
-        machine=Machine(max_seqs=8, is_shared=True, num_threads=1),
+        machine=Machine(max_seqs=8, num_threads=1),
         work=lambda records: work(output_tokens=sum(r.num_output_tokens for r in records)),
     )
     records = [record(str(n), 20) for n in range(19)] + [record("long", 620)]
@@ -263,6 +274,37 @@ def test_a_few_items_of_a_folder(llm, tmp_path):
     assert found.are_steps_known
     again = llm.estimate_batch(str(tmp_path), num_items=12, sampling_params=PARAMS)
     assert [own.path for own in again.records] == [own.path for own in found.records]
+
+
+@pytest.mark.full
+def test_the_program_shows_answers_and_what_all_will_take(tmp_path, monkeypatch):
+    """Nothing is written but a small report."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    draw_pictures(tmp_path / "photos", 10)
+    for words in (["caption", "photos"], ["batch", "photos", "-o", "captions.jsonl"]):
+        done = CliRunner().invoke(cli.app, [*words, "--estimate", "4", "--max-tokens", "16"])
+        assert done.exit_code == 0, done.output
+        for text in ("caption", "input:", "10 images", "time per image:", "look at:"):
+            assert text in done.stdout
+        is_report = words[0] == "caption"
+        assert ("captions.estimate.html" in done.stdout) == is_report
+        found = sorted(path.name for path in tmp_path.iterdir())
+        assert found == ["captions.estimate.html"] * is_report + ["photos"]
+        if is_report:
+            page = (tmp_path / "captions.estimate.html").read_text()
+            assert page.count("<article") == 4
+            assert "time for all 10" in page
+            (tmp_path / "captions.estimate.html").unlink()
+
+
+def test_a_cluster_cannot_be_estimated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    words = ["batch", "in.jsonl", "-o", "out.jsonl", "--estimate", "2", "--ray", "local"]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code != 0
+    assert "leave out --ray" in f"{done.stderr}{done.exception}"
 
 
 @pytest.mark.full
