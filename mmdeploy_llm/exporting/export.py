@@ -17,6 +17,7 @@ from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcomes import OUTCOMES, outcome_of
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import Readable
 from mmdeploy_llm.sinks.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.sinks.merged import MergedOutputs, OpenStored
@@ -32,14 +33,21 @@ class ExportOptions:
     media_root: folder that relative paths of pictures are relative to; None: the working folder.
     part_items: most items of a part, in formats that have parts.
     is_overwritten: whether an existing file is replaced.
+    sidecar: of formats with a text beside each picture: the suffix, what happens to a text that is
+        there, how it is built.
+    repeats: of "kohya": how often a trainer shows each picture in an epoch.
     """
 
     outcomes: frozenset[str] | None = None
     media_root: str | os.PathLike[str] | None = None
     part_items: int | None = None
     is_overwritten: bool = False
+    sidecar: SidecarOptions = field(default_factory=SidecarOptions)
+    repeats: int = 10
 
     def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats must be at least 1, got {self.repeats}")
         for name in self.outcomes or ():
             if name not in OUTCOMES:
                 raise ConfigError(
@@ -85,6 +93,15 @@ class Exported:
             named = next((own.name for own in self.record.media[:1] if own.is_file), None)
         return None if named is None else os.path.join(self.media_root, named)
 
+    @property
+    def relative(self) -> str:
+        """A path for a copy of its picture: the id where that is one, else the name of the file."""
+        own = str(self.record.id)
+        is_path = self.record.path is not None and not os.path.isabs(own)
+        if is_path and os.pardir not in own.split("/"):
+            return own
+        return os.path.basename(self.path or own)
+
     @contextmanager
     def media(self) -> Iterator[Blob]:
         """Opens its first image or video: the file, or what its output holds. Raises LeftOutError
@@ -129,7 +146,7 @@ class Export:
         """Raises ConfigError for what is no output of a batch, and for an output that is one of the
         inputs."""
         _check_apart(inputs, output)
-        self.output, self.options = output, options
+        self.inputs, self.output, self.options = tuple(inputs), output, options
         self.notes: list[str] = []
         self._merged = MergedOutputs(list(inputs))
         self._left_out: Counter[str] = Counter()

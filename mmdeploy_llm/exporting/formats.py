@@ -11,6 +11,7 @@ from mmdeploy_llm.errors import ConfigError
 
 from .export import Export, ExportOptions, ExportSummary
 from .one_file import write_csv
+from .pictures import METADATA, write_imagefolder, write_kohya, write_sidecars
 from .through_sinks import write_output
 
 
@@ -18,8 +19,8 @@ from .through_sinks import write_output
 class ExportFormat:
     """A format of exports.
 
-    endings: of the names of outputs that have it; the longest that fits a name decides, and ""
-    fits any name when the format itself is named.
+    endings: of the names of outputs that have it; the longest that fits a name decides. Without
+    any, the format is named.
     about: one line of help.
     write: writes the items of an export to its output.
     """
@@ -55,6 +56,24 @@ FORMATS: tuple[ExportFormat, ...] = (
         about="a folder of WebDataset tars, each answer beside its picture",
         write=partial(write_output, form="webdataset"),
     ),
+    ExportFormat(
+        name="imagefolder",
+        endings=(f"/{METADATA}",),
+        about="pictures with a metadata.jsonl, or that alone beside pictures",
+        write=write_imagefolder,
+    ),
+    ExportFormat(
+        name="kohya",
+        endings=(),
+        about="a folder REPEATS_TRIGGER of pictures and captions, for LoRA trainers",
+        write=write_kohya,
+    ),
+    ExportFormat(
+        name="sidecar",
+        endings=(),
+        about="a text beside each picture beneath the folder that --output names",
+        write=write_sidecars,
+    ),
 )
 
 
@@ -83,15 +102,15 @@ def format_of(output: str, form: str | None = None) -> ExportFormat:
         if form not in named:
             raise ConfigError(f"the format must be one of {', '.join(named)}, got {form[:40]!r}")
         return named[form]
-    own = output.rstrip("/").lower()
+    own = f"/{output.rstrip('/').lower()}"
     found = [
         (len(ending), known.name)
         for known in FORMATS
         for ending in known.endings
-        if ending and own.endswith(ending)
+        if own.endswith(ending)
     ]
     if not found:
-        endings = " ".join(ending for known in FORMATS for ending in known.endings if ending)
+        endings = " ".join(ending for known in FORMATS for ending in known.endings)
         raise ConfigError(
             f"the name {output!r} says no format: end it in one of {endings}, or give --format "
             f"{' | '.join(named)}"
