@@ -194,10 +194,14 @@ class Export:
         with Folder.open(path.parent) as folder:
             folder.write(path.name, pieces)
 
+    def check_local(self) -> None:
+        """Raises ConfigError for an output at a URL."""
+        if is_url(self.output):
+            raise ConfigError(f"{self.output!r} is a URL; this format is written on this machine")
+
     def check_new(self, path: Path) -> None:
         """Raises ConfigError for a file that exists and may not be replaced."""
-        if is_url(str(path)):
-            raise ConfigError(f"{self.output!r} is a URL; this format is written on this machine")
+        self.check_local()
         if os.path.lexists(path) and not self.options.is_overwritten:
             raise ConfigError(
                 f"{str(path)!r} exists already; --overwrite replaces it, --output writes elsewhere"

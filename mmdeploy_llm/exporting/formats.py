@@ -14,6 +14,8 @@ from .one_file import write_csv
 from .pictures import METADATA, write_imagefolder, write_kohya, write_sidecars
 from .through_sinks import write_output
 
+OF_SOME = ("part_items", "sidecar", "repeats", "media_root")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFormat:
@@ -23,12 +25,25 @@ class ExportFormat:
     any, the format is named.
     about: one line of help.
     write: writes the items of an export to its output.
+    uses: the fields of ExportOptions, and on_existing, that have an effect on it; the others are
+        errors.
     """
 
     name: str
     endings: tuple[str, ...]
     about: str
     write: Callable[[Export], None]
+    uses: tuple[str, ...] = ()
+
+    def check(self, options: ExportOptions) -> None:
+        """Raises ConfigError for an option that has no effect on this format."""
+        plain = ExportOptions()
+        given = {name: getattr(options, name) != getattr(plain, name) for name in OF_SOME}
+        given["on_existing"] = options.sidecar.on_existing != plain.sidecar.on_existing
+        for name, is_given in given.items():
+            if is_given and name not in self.uses:
+                what = "the text beside a picture" if name == "sidecar" else name
+                raise ConfigError(f"{what} has no effect on the format {self.name}")
 
 
 FORMATS: tuple[ExportFormat, ...] = (
@@ -49,30 +64,35 @@ FORMATS: tuple[ExportFormat, ...] = (
         endings=(".parquet", ".pq"),
         about="a folder of Parquet files, a row for each record",
         write=partial(write_output, form="parquet"),
+        uses=("part_items",),
     ),
     ExportFormat(
         name="webdataset",
         endings=(".tar",),
         about="a folder of WebDataset tars, each answer beside its picture",
         write=partial(write_output, form="webdataset"),
+        uses=("part_items", "media_root"),
     ),
     ExportFormat(
         name="imagefolder",
         endings=(f"/{METADATA}",),
         about="pictures with a metadata.jsonl, or that alone beside pictures",
         write=write_imagefolder,
+        uses=("media_root",),
     ),
     ExportFormat(
         name="kohya",
         endings=(),
         about="a folder REPEATS_TRIGGER of pictures and captions, for LoRA trainers",
         write=write_kohya,
+        uses=("media_root", "sidecar", "repeats"),
     ),
     ExportFormat(
         name="sidecar",
         endings=(),
         about="a text beside each picture beneath the folder that --output names",
         write=write_sidecars,
+        uses=("media_root", "sidecar", "on_existing"),
     ),
 )
 
@@ -90,7 +110,9 @@ def export_records(
     """
     name = os.fspath(output)
     chosen = format_of(name, form)
-    export = Export(inputs, name, options or ExportOptions())
+    options = options or ExportOptions()
+    chosen.check(options)
+    export = Export(inputs, name, options)
     chosen.write(export)
     return export.summary(chosen.name)
 

@@ -187,6 +187,7 @@ def _record_fields() -> tuple[str, ...]:
 def _check_free(export: Export, folder: Path) -> None:
     """Raises ConfigError for a folder that has something in it, unless it may be replaced: then
     files of the same names are."""
+    export.check_local()
     is_there = os.path.lexists(folder)
     if is_there and not folder.is_dir():
         raise ConfigError(f"{export.output!r} is a file, and this format is a folder")
