@@ -30,6 +30,9 @@ from .answers.rounds import Answerer, Restartable
 from .answers.validated import Validated
 from .apart import check_apart
 from .corpus.columns import ColumnOptions
+from .file_source import FileSource
+from .finding import FindingOptions
+from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, summary_of
@@ -52,6 +55,7 @@ class BatchSettings:
     question: the question about each file of a folder, or each row of a corpus.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
+    finding: which files of a folder are read.
     selection: the lines of the input to process.
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
@@ -72,6 +76,7 @@ class BatchSettings:
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
     allowed_media_root: str | os.PathLike[str] | None = None
+    finding: FindingOptions = field(default_factory=FindingOptions)
     selection: Selection = field(default_factory=Selection)
     format: str | None = None
     part_items: int | None = None
@@ -104,6 +109,7 @@ class BatchSettings:
             **({} if self.question is None else {"prompt": self.question}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
+            **self.finding.values(),
         }
         return replace(engine, values=values)
 
@@ -126,6 +132,7 @@ class BatchJob:
     needs_model: False when only lines that cannot be used are left.
     is_empty: whether nothing is left to do.
     configuration: None until the run needs it.
+    gone: ids of records whose files are gone; the run removes them where that is asked for.
     """
 
     source: Source
@@ -137,6 +144,7 @@ class BatchJob:
     needs_model: bool
     is_empty: bool
     configuration: Configuration | None = None
+    gone: frozenset[str] = frozenset()
 
 
 def plan_batch(
@@ -163,6 +171,7 @@ def plan_batch(
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
         root=settings.allowed_media_root,
+        finding=settings.finding,
     )
     return _planned(source, sink, settings)
 
@@ -177,10 +186,16 @@ def plan_source(
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
-    kept, configuration = Kept(), None
+    kept, configuration, leftovers = Kept(), None, None
+    settings.finding.check(settings.mode, source)
     if settings.mode == "resume":
+        place_of = source.place_of
+        if isinstance(source, FileSource) and sink.exists():
+            settle_ids(source, sink)
+            leftovers = Leftovers(source, is_pruned=settings.finding.prune)
+            place_of = leftovers.place_of
         kept = sink.scan(
-            source.place_of,
+            place_of,
             is_failed_redone=settings.is_failed_redone,
             codes=settings.retried_codes,
         )
@@ -198,6 +213,7 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
         needs_model=len(ahead) > MAX_BAD_AHEAD or isinstance(next(iter(ahead[-1:]), None), Item),
         is_empty=not ahead,
         configuration=configuration,
+        gone=frozenset() if leftovers is None else frozenset(leftovers.ids),
     )
 
 
@@ -237,6 +253,9 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
     num_before = len(job.kept.index)
+    listed = job.settings.finding.skipped
+    if listed is not None:
+        job.source.skipped.write(listed)
     if _is_complete(job):
         return summary_of(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
@@ -249,7 +268,10 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
-            job.sink.configurations.write(job.configuration, job.kept.configs, is_new=is_new)
+            root = job.source.root if isinstance(job.source, FileSource) else None
+            job.sink.configurations.write(
+                job.configuration, job.kept.configs, is_new=is_new, root=root
+            )
         _state(job, "running").write(job.sink.state_file)
         tally = Tally(
             unit=job.source.unit,

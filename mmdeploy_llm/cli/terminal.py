@@ -92,8 +92,10 @@ def caption_table(records: Sequence[Record]) -> Table:
 def batch_summary(summary: BatchSummary, *, done: str) -> str:
     """Describes a run: counts, speed, and failures by kind. done: verb for successful items."""
     run = summary.run
+    notes = [printable(note) for note in summary.notes]
     if not run.num_items and summary.ending == "done":
-        return f"nothing left to do: all {summary.num_before} items have a result"
+        lines = [f"nothing left to do: all {summary.num_before} items have a result", *notes]
+        return "\n".join(lines)
     speeds = [f"{run.tokens_per_second:.0f} tokens/s"]
     if run.num_images:
         speeds.insert(0, f"{run.images_per_second:.1f} images/s")
@@ -105,6 +107,7 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
         f"({', '.join(speeds)}){before}"
     ]
     lines += [f"  {count} x {printable(name)}" for name, count in summary.failures.items()]
+    lines += notes
     return "\n".join(lines)
 
 
