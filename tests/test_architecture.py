@@ -49,11 +49,13 @@ LAYERS = (
     ("records",),
     ("finding",),
     ("sinks",),
+    ("exporting",),
     ("batch",),
     ("report",),
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
+    ("command_options",),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}

@@ -208,6 +208,7 @@ class TestCaption:
             "reasoning_parser": "qwen3",
             "max_model_len": 512,
             "chat_template": "t.jinja",
+            "tool_call_parser": "auto",
         }
         prompt = made[0].prompts[0]
         assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
@@ -225,7 +226,12 @@ class TestCaption:
         self, run, made, pictures, choice, option
     ):
         assert run("caption", "pics", "--reasoning-parser", choice).exit_code == 0
-        assert made[0].options == {"dtype": "auto", "device": "auto", **option}
+        assert made[0].options == {
+            "dtype": "auto",
+            "device": "auto",
+            "tool_call_parser": "auto",
+            **option,
+        }
 
     def test_no_report(self, run, made, pictures, tmp_path):
         assert run("caption", "pics", "--no-report").exit_code == 0

@@ -105,7 +105,7 @@ def run(*arguments, code=0, **options):
 def test_the_command_counts_a_prompt(folder, tmp_path):
     IMAGE.save(tmp_path / "a.png")
     own = count_tokens(folder, PROMPTS["picture"])
-    output, _ = run(folder, "--prompt", "What?", "--image", str(tmp_path / "a.png"))
+    output, _ = run("-m", folder, "--prompt", "What?", "--image", str(tmp_path / "a.png"))
     first, total = output.splitlines()
     assert first.split()[:3] == [
         str(own.num_prompt_tokens),
@@ -113,7 +113,7 @@ def test_the_command_counts_a_prompt(folder, tmp_path):
         "0",
     ]
     assert total.startswith(f"{own.num_prompt_tokens} prompt tokens, of which")
-    raw, _ = run(folder, "--raw", "--prompt", "-", "--json", input="A red circle")
+    raw, _ = run("-m", folder, "--raw", "--prompt", "-", "--json", input="A red circle")
     expected = count_tokens(folder, "A red circle").num_prompt_tokens
     assert json.loads(raw)["num_prompt_tokens"] == expected
 
@@ -121,7 +121,7 @@ def test_the_command_counts_a_prompt(folder, tmp_path):
 def test_the_command_counts_files(folder, tmp_path):
     IMAGE.save(tmp_path / "a.png")
     (tmp_path / "in.jsonl").write_text('{"id": "a", "prompt": "A red"}\nbad\n{"prompt": ""}\n')
-    given = (folder, str(tmp_path / "in.jsonl"), str(tmp_path / "a.png"))
+    given = ("-m", folder, str(tmp_path / "in.jsonl"), str(tmp_path / "a.png"))
     output, _ = run(*given, "--json", code=1)
     found = [json.loads(line) for line in output.splitlines()]
     assert [item["error_code"] for item in found] == [200, 400, 400, 200]
@@ -133,20 +133,22 @@ def test_the_command_counts_files(folder, tmp_path):
     assert (total["num_items"], total["num_failed"]) == (4, 2)
     assert total["num_prompt_tokens"] == sum(item["num_prompt_tokens"] for item in found)
     assert "error: line 2: the line is not JSON" in errors
-    assert run(*given[:2], "--limit", "1", "--total")[0].endswith("(1 item)\n")
+    assert run(*given[:3], "--limit", "1", "--total")[0].endswith("(1 item)\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "nothing to count"),
-        (["A red circle"], "does not exist; to count a text, give it with --prompt"),
+        (["A red circle"], "does not exist; a text to count is given with --prompt, a model with"),
+        (["FOLDER"], "is a model's folder; give it with --model"),
         (["a.png", "--raw"], "belong to a single --prompt"),
         (["a.png"], "does not exist"),
     ],
 )
 def test_wrong_usage(folder, arguments, message):
-    _, errors = run(folder, *arguments, code=2)
+    named = [folder if word == "FOLDER" else word for word in arguments]
+    _, errors = run("-m", folder, *named, code=2)
     assert message in errors.replace("\n", " ")
 
 

@@ -25,6 +25,7 @@ from mmdeploy_llm.records.item import Item, Media
 
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
 TEMPLATE_MARK = re.compile(r"\{[{%]")
+DRAWS = ("temperature", "top_p", "top_k", "min_p", "n")  # they choose how tokens are drawn
 MAX_QUESTION = 200  # characters of the question that a record repeats
 
 
@@ -105,7 +106,10 @@ class ItemReader:
             own = _explicit(own)
         if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
             raise RequestError(f"sampling_params must be an object, got {_name(own)}")
-        return SamplingParams(**{**_explicit(self._defaults), **own})
+        defaults = _explicit(self._defaults)
+        if defaults.get("temperature") == 0 and any(name in own for name in DRAWS):
+            del defaults["temperature"]  # top_p of a line has an effect only on what is drawn
+        return SamplingParams(**{**defaults, **own})
 
 
 def _explicit(params: SamplingParams) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class BatchSettings:
     question: the question about each file of a folder, or each row of a corpus.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
-    finding: which files of a folder are read.
+    finding: which files of a folder are read; is_recursive: whether those of subfolders are.
     selection: the lines of the input to process.
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
@@ -78,6 +78,7 @@ class BatchSettings:
     allowed_media_root: str | os.PathLike[str] | None = None
     finding: FindingOptions = field(default_factory=FindingOptions)
     selection: Selection = field(default_factory=Selection)
+    is_recursive: bool = True
     format: str | None = None
     part_items: int | None = None
     journal: str | os.PathLike[str] | None = None
@@ -172,6 +173,7 @@ def plan_batch(
         max_bytes=settings.max_media_bytes,
         root=settings.allowed_media_root,
         finding=settings.finding,
+        is_recursive=settings.is_recursive,
     )
     return _planned(source, sink, settings)
 

@@ -23,6 +23,7 @@ class OutputOptions(TypedDict, total=False):
 
     shard: "2/8" answers the second of eight shards, by line number.
     limit: lines to read.
+    recursive: whether folders of media are read with their subfolders (True).
     max_failures: failed items that end the run.
     format: "jsonl", "parquet" or "webdataset"; None decides by the suffix of the output's name.
     part_items: most items of a part of the output; None is the format's own number.
@@ -34,6 +35,7 @@ class OutputOptions(TypedDict, total=False):
 
     shard: str | None
     limit: int | None
+    recursive: bool
     max_failures: int | None
     format: str | None
     part_items: int | None
@@ -51,6 +53,8 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(schema, (str, os.PathLike)):
         schema = read_schema(os.fspath(schema))
     selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
+    if "recursive" in settings:
+        settings["is_recursive"] = settings.pop("recursive")
     return {**settings, "selection": selection, "schema": schema}
 
 

@@ -86,9 +86,11 @@ def open_source(
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
     finding: FindingOptions | None = None,
+    is_recursive: bool = True,
 ) -> Source:
-    """Opens a corpus (see datasets/formats.py), a folder of images and videos with all its
-    subfolders, or an iterable of dicts. Raises ConfigError for an input that cannot be opened.
+    """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
+    if `is_recursive`, or an iterable of dicts. Raises ConfigError for an input that cannot be
+    opened.
 
     Media paths in a file are relative to the file's folder, those in dicts to the working folder.
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
@@ -109,7 +111,7 @@ def open_source(
         [name],
         params,
         selection,
-        is_recursive=True,
+        is_recursive=is_recursive,
         question=question,
         template_kwargs=template_kwargs,
         finding=finding,
@@ -121,7 +123,7 @@ def open_files(
     params: SamplingParams,
     selection: Selection,
     *,
-    is_recursive: bool = False,
+    is_recursive: bool = True,
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,

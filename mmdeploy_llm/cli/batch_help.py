@@ -9,7 +9,7 @@ Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
 CAPTION_EPILOG = f"""\b
 Examples:
   mmdeploy-llm caption photos/ extra.png
-  mmdeploy-llm caption photos/ -r -p "Write one sentence for a blind reader."
+  mmdeploy-llm caption photos/ -p "Write one sentence for a blind reader."
   mmdeploy-llm caption photos/ --resume          continue an interrupted run
   mmdeploy-llm caption photos/ -o captions.tar   WebDataset: captions beside images
   mmdeploy-llm caption photos/ --model models/acme-vl

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmdeploy_llm.command_options.effort import MaxNumSeqs
+from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.model import ModelOptions, NumThreads
+from mmdeploy_llm.command_options.single import IsJson
+from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.weight_formats import FORMATS, names_of
-
-from .options import IsJson, ModelOptions, NumThreads, with_groups
 
 if TYPE_CHECKING:
     from mmdeploy_llm.bench.results import BenchSettings
@@ -38,7 +41,7 @@ Figures (a round runs all requests together):
 \b
 Examples:
   mmdeploy-llm bench
-  mmdeploy-llm bench photo --requests 8 --threads 4
+  mmdeploy-llm bench photo --requests 8 --num-threads 4
   mmdeploy-llm bench text -m models/acme-1b --quantization int8 --profile
   mmdeploy-llm bench vl -m folder/with/config --dummy --json > vl.json"""
 
@@ -63,10 +66,6 @@ Requests = Annotated[
     int | None, typer.Option(min=1, help="Requests per round.  [default: 32 texts, 16 images]")
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of measured rounds.")]
-Batch = Annotated[
-    int | None,
-    typer.Option(min=1, help="Upper limit of requests that run at the same time (max_num_seqs)."),
-]
 Quantization = Annotated[
     str | None,
     typer.Option(help=f"{names_of(FORMATS.values())}: weights in 8 or 4 bits."),
@@ -94,8 +93,8 @@ def bench(
     *,
     requests: Requests = None,
     rounds: Rounds = 2,
-    batch: Batch = None,
-    threads: NumThreads = None,
+    max_num_seqs: MaxNumSeqs = None,
+    num_threads: NumThreads = None,
     quantization: Quantization = None,
     kv_cache_dtype: KVCacheDType = "auto",
     dummy: Dummy = False,
@@ -110,12 +109,14 @@ def bench(
     begun = time.perf_counter()
     from mmdeploy_llm.bench.results import BenchSettings
 
-    options = model.llm_options(
+    options = engine_options(
         ctx,
+        model.engine,
+        **model.to_engine(),
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        max_num_seqs=batch,
-        num_threads=threads,
+        max_num_seqs=max_num_seqs,
+        num_threads=num_threads,
         load_format="dummy" if dummy else None,
     )
     settings = BenchSettings(

@@ -14,22 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdeploy_llm.command_options.answer import Thinking
+from mmdeploy_llm.command_options.model import Engine, Model
+from mmdeploy_llm.command_options.selection import Limit, Recursive
+from mmdeploy_llm.command_options.single import Image, IsJson
+from mmdeploy_llm.command_options.values import MANY_MEDIA, engine_options, template_kwargs
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
-from .options import (
-    MANY_MEDIA,
-    SOME_FAILED,
-    Engine,
-    Image,
-    IsJson,
-    Limit,
-    ModelArgument,
-    Recursive,
-    Thinking,
-    engine_options,
-    print_error,
-    template_kwargs,
-)
+from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from mmdeploy_llm.client.counting import TokenCounter
@@ -41,8 +33,7 @@ COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens
 
 # click does not rewrap a paragraph that begins with "\b".
 COUNT_EPILOG = """\b
-MODEL is a folder, a Hugging Face id or a bundled model's name, as for --model
-of other commands. Its config, tokenizer and processors are enough: weights are
+Of the model its config, tokenizer and processors are enough: weights are
 neither read nor fetched. INPUT is what `batch` and `caption` read:
   prompts.jsonl, prompts.parquet     one item per line or row
   photos/, a.jpg, "clips/*.mp4"      one item per picture or video, with the
@@ -58,10 +49,10 @@ An item that cannot be counted gets a line with its error and affects no other.
 
 \b
 Examples:
-  mmdeploy-llm count shapes-vl --prompt "What is in this picture?" --image a.png
-  mmdeploy-llm count models/acme-vl prompts.jsonl --total
-  mmdeploy-llm count folder/with/config photos/ -r --json > counts.jsonl
-  cat story.txt | mmdeploy-llm count shapes-vl --raw --prompt -
+  mmdeploy-llm count --prompt "What is in this picture?" --image a.png
+  mmdeploy-llm count prompts.jsonl -m models/acme-vl --total
+  mmdeploy-llm count photos/ -m folder/with/config --json > counts.jsonl
+  cat story.txt | mmdeploy-llm count --raw --prompt -
 
 \b
 Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
@@ -90,13 +81,13 @@ Total = Annotated[bool, typer.Option("--total", help="Print the sums of all item
 
 def count(
     ctx: typer.Context,
-    model: ModelArgument,
     inputs: Inputs = None,
+    model: Model = "shapes-vl",
     prompt: Text = None,
     image: Image = None,
     raw: Raw = False,
     thinking: Thinking = None,
-    recursive: Recursive = False,
+    recursive: Recursive = True,
     limit: Limit = None,
     total: Total = False,
     as_json: IsJson = False,
@@ -145,6 +136,8 @@ def input_items(
     whole, sources = Selection.parse(None, None), []
     for given in inputs:
         path = Path(given)
+        if (path / "config.json").is_file():
+            raise ConfigError(f"{given!r} is a model's folder; give it with --model")
         if path.is_dir() or is_media_name(given) or any(char in given for char in "*?["):
             source = open_files(
                 [given],
@@ -155,7 +148,10 @@ def input_items(
                 template_kwargs=kwargs,
             )
         elif not path.exists():
-            raise ConfigError(f"{given!r} does not exist; to count a text, give it with --prompt")
+            raise ConfigError(
+                f"{given!r} does not exist; a text to count is given with --prompt, a model with "
+                "--model"
+            )
         else:
             source = open_source(
                 path, SamplingParams(), whole, question=question, template_kwargs=kwargs

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmdeploy_llm.command_options.model import DType, Engine, Model
+from mmdeploy_llm.command_options.single import IsJson
+from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.weight_formats import FORMATS, names_of
 
-from .options import SOME_FAILED, DType, Engine, IsJson, ModelArgument, engine_options
+from .exits import SOME_FAILED
 
 if TYPE_CHECKING:
     from mmdeploy_llm.determinism.ways import Comparison
@@ -37,10 +40,10 @@ breaks it has a compiler or a processor that we do not know: please report it.
 
 \b
 Examples:
-  mmdeploy-llm check-determinism shapes-vl --mode
-  mmdeploy-llm check-determinism models/acme-1b --dtype float32
-  mmdeploy-llm check-determinism folder/ --mode --quantization int8 --longest 1500
-  mmdeploy-llm check-determinism folder/ --engine native_kernels=False
+  mmdeploy-llm check-determinism --mode
+  mmdeploy-llm check-determinism -m models/acme-1b --dtype float32
+  mmdeploy-llm check-determinism -m folder/ --mode --quantization int8
+  mmdeploy-llm check-determinism -m folder/ --engine native_kernels=False
 
 \b
 Exit codes: 0 not a bit differs, 1 something differs or a way was not taken,
@@ -65,7 +68,7 @@ Longest = Annotated[
 
 def check_determinism(
     ctx: typer.Context,
-    model: ModelArgument,
+    model: Model = "shapes-vl",
     mode: Mode = False,
     dtype: DType = "auto",
     quantization: Quantization = None,

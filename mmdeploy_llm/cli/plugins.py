@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from .options import SOME_FAILED, print_error
+from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -21,7 +21,7 @@ from .bench import BENCH_EPILOG, bench
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
-from .options import INTERRUPTED, STOPPED, USAGE, print_error
+from .exits import INTERRUPTED, STOPPED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
@@ -48,7 +48,7 @@ Examples:
   mmdeploy-llm report answers-*.jsonl -o all.html    one page of all shards
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
   mmdeploy-llm chat --image photo.jpg
-  mmdeploy-llm count shapes-vl prompts.jsonl     tokens, without the weights
+  mmdeploy-llm count prompts.jsonl               tokens, without the weights
   mmdeploy-llm bench                             tokens/s on this machine
   mmdeploy-llm doctor                            what this machine has and lacks
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import Engine, Model, engine_options, open_media, open_reader
+from mmdeploy_llm.command_options.model import Engine, Model
+from mmdeploy_llm.command_options.values import engine_options
+
+from .engines import open_media, open_reader
 
 if TYPE_CHECKING:
     from mmdeploy_llm.report.page import ReportHead

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import typer
 
 from mmdeploy_llm.errors import ConfigError
 
 from . import shard_variables
-from .options import RunOptions
 
 AUTO = "auto"
 MARK = "{shard}"
@@ -47,17 +46,16 @@ class Shard:
 
 
 def shard_names(
-    run: RunOptions, output: str, page: str | None
-) -> tuple[RunOptions, str, str | None]:
-    """Returns the options and the names of the output and the report of this process. With --shard
-    auto they are this shard's own, and the option becomes I/N; prints what was found. Raises
-    ConfigError."""
-    if run.shard is None or run.shard.strip() != AUTO:
-        return run, output, page
+    shard: str | None, output: str, page: str | None
+) -> tuple[str | None, str, str | None]:
+    """Returns --shard and the names of the output and the report of this process. With `auto` they
+    are this shard's own, and the option becomes I/N; prints what was found. Raises ConfigError."""
+    if shard is None or shard.strip() != AUTO:
+        return shard, output, page
     found = find_shard(shard_variables())
     own = found.name(output)
     typer.echo(f"shard {found.text}, from {found.source}; output: {own}", err=True)
-    return replace(run, shard=found.text), own, None if page is None else found.name(page)
+    return found.text, own, None if page is None else found.name(page)
 
 
 def find_shard(variables: Mapping[str, str]) -> Shard:

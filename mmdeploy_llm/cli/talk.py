@@ -8,24 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from .interrupts import forget_interrupt
-from .options import (
+from mmdeploy_llm.command_options.answer import AnswerOptions
+from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.model import ModelOptions
+from mmdeploy_llm.command_options.single import Image, System, Tools
+from mmdeploy_llm.command_options.values import (
     MANY_MEDIA,
-    SOME_FAILED,
-    AnswerOptions,
-    Image,
-    ModelOptions,
-    Temperature,
-    ToolParser,
-    Tools,
-    open_async_llm,
-    open_llm,
-    print_error,
+    engine_options,
     read_tools,
     sampling_params,
     template_kwargs,
-    with_groups,
 )
+from mmdeploy_llm.errors import ConfigError
+
+from .engines import open_async_llm, open_llm
+from .exits import SOME_FAILED, print_error
+from .interrupts import forget_interrupt
 
 
 @with_groups
@@ -38,9 +36,8 @@ def generate(
         bool,
         typer.Option("--raw", help="Continue the prompt text without applying a chat template."),
     ] = False,
+    system: System = None,
     tools: Tools = None,
-    temperature: Temperature = 0.0,
-    tool_call_parser: ToolParser = "auto",
     answer: AnswerOptions,
     model: ModelOptions,
 ) -> None:
@@ -48,22 +45,25 @@ def generate(
 
     The answer is printed on standard output as it is generated, followed by one line of JSON per
     tool call. Reasoning goes to standard error. The exit code is 1 when the request fails."""
-    from .terminal import make_console, print_answer, user_message
+    from .terminal import make_console, opening, print_answer, user_message
 
     text, images = sys.stdin.read() if prompt == "-" else prompt, image or []
     request: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
+    if raw and system is not None:
+        raise ConfigError("--system needs a chat template, and --raw leaves it out; give one")
     if not raw:
-        message = user_message(text, images)
-        request = {"messages": [message], "chat_template_kwargs": template_kwargs(answer.thinking)}
+        messages = [*opening(system), user_message(text, images)]
+        request = {"messages": messages, "chat_template_kwargs": template_kwargs(answer.thinking)}
     if tools is not None:
         request["tools"] = read_tools(tools)
-    options = model.llm_options(
+    options = engine_options(
         ctx,
-        reasoning_parser=answer.reasoning_parser,
-        tool_call_parser=tool_call_parser,
+        model.engine,
+        **model.to_engine(),
+        **answer.to_engine(),
         limit_mm_per_prompt={"image": max(1, len(images))},
     )
-    params = sampling_params(max_tokens=answer.max_tokens, temperature=temperature)
+    params = sampling_params(answer.to_sampling())
     with open_llm(model.model, options) as llm:
         outputs = llm.stream(request, params)
         printed = print_answer(outputs, make_console(), make_console(is_stderr=True))
@@ -80,12 +80,8 @@ def chat(
         str | None, typer.Option(help="Send this message, print the answer and exit.")
     ] = None,
     image: Image = None,
-    system: Annotated[
-        str | None, typer.Option(help="System message that opens the conversation.")
-    ] = None,
+    system: System = None,
     tools: Tools = None,
-    temperature: Temperature = 0.0,
-    tool_call_parser: ToolParser = "auto",
     answer: AnswerOptions,
     model: ModelOptions,
 ) -> None:
@@ -95,13 +91,14 @@ def chat(
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     from .terminal import CHAT_HELP, ChatSession, make_console
 
-    options = model.llm_options(
+    options = engine_options(
         ctx,
-        reasoning_parser=answer.reasoning_parser,
-        tool_call_parser=tool_call_parser,
+        model.engine,
+        **model.to_engine(),
+        **answer.to_engine(),
         limit_mm_per_prompt=MANY_MEDIA,
     )
-    params = sampling_params(max_tokens=answer.max_tokens, temperature=temperature)
+    params = sampling_params(answer.to_sampling())
     more = {"chat_template_kwargs": template_kwargs(answer.thinking)}
     if tools is not None:
         more["tools"] = read_tools(tools)

@@ -152,6 +152,11 @@ def user_message(text: str, images: Sequence[str]) -> dict[str, Any]:
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
+def opening(system: str | None) -> list[dict[str, Any]]:
+    """Returns the messages before the first one of the user."""
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
 class ChatSession:
     """A conversation on the terminal. more: further keys of each prompt, such as tools."""
 
@@ -170,7 +175,7 @@ class ChatSession:
         self._out = out
         self._aside = aside
         self._more = dict(more or {})
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._opening = opening(system)
         self._messages: list[dict[str, Any]] = list(self._opening)
         self._images: list[str] = []
         self.num_failed = 0

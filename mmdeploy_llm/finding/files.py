@@ -137,6 +137,6 @@ def _note(skipped: Skipped, wanted: Sequence[str], ends: Sequence[int], patterns
 
 def _nothing(wanted: Sequence[str], is_recursive: bool, skipped: Skipped) -> str:
     names = ", ".join(map(repr, wanted[:MAX_NAMED])) or "an empty list of paths"
-    hint = "" if is_recursive else "; --recursive looks into subfolders too"
+    hint = "" if is_recursive else "; --no-recursive left out subfolders"
     passed = f" ({skipped.text})" if skipped.text else ""
     return f"no images or videos in {names}{passed}{hint}"

@@ -101,8 +101,7 @@ class Walker:
                 if kind == "folder" and self._is_recursive:
                     folders.append((entry.path, f"{own}/"))
                 elif kind == "folder" and not is_deep:
-                    hint = "--recursive reads them"
-                    self._skip(entry.path, "subfolders", "it is a subfolder", True, hint)
+                    self._skip(entry.path, "subfolders", "--no-recursive leaves it out", True)
                 elif kind == "file":
                     yield Place(path=entry.path, base=base, relative=own)
             todo += reversed(folders)
@@ -178,8 +177,6 @@ class Walker:
     def _unlisted(self, path: str, error: OSError) -> None:
         self._skip(path, "unreadable folders", f"it cannot be listed: {error.strerror}", True)
 
-    def _skip(
-        self, path: str, label: str, reason: str, is_folder: bool = False, hint: str = ""
-    ) -> None:
+    def _skip(self, path: str, label: str, reason: str, is_folder: bool = False) -> None:
         name = os.path.normpath(path) + ("/" if is_folder else "")
-        self._skipped.add(Skip(path=name, label=label, reason=reason, hint=hint))
+        self._skipped.add(Skip(path=name, label=label, reason=reason))

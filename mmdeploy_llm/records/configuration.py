@@ -121,9 +121,19 @@ class ConfigurationFile:
         entry = {"model": mine.model, "values": mine.values, "accepts": accepts}
         own = {} if root is None else {"root": escaped(root)}
         entries = {**known, mine.digest: entry}
-        text = _as_json({name: {**_without_root(each), **own} for name, each in entries.items()})
+        self._save({name: {**_without_root(each), **own} for name, each in entries.items()})
+
+    def adopt(self, others: Iterable[ConfigurationFile]) -> None:
+        """Replaces the configurations by those of other outputs, whose results were copied."""
+        known: dict[str, Any] = {}
+        for other in others:
+            known.update(other._read())
+        if known:
+            self._save(known)
+
+    def _save(self, known: Mapping[str, Any]) -> None:
         with Folder.open(self._path.parent) as folder:
-            folder.write(self._path.name, [text.encode() + b"\n"])
+            folder.write(self._path.name, [_as_json(known).encode() + b"\n"])
 
     def _read(self) -> dict[str, Any]:
         try:

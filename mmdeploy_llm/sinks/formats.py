@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol
 
@@ -13,6 +14,7 @@ from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 
+from .media import Blob
 from .scan import Entry
 
 Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
@@ -47,6 +49,9 @@ class PartReader(Protocol):
 
     def at(self, position: int) -> Record:
         """Returns the record that begins at a position."""
+
+    def media(self, position: int) -> AbstractContextManager[Blob | None]:
+        """Opens the media of the record at a position; None when the part holds none."""
 
     def configurations(self) -> str | None:
         """Returns the configurations that are embedded in the part, None without any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from io import FileIO
 from typing import IO
 
@@ -42,6 +43,10 @@ class LineReader:
             self._offsets = ends
         self._file.seek(self._offsets[position])
         return parsed(self._file.readline(), self._name, position + 1)
+
+    def media(self, position: int) -> AbstractContextManager[None]:
+        """Returns None: lines hold no media."""
+        return nullcontext()
 
     def configurations(self) -> str | None:
         """Returns None: lines have no place for them."""

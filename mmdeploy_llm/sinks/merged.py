@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import ConfigurationFile
@@ -21,11 +23,23 @@ from mmdeploy_llm.records.state import RunState
 from .base import Readable
 from .choose import SUFFIXES, is_remote, open_sink, parts_format
 from .formats import PartReader
+from .media import Blob
 from .parts import FORMATS, PART_NAME
 from .scan import Entry, RecordIndex
 from .shelves import RemoteShelf
 
 RECORDS_AT_ONCE = 1_000
+
+
+OpenStored = Callable[[], AbstractContextManager[Blob | None]]
+
+
+@runtime_checkable
+class HoldsMedia(Protocol):
+    """An output that holds media beside its records."""
+
+    def stored_media(self, position: int) -> AbstractContextManager[Blob | None]:
+        """Opens the media of the record at a position; None when it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +110,32 @@ class MergedOutputs:
         found = (sink.configurations.models for sink in named)
         self.models = tuple(dict.fromkeys(model for models in found for model in models))
 
+    @property
+    def sinks(self) -> tuple[Readable, ...]:
+        """The outputs themselves."""
+        return tuple(self._sinks)
+
+    @property
+    def num_read(self) -> int:
+        """The records that all outputs have, those that a newer one replaces included."""
+        return self._num_read.total()
+
     def records(self, most: int | None = None) -> Iterator[Record]:
         """Yields the records in the order of the input; at most `most`, failed ones first."""
-        ranks = self.index.offsets(most)
+        yield from (record for record, _ in self._ranked(self.index.offsets(most)))
+
+    def stored_records(self) -> Iterator[tuple[Record, OpenStored | None]]:
+        """Yields the records in the order of the input, each with what opens the media that its
+        output holds; None where outputs hold none."""
+        for record, rank in self._ranked(self.index.offsets()):
+            sink = self._sinks[self._sources[rank]]
+            stored = sink.stored_media if isinstance(sink, HoldsMedia) else None
+            yield record, None if stored is None else partial(stored, self._positions[rank])
+
+    def _ranked(self, ranks: Sequence[int]) -> Iterator[tuple[Record, int]]:
         for begin in range(0, len(ranks), RECORDS_AT_ONCE):
-            yield from self._some(ranks[begin : begin + RECORDS_AT_ONCE])
+            some = ranks[begin : begin + RECORDS_AT_ONCE]
+            yield from zip(self._some(some), some, strict=True)
 
     def _some(self, ranks: Sequence[int]) -> list[Record]:
         """Returns records; opens one output after the other, however many there are."""
@@ -174,6 +209,12 @@ class OnePart:
         with closing(self._reader()) as reader:
             for position in positions:
                 yield reader.at(position)
+
+    @contextmanager
+    def stored_media(self, position: int) -> Iterator[Blob | None]:
+        """Opens the media of the record at a position."""
+        with closing(self._reader()) as reader, reader.media(position) as blob:
+            yield blob
 
     def modified(self) -> int:
         """Returns when the file was written."""

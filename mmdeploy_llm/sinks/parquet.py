@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from io import BufferedReader
 from types import ModuleType
@@ -154,6 +155,10 @@ class ParquetReader:
             self._rows = self._part.read_row_group(group, columns=list(ORDER)).to_pylist()
             self._group = group
         return self._record(self._rows[position - self._firsts[group]], position)
+
+    def media(self, position: int) -> AbstractContextManager[None]:
+        """Returns None: rows hold no media."""
+        return nullcontext()
 
     def configurations(self) -> str | None:
         """Returns those in the metadata of the schema."""

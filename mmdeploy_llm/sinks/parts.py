@@ -6,7 +6,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import IO
@@ -18,6 +18,7 @@ from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 
 from .formats import PartFormat, PartReader
+from .media import Blob
 from .ours import foreign
 from .part_writer import PartsWriter
 from .scan import (
@@ -177,6 +178,15 @@ class PartsSink:
         finally:
             for reader in readers.values():
                 reader.close()
+
+    @contextmanager
+    def stored_media(self, position: int) -> Iterator[Blob | None]:
+        """Opens the media of the record at a position; None when the part holds none."""
+        with (
+            closing(self._reader(position >> PART_BITS, self.parts())) as reader,
+            reader.media(position & ((1 << PART_BITS) - 1)) as blob,
+        ):
+            yield blob
 
     def modified(self) -> int | None:
         """Returns when a file of it was written last (ns); None at a URL."""

@@ -16,6 +16,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import IO, Any
 
@@ -151,6 +152,20 @@ class TarReader:
         except tarfile.HeaderError as error:
             raise damaged(self._name, error) from None
         raise damaged(self._name, "a sample has no record")
+
+    @contextmanager
+    def media(self, position: int) -> Iterator[Blob | None]:
+        """Opens the media of the sample that begins at a position."""
+        offset, found = position, None
+        while (info := self._header(offset)) is not None and not info.name.endswith(".json"):
+            if not info.name.endswith(".txt") and found is None:
+                self._file.seek(offset + BLOCK)
+                suffix = info.name.rpartition(".")[2]
+                found = Blob(file=self._file, size=info.size, suffix=suffix)
+            offset += BLOCK + _padded(info.size)
+        if found is not None:
+            self._file.seek(position + BLOCK)
+        yield found
 
     def configurations(self) -> str | None:
         """Returns those in the first global header."""

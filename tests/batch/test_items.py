@@ -172,3 +172,18 @@ def test_odd_shapes_are_left_for_the_intake_to_refuse(values):
 
 def test_a_long_question_is_truncated():
     assert read({"prompt": "x" * 500}).question == "x" * 199 + "…"
+
+
+def test_a_line_that_chooses_how_tokens_are_drawn_is_not_greedy():
+    """A default temperature of 0 would leave its top_p without an effect."""
+    reader = ItemReader(None, SamplingParams(temperature=0, max_tokens=9))
+    for own, temperature in (
+        ({"top_p": 0.9}, None),
+        ({"top_p": 0.9, "temperature": 0}, 0),
+        ({"max_tokens": 3}, 0),
+    ):
+        item = reader.read(1, {"prompt": "x", "sampling_params": own})
+        assert item.params.temperature == temperature
+    warm = ItemReader(None, SamplingParams(temperature=0.5))
+    item = warm.read(1, {"prompt": "x", "sampling_params": {"top_p": 0.9}})
+    assert item.params.temperature == 0.5

@@ -43,7 +43,7 @@ def run(*args):
 
 
 def measured(*args):
-    options = ("--rounds", "1", "--threads", "1", "--engine", "kv_cache_memory=16777216")
+    options = ("--rounds", "1", "--num-threads", "1", "--engine", "kv_cache_memory=16777216")
     return json.loads(run(*args, *options, "--json"))
 
 
@@ -54,6 +54,7 @@ def step(num_tokens, num_sampled):
     )
 
 
+@pytest.mark.full
 def test_text_counts_what_was_asked_and_times_agree():
     found = measured("text", "--requests", "3", "--batch", "2", "--profile")
     (done,) = found["rounds"]
@@ -108,8 +109,9 @@ def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
 @pytest.mark.parametrize("quantization", ["int8", "wint4"])
 def test_quantization_and_tables(quantization):
     text = run(
-        "vl", "--requests", "2", "--rounds", "1", "--threads", "1", "--quantization", quantization,
-        "--kv-cache-dtype", "int8", "--profile", "--dummy", "--engine", "kv_cache_memory=16777216",
+        "vl", "--requests", "2", "--rounds", "1", "--num-threads", "1",
+        "--quantization", quantization, "--kv-cache-dtype", "int8", "--profile", "--dummy",
+        "--engine", "kv_cache_memory=16777216",
     )  # fmt: skip
     kinds = f"{quantization}, KV cache int8"
     for words in ("images/s", kinds, "share of the limit", "attention", "intake"):

@@ -69,6 +69,7 @@ def test_a_part_that_fails_keeps_its_rows_and_says_why(gpu, tmp_path):
     assert all("failed: RuntimeError: CUDA out of memory" in row["measured"] for row in rows[1:-1])
 
 
+@pytest.mark.full
 def test_a_part_that_hangs_is_ended_with_what_it_started(gpu, tmp_path):
     begin = time.monotonic()
     result = run(gpu, tmp_path, HANGING_PART, "start", limit=2.0)

@@ -95,12 +95,13 @@ def kinds(card):
     return {what for what, _, _ in card.waits}
 
 
+@pytest.mark.full
 @needs_llguidance
 @pytest.mark.parametrize(
     ("family", "eager", "choices"),
     [
         ("qwen3", False, (1, 2, 4, 6, 7, 8)),
-        pytest.param("ernie4_5", True, (0, 2, 3, 5, 7), marks=pytest.mark.full),
+        ("ernie4_5", True, (0, 2, 3, 5, 7)),
     ],
 )
 def test_text(folder_of, new_card, family, eager, choices):

@@ -155,7 +155,9 @@ def claim(path, real, claimed):
     path.write_bytes(blob[: -8 - size] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
 
 
-@pytest.mark.parametrize("claimed", [2**50, 2**62, 10**6 + 1])
+@pytest.mark.parametrize(
+    "claimed", [2**50, *(pytest.param(n, marks=pytest.mark.full) for n in (2**62, 10**6 + 1))]
+)
 def test_a_footer_that_claims_too_many_rows_is_one_error(read, tmp_path, claimed):
     """2.4 KB gave 113,000 lines of errors in 25 seconds, and went on."""
     table = pyarrow.table({"x": [str(n) for n in range(12_345)]})
@@ -177,6 +179,7 @@ def test_batches_that_claim_rows_without_bytes_are_one_error(read, tmp_path):
     assert "claims" in bad.message
 
 
+@pytest.mark.full
 def test_one_value_that_is_stored_once_is_decoded_row_by_row(tmp_path):
     """3 KB of file took 64 times the value."""
     value = pyarrow.DictionaryArray.from_arrays(
@@ -190,6 +193,7 @@ def test_one_value_that_is_stored_once_is_decoded_row_by_row(tmp_path):
     assert [len(row.values["x"]) for row in rows] == [2**24] * 3
 
 
+@pytest.mark.full
 def test_cells_over_a_limit_are_errors_of_their_rows(read, tmp_path):
     rows = [
         {"x": b"a", "y": "b"},

@@ -166,6 +166,7 @@ def test_the_state_of_a_saved_dataset(tmp_path, monkeypatch, count):
     assert opened
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [4, pytest.param(300, marks=pytest.mark.long)])
 def test_lance_tables(tmp_path, count):
     lance = pytest.importorskip("lance", reason="needs pylance: the extra 'lance'")
@@ -193,6 +194,7 @@ def test_lance_tables(tmp_path, count):
     assert num_good
 
 
+@pytest.mark.full
 def test_a_lance_table_that_names_files_elsewhere_is_refused(tmp_path):
     lance = pytest.importorskip("lance", reason="needs pylance: the extra 'lance'")
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: the extra 'parquet'")

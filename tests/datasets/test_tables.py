@@ -113,6 +113,7 @@ class TestDelimited:
 
 
 class TestLance:
+    @pytest.mark.full
     def test_rows_and_blobs(self, read, table, pngs, tmp_path):
         lance = pytest.importorskip("lance", reason="needs pylance: the extra 'lance'")
         lance.write_dataset(table, str(tmp_path / "a.lance"), max_rows_per_file=2)
@@ -125,6 +126,7 @@ class TestLance:
         lance.write_dataset(blobs, str(tmp_path / "b.lance"))
         assert [row.values["image"] for row in read(tmp_path / "b.lance")] == pngs
 
+    @pytest.mark.full
     def test_a_folder_that_is_none_is_an_error(self, tmp_path):
         pytest.importorskip("lance", reason="needs pylance: the extra 'lance'")
         (tmp_path / "a.lance").mkdir()

@@ -15,6 +15,8 @@ from mmdeploy_llm.desk.remote import RemoteDesk
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
 
+pytestmark = pytest.mark.full  # two engines in processes of their own
+
 OPTIONS = {
     "dtype": "float32",
     "device": "cpu",
@@ -171,7 +173,6 @@ def test_two_threads_get_their_own(two):
     assert results == {"one": True, "two": True}
 
 
-@pytest.mark.full
 def test_the_prompts_of_a_dead_engine_are_tried_again(folder, one):
     """Then the other one dies too: what was in work ends in error, and later calls raise."""
     prompts = [f"prompt {n}" for n in range(24)]
@@ -208,7 +209,6 @@ def interrupts(seed):
     return timer
 
 
-@pytest.mark.full
 def test_ctrl_c_at_any_time(two, one):
     """Whatever was being sent or received: the engines are in step, and answer the next call."""
     wanted = ids(one.generate(["a", "b", "c"], GREEDY, use_tqdm=False))
@@ -255,7 +255,6 @@ def test_deadlines_and_priorities_reach_the_engines(two):
     assert two._desk.submit(Ask(prompt="a", params=GREEDY, priority=-1)).get(10).is_ok
 
 
-@pytest.mark.full
 def test_one_desk_in_another_process(folder, one):
     """A remote desk works alone too: it begins what it has room for, and keeps the rest."""
     desk = RemoteDesk(EngineConfig.from_options(str(folder), OPTIONS))

@@ -115,7 +115,11 @@ def test_text_and_images_greedy_and_drawn(one, two, with_image):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("mistral", {"sliding_window": 20}), ("qwen3_5_text", {})]
+    ("name", "sizes"),
+    [
+        pytest.param("mistral", {"sliding_window": 20}, marks=pytest.mark.long),
+        ("qwen3_5_text", {}),
+    ],
 )
 def test_what_layers_keep_besides_the_plain_cache(tiny_folder, transformers_of, name, sizes):
     """Block tables of layers with a window, and rows of states, reach the ranks with each step."""

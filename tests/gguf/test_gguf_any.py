@@ -77,6 +77,9 @@ def write_model(folder, name, options):
     return folder
 
 
+QUICK = ("starcoder2", "olmo3")
+
+
 def generated(model):
     with LLM(model=str(model), dtype="float32", max_model_len=256, quiet=True) as llm:
         assert llm.plugins.owner(llm.plugins.model_for(["*"])) == "transformers_any"
@@ -88,7 +91,13 @@ def test_every_architecture_of_the_table_is_tested():
     assert {arch for arch, _, _ in CASES.values()} == set(TABLE.models)
 
 
-@pytest.mark.parametrize(("arch", "name", "options"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("arch", "name", "options"),
+    [
+        pytest.param(*case, marks=[pytest.mark.full] * (name not in QUICK), id=name)
+        for name, case in CASES.items()
+    ],
+)
 def test_tokens_of_a_file_alone(tmp_path, arch, name, options):
     """Config, tokenizer and weights are those of the file."""
     source = write_model(tmp_path / "source", name, options)

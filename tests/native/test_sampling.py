@@ -35,7 +35,9 @@ def params_of(num_rows, seed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize(
+    "vocab_size", [pytest.param(n, marks=[pytest.mark.full] * (n > 33_000)) for n in SIZES]
+)
 def test_the_same_tokens_with_and_without_kernels(kernels, dtype, vocab_size):
     for seed in range(6):
         logits, params = logits_of(13, vocab_size, dtype, seed), params_of(13, seed)

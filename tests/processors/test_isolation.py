@@ -99,6 +99,7 @@ def test_other_errors_say_nothing_of_the_inside(workers):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_hanging_codec_is_killed(workers):
     pid_of(workers)
     stream = workers.stream("isolated_functions:hang", b"", {}, timeout=2.0, max_memory=2**31)

@@ -441,7 +441,10 @@ def silent(handler):
     time.sleep(5)
 
 
-@pytest.mark.parametrize("behaviour", [drip_body, drip_headers, silent])
+@pytest.mark.parametrize(
+    "behaviour",
+    [drip_body, *(pytest.param(way, marks=pytest.mark.full) for way in (drip_headers, silent))],
+)
 def test_slow_servers_end_at_the_deadline(serve, behaviour):
     server = serve({"/x": behaviour})
     start = time.monotonic()
@@ -450,6 +453,7 @@ def test_slow_servers_end_at_the_deadline(serve, behaviour):
     assert 0.5 < time.monotonic() - start < 4.5
 
 
+@pytest.mark.full
 def test_slow_name_lookups_end_at_the_deadline_of_the_manager(monkeypatch):
     asleep, plugins = threading.Event(), PluginManager()
     plugins.register(remote, name="remote")

@@ -112,6 +112,7 @@ def test_command(tmp_path):
     assert CliRunner().invoke(app, [*command, "--overwrite"]).exit_code == 0
 
 
+@pytest.mark.full
 def test_captions_of_the_demo(tmp_path):
     """One command makes a copy in 4 bits, the next captions the demo's folder with it."""
     quantised, captions = tmp_path / "shapes-vl-int4", tmp_path / "captions.jsonl"

@@ -183,6 +183,7 @@ def test_biases_of_values_are_not_divided(tmp_path):
     assert not any("o_proj" in name for name, _ in found)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 def test_a_model_with_outliers(tmp_path, monkeypatch):
     """Norms with a few large channels, whose weights are as large as the others."""

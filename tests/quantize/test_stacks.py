@@ -42,7 +42,7 @@ def swap(folder):
     save_file(tensors | swapped, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.full)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens(tmp_path, caplog, family, bits):
     """The model of few bits gives the tokens of the weights that compressed-tensors decompresses,

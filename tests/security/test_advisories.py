@@ -259,6 +259,7 @@ def test_cache_growth_pysec_2026_4361(make_intake):
     assert intake.media.stats["processed"].num_bytes <= 300
 
 
+@pytest.mark.full
 def test_template_from_request_cve_2026_5760_pysec_2026_2013(real):
     """Template errors become errors of the request, and a template cannot reach Python objects."""
     messages = [{"role": "user", "content": "hi"}]

@@ -215,7 +215,6 @@ def error_of(backend, params):
     with_tiers(
         ATTACKS,
         "parentheses in a pattern",
-        "stars of stars",
         "ambiguous grammar",
         "a surrogate as choice",
     ),

@@ -109,6 +109,7 @@ def test_the_limits_on_bytes_and_pixels_hold(folder, previews, picture):
     assert previews(max_media_bytes=size - 1)(wide) == ()
 
 
+@pytest.mark.full
 def test_the_deadline_and_the_isolation_hold(folder, previews, monkeypatch):
     good = Media(kind="image", name=str(folder / "good.png"))
     apart, decode_apart = [], decode.decode_apart

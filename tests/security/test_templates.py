@@ -34,12 +34,6 @@ MAX_GROWTH = 512 * 2**10  # KiB of this process
 CHAT = [{"role": "user", "content": "hello"}]
 TOKENIZER = SimpleNamespace(special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"})
 
-
-def with_tiers(names, *quick):
-    """Leaves all but the quick ones to the full tier."""
-    return [pytest.param(name, marks=[pytest.mark.full] * (name not in quick)) for name in names]
-
-
 SINGLE_CALLS = {
     "sum of lists": "{{ ([[0, 0, 0, 0]] * 200000)|sum(start=[])|length }}",
     "title": "{{ ('a ' * 20000000)|title|length }}",
@@ -163,13 +157,15 @@ def assert_sound(renderer):
         assert render(TOKENIZER, template, CHAT, {}, renderer=renderer) == text
 
 
-@pytest.mark.parametrize("name", with_tiers(SINGLE_CALLS, "sum of lists"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", SINGLE_CALLS)
 def test_a_single_call_ends_in_time(name, renderer):
     assert attack(renderer, SINGLE_CALLS[name]) is None
     assert_sound(renderer)
 
 
-@pytest.mark.parametrize("name", with_tiers(GROWTH, "lists"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", GROWTH)
 def test_what_grows_ends_in_time(name, renderer):
     assert attack(renderer, GROWTH[name]) is None
     assert_sound(renderer)

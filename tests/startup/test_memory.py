@@ -149,11 +149,13 @@ def test_the_largest_steps_are_run(model, meter):
     assert left == LEFT - 128 * PER_TOKEN - 8 * PER_TOKEN
 
 
+@pytest.mark.full
 def test_without_graphs_no_memory_is_reserved_for_them(model, meter):
     left = measured(runtime(enforce_eager=True), model, meter, {})
     assert left == LEFT - 128 * PER_TOKEN
 
 
+@pytest.mark.full
 def test_the_largest_media_decide(model, meter):
     processors = {"image": Processor(40), "video": Processor(50, "video")}
     given = runtime(encoder_cache_memory=4 * HIDDEN * 55)
@@ -163,6 +165,7 @@ def test_the_largest_media_decide(model, meter):
     assert all(processor.is_closed for processor in processors.values())
 
 
+@pytest.mark.full
 def test_media_are_no_larger_than_a_request_or_the_encoder_cache(model, meter):
     measured(runtime(), model, meter, {"image": Processor(1000)})
     assert model.media == [[58, 58]]
@@ -172,6 +175,7 @@ def test_media_are_no_larger_than_a_request_or_the_encoder_cache(model, meter):
     assert model.media[0][0] == 7
 
 
+@pytest.mark.full
 def test_media_that_would_take_more_than_half_are_measured_smaller(
     model, meter, monkeypatch, caplog
 ):
@@ -201,6 +205,7 @@ def test_media_that_take_too_much_on_another_rank_are_measured_smaller_on_all(
     assert model.media == [[58], [14]]
 
 
+@pytest.mark.full
 def test_kinds_that_are_not_allowed_take_no_memory(model, meter):
     given = runtime(limit_mm_per_prompt={"video": 0})
     measured(given, model, meter, {"image": Processor(None), "video": Processor(9, "video")})

@@ -12,7 +12,6 @@ from mmdeploy_llm import AsyncLLM, SamplingParams
 
 TEXTS = ["The quick brown fox", "a", "There are two of them; a red circle", "x" * 40]
 OPTIONS = {"block_size": 16, "max_model_len": 256, "use_warmup": False, "quiet": True}
-SIZES = pytest.mark.parametrize("share", [0.1, pytest.param(1, marks=pytest.mark.full)])
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +99,8 @@ async def read_in_a_task(llm, choose, expected):
     check(list((await handle).outputs.token_ids), text, params, expected, True)
 
 
-@SIZES
+@pytest.mark.full
+@pytest.mark.parametrize("share", [0.1, 1])
 def test_threads_and_tasks(llm, expected, share):
     failures = []
 

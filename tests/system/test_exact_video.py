@@ -177,6 +177,7 @@ class TestForms:
         ):
             assert ask(source) == want
 
+    @pytest.mark.full
     def test_a_url_part(self, video_reference, make_llm, blob):
         """OpenAI's form, with options next to the URL."""
         llm, _ = make_llm(video_reference.folder)

@@ -193,6 +193,7 @@ def test_a_wrong_extension(llm, image_prompt, make_picture, tmp_path):
     assert tokens(direct) == tokens(named)
 
 
+@pytest.mark.full
 def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
     """A server that accepts and never answers delays its item up to the deadline, and no other
     item."""
@@ -318,6 +319,7 @@ def test_a_processor_that_hangs(
     check_batch(llm, image_prompt(make_picture(5, 77, 66)), good, 408, message)
 
 
+@pytest.mark.full
 def test_a_fetcher_that_always_hangs_is_given_up(
     make_llm, tiny_folder, image_prompt, make_picture, awake
 ):

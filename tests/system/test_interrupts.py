@@ -26,7 +26,7 @@ COMMANDS = {
     "ranks": ["batch", "in.jsonl", "-o", "out.jsonl", "--engine", "tensor_parallel_size=2"],
     "engines": ["batch", "in.jsonl", "-o", "out.jsonl", "--engine", "data_parallel_size=2"],
     "chat": ["chat"],
-    "count": ["count", "shapes-vl", *["in.jsonl"] * 40],  # more than a quick machine counts in 4 s
+    "count": ["count", *["in.jsonl"] * 40],  # more than a quick machine counts in 4 s
     "bench": ["bench", "--rounds", "99"],
 }
 
@@ -59,9 +59,10 @@ def interrupted(code, arguments, folder, *pauses):
     return child.returncode, stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(name, marks=[pytest.mark.full] * (name != "batch")) for name in COMMANDS],
+    [pytest.param(n, marks=[pytest.mark.long] * (n in ("ranks", "engines"))) for n in COMMANDS],
 )
 def test_two_interrupts_end_a_command(command, tmp_path):
     (tmp_path / "in.jsonl").write_text(LINE * 2000)

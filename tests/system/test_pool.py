@@ -45,6 +45,7 @@ def states(pool):
 
 
 class TestLifeCycle:
+    @pytest.mark.full
     def test_states(self, pool, folder, reference_of):
         expected = reference_of("mistral").generate(TEXTS[0])
         pool.install("a", folder, **OPTIONS)
@@ -117,6 +118,7 @@ class TestMemory:
         assert 0 < status.kv_cache <= OPTIONS["kv_cache_memory"]
         assert status.device == "cpu"
 
+    @pytest.mark.full
     def test_what_does_not_fit_is_refused_with_the_numbers(self, folder, monkeypatch):
         with ModelPool(memory=6 * 2**20) as pool:
             pool.install("a", folder, **OPTIONS)
@@ -226,9 +228,8 @@ def cases(reference_of, make_picture):
     return {name: prompts_of(family) for name, family in FAMILIES.items()}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.long)])
-def test_under_load_models_start_and_stop(pool, tiny_folder, cases, seconds):
+@pytest.mark.long
+def test_under_load_models_start_and_stop(pool, tiny_folder, cases):
     for name, family in FAMILIES.items():
         pool.install(name, str(tiny_folder(family)), **OPTIONS)
         pool.start(name)  # each once, so that what stays for good is there
@@ -236,7 +237,7 @@ def test_under_load_models_start_and_stop(pool, tiny_folder, cases, seconds):
     gc.collect()
     threads, num_threads = set(threading.enumerate()), torch.get_num_threads()
     before = memory()
-    end, wrong, num_done = time.monotonic() + seconds, [], [0]
+    end, wrong, num_done = time.monotonic() + 60, [], [0]
     is_over = threading.Event()
 
     def ask(seed):

@@ -92,6 +92,7 @@ os.kill(pid, 9)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
 def test_a_forked_child_is_refused_and_harms_nothing(options, tmp_path):
     found = program(CHILD, tmp_path, **options)
@@ -197,6 +198,7 @@ time.sleep(0.3)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
 def test_the_program_ends_while_runs_are_on(options, tmp_path):
     assert program(END, tmp_path, **options) == []

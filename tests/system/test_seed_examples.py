@@ -454,6 +454,7 @@ class TestDashInferEngine:
         ids = first.outputs.token_ids + (rest.outputs.token_ids if rest else [])
         assert ids == handle.result().outputs.token_ids
 
+    @pytest.mark.full
     def test_states_of_a_model(self, text_model):
         engine = ModelPool()
         engine.install(self.NAME, text_model, max_model_len=256, quiet=True)

@@ -41,6 +41,7 @@ def cases(evaluate, tmp_path_factory):
     return {key: chosen[-1] for key, chosen in found.items()}
 
 
+@pytest.mark.full
 def test_reduced_evaluation(evaluate, cases):
     replies = evaluate.with_llm("shapes-vl")(list(cases.values()))
     right, counts = Counter(), Counter()

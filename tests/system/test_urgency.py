@@ -52,6 +52,7 @@ def slow(observer):
     observer.seconds = 0.0
 
 
+@pytest.mark.full
 def test_smaller_priorities_are_served_first(llm, slow):
     """One request runs at a time; the lengths of the prompts tell them apart."""
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)

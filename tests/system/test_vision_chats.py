@@ -41,11 +41,11 @@ PAN = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}
 # Family, options of its image processor, tokens per step, tokens of the images of a chat.
 PROCESSED = [
     ("gemma3", {}, 60, {1: 4, 2: 4}),
-    ("gemma3", PAN, 512, {2: 16}),
+    pytest.param("gemma3", PAN, 512, {2: 16}, marks=pytest.mark.full),
     ("gemma4", {}, 100, {}),
     ("internvl", {}, 24, {1: INTERNVL_TILE}),
     ("minicpmv4_6", {}, 40, {1: 4}),
-    ("minicpmv4_6", {"downsample_mode": "4x"}, 512, {1: 16}),
+    pytest.param("minicpmv4_6", {"downsample_mode": "4x"}, 512, {1: 16}, marks=pytest.mark.full),
 ]
 
 
@@ -157,7 +157,13 @@ def spans_of(processors, ids, placeholder, media):
     return spans
 
 
-@pytest.mark.parametrize("family", WITH_OUR_PIXELS)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name not in ("glm4v", "gemma4")))
+        for name in WITH_OUR_PIXELS
+    ],
+)
 def test_the_pixels_of_our_processors(family, references):
     """transformers' tower and decoder give the same tokens for our pixels of images and frames;
     transformers' own processors need torchvision."""

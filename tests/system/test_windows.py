@@ -21,7 +21,9 @@ OPTIONS = {
 FAMILIES = {"mistral": {"sliding_window": 24}, "gemma3_text": {"sliding_window": 20}}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=["mistral", pytest.param("gemma3_text", marks=pytest.mark.full)]
+)
 def folder(request, tiny_folder):
     return tiny_folder(request.param, **FAMILIES[request.param])
 

@@ -27,7 +27,12 @@ FOLDERS = ("autoawq", "autoround", "gptqmodel", "llmcompressor", "transformers")
 IDS = torch.randint(8, 300, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-@pytest.fixture(params=FOLDERS)
+QUICK = ("autoawq", "llmcompressor")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.full] * (name not in QUICK)) for name in FOLDERS]
+)
 def folder(request, tmp_path):
     """A copy of a folder with the tokenizer of its model."""
     target = tmp_path / request.param

@@ -138,7 +138,13 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(write, marks=[pytest.mark.full] * (name == "lance"), id=name)
+        for name, write in WRITERS.items()
+    ],
+)
 def test_captions_are_those_of_the_files(llm, captions, pictures, tmp_path, write):
     given = write(tmp_path, pictures)
     out = tmp_path / "out.jsonl"

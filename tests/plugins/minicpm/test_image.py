@@ -75,7 +75,7 @@ def assert_equal(processor, image, limits, options, **of_item):
     return num_slices
 
 
-@pytest.mark.parametrize("mode", ["16x", "4x"])
+@pytest.mark.parametrize("mode", ["16x", pytest.param("4x", marks=pytest.mark.full)])
 def test_random_sizes_equal_transformers(mode, make, noise, limits):
     rng, options = random.Random(7), {"downsample_mode": mode}
     processor, counts = make(options), set()

@@ -91,6 +91,7 @@ def expected(reference, found, frames):
     ]
 
 
+@pytest.mark.full
 def test_batched(reference, make_llm, blobs, frames):
     llm, stats = make_llm(reference.folder, **VIDEOS)
     found = cases(reference, frames)

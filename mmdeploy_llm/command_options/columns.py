@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from mmdeploy_llm.batch.corpus.columns import ColumnOptions
+from .groups import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnChoices:
+class ColumnChoices(Group):
     """Options of `batch` that name columns of a corpus."""
 
     image_column: Annotated[
@@ -42,14 +41,16 @@ class ColumnChoices:
         typer.Option(metavar="A,B", help="Columns that each record repeats, with commas between."),
     ] = None
 
-    def chosen(self) -> ColumnOptions:
-        """Returns them as a batch takes them."""
+    def to_settings(self) -> dict[str, Any]:
+        """Returns the columns."""
         from mmdeploy_llm.batch.corpus.columns import ColumnOptions
 
-        return ColumnOptions(
+        carried = tuple(name.strip() for name in (self.columns or "").split(",") if name.strip())
+        columns = ColumnOptions(
             image=self.image_column,
             video=self.video_column,
             prompt=self.prompt_column,
             id=self.id_column,
-            carried=tuple(name.strip() for name in (self.columns or "").split(",") if name.strip()),
+            carried=carried,
         )
+        return {"columns": columns}

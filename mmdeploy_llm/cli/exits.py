@@ -1,0 +1,16 @@
+"""Exit codes of the program, and how it prints an error."""
+
+from __future__ import annotations
+
+import typer
+
+from .interrupts import INTERRUPTED as INTERRUPTED
+
+SOME_FAILED, USAGE, STOPPED = 1, 2, 3
+
+
+def print_error(message: str) -> None:
+    """Prints one red line on standard error."""
+    from .terminal import printable
+
+    typer.secho(f"error: {printable(message)}", fg="red", err=True)

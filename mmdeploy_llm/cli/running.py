@@ -1,0 +1,90 @@
+"""Runs a job of the commands caption and batch, and says how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mmdeploy_llm.errors import MMDeployLLMError
+
+from .engines import open_answerer, open_media, open_reader
+from .exits import INTERRUPTED, SOME_FAILED, STOPPED
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.job import BatchJob
+    from mmdeploy_llm.batch.summary import BatchSummary
+    from mmdeploy_llm.command_options.desk import DeskOptions
+
+
+def run_and_report(
+    job: BatchJob,
+    desk: DeskOptions,
+    options: Mapping[str, Any],
+    page: str | None,
+    *,
+    is_caption: bool = False,
+) -> None:
+    """Runs a job, writes its report, prints a summary and exits with the job's exit code. options:
+    of LLM(). page: name of the report, if one is wanted."""
+    from mmdeploy_llm.batch.job import run_batch
+    from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
+    from mmdeploy_llm.report.page import report_batch
+    from mmdeploy_llm.report.previews import FilePreviews
+    from mmdeploy_llm.report.target import check_page
+
+    from .terminal import batch_summary, caption_table, make_console, printable
+
+    model = desk.model.model
+    if page is not None:
+        check_page(Path(page))
+    try:
+        summary = run_batch(job, lambda: open_answerer(model, options, desk.effort.ray))
+    except (OutputLostError, OutputWriteError):  # says where the finished items are
+        raise
+    except Exception:
+        if job.sink.exists():
+            typer.echo("finished items are saved; --resume continues this run", err=True)
+        raise
+    fault = None
+    if page is not None and summary.num_records:
+        about: Any = {"model": model, "about": options, "is_caption": is_caption}
+        previews = FilePreviews(
+            lambda: open_reader(model, options), lambda: open_media(model, options)
+        )
+        try:
+            report_batch(summary, page, job.settings, previews=previews, **about)
+        except (MMDeployLLMError, OSError) as error:  # the summary comes first
+            page, fault = None, error
+    if desk.shown.table:
+        records = list(summary.records())
+        make_console().print(caption_table(records))
+        typer.echo()
+    typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
+    what = "captions:" if is_caption else "results: "
+    typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
+    if fault is not None:
+        raise fault
+    end_with_exit_code(summary)
+
+
+def end_with_exit_code(summary: BatchSummary) -> None:
+    """Prints how to continue and exits with an error code, unless every item succeeded."""
+    left = "some" if summary.num_left is None else str(summary.num_left)
+    if summary.ending == "interrupted":
+        typer.echo(f"stopped with {left} left; the same command with --resume does them", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if summary.ending == "max_failures":
+        typer.echo(
+            f"stopped by --max-failures with {left} left; the same command with --resume continues",
+            err=True,
+        )
+        raise typer.Exit(STOPPED)
+    if summary.num_left:
+        typer.echo(f"{left} left; the same command with --resume does them", err=True)
+        raise typer.Exit(STOPPED)
+    if summary.num_failed:
+        typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")
+        raise typer.Exit(SOME_FAILED)

@@ -1,0 +1,78 @@
+"""Options of how every answer is generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from .groups import Group
+from .values import named_value, template_kwargs
+
+Thinking = Annotated[
+    bool | None,
+    typer.Option(
+        "--thinking/--no-thinking",
+        help="Whether the model reasons before it answers.  [default: the model's default]",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions(Group):
+    """How every answer is generated."""
+
+    thinking: Thinking = None
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Upper limit of generated tokens per answer.")
+    ] = 1024
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Randomness of sampling; 0 always picks the most probable token.  [default: 0, "
+            "or the model's own where --sampling has top_p, top_k, min_p or n]",
+        ),
+    ] = None
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Any other sampling parameter, such as top_p=0.9; may be repeated.",
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            help="How to separate reasoning from the answer: auto (the model's own parser), none, "
+            "or the name of a parser that `mmdeploy-llm plugins` lists."
+        ),
+    ] = "auto"
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            help="How to extract tool calls from the answer: auto (the model's own parser), none, "
+            "or the name of a parser."
+        ),
+    ] = "auto"
+
+    def to_settings(self) -> dict[str, Any]:
+        """Returns the variables for the chat template."""
+        return {"chat_template_kwargs": template_kwargs(self.thinking)}
+
+    def to_engine(self) -> dict[str, Any]:
+        """Returns the parsers."""
+        return {
+            "reasoning_parser": self.reasoning_parser,
+            "tool_call_parser": self.tool_call_parser,
+        }
+
+    def to_sampling(self) -> dict[str, Any]:
+        """Returns the parameters; those of --sampling win."""
+        from mmdeploy_llm.batch.items import DRAWS
+
+        more = dict(named_value("--sampling", text, "top_p=0.9") for text in self.sampling or [])
+        is_drawn = any(name in more for name in DRAWS)
+        temperature = 0.0 if self.temperature is None and not is_drawn else self.temperature
+        return {"max_tokens": self.max_tokens, "temperature": temperature, **more}

@@ -1,0 +1,40 @@
+"""Options of what an answer must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
+
+from .groups import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions(Group):
+    """Rules that every answer must keep."""
+
+    validate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SCHEMA",
+            help="JSON schema that every answer must keep. One that breaks it is asked again, "
+            "then recorded as an error with its text.",
+        ),
+    ] = None
+    validate_retries: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="K", help="How often an answer that breaks --validate is asked again."
+        ),
+    ] = VALIDATE_RETRIES
+
+    def to_settings(self) -> dict[str, Any]:
+        """Returns the schema and the number of retries. Raises ConfigError for a bad schema."""
+        from mmdeploy_llm.batch.answers.checker import read_schema
+
+        schema = None if self.validate is None else read_schema(str(self.validate))
+        return {"schema": schema, "validate_retries": self.validate_retries}

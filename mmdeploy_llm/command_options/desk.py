@@ -1,0 +1,40 @@
+"""All options that `caption` and `batch` have alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from .answer import AnswerOptions
+from .checks import CheckOptions
+from .effort import EffortOptions
+from .files import FileOptions
+from .groups import Groups
+from .model import ModelOptions
+from .output import OutputOptions, ShownOptions
+from .question import QuestionOptions
+from .resume import ResumeOptions
+from .selection import SelectionOptions
+from .values import engine_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskOptions(Groups):
+    """The groups of `caption` and `batch`, in the order of --help."""
+
+    model: ModelOptions
+    question: QuestionOptions
+    answer: AnswerOptions
+    checks: CheckOptions
+    selection: SelectionOptions
+    files: FileOptions
+    output: OutputOptions
+    shown: ShownOptions
+    resume: ResumeOptions
+    effort: EffortOptions
+
+    def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:
+        """Returns the options of LLM(), see engine_options."""
+        return engine_options(ctx, self.model.engine, **self.to_engine(), **more)

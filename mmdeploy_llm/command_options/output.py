@@ -1,0 +1,74 @@
+"""Options of how results are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .groups import Group
+
+Output = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Where results go: NAME.jsonl gets a line per finished item; NAME.parquet and "
+        "NAME.tar are folders of Parquet files or WebDataset tars; a URL such as "
+        "s3://bucket/NAME.parquet gets whole parts.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions(Group):
+    """How results are written."""
+
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]"
+        ),
+    ] = None
+    part_items: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Items in a part of the output.  [default: 20000, of tars 10000]",
+        ),
+    ] = None
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where this machine keeps results that are not uploaded yet, when --output is a "
+            "URL.  [default: a folder NAME-DIGEST.journal here]",
+        ),
+    ] = None
+
+    def to_settings(self) -> dict[str, Any]:
+        """Returns the format, the size of parts and the journal."""
+        return {"format": self.format, "part_items": self.part_items, "journal": self.journal}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownOptions(Group):
+    """How results are shown. A command reads them itself."""
+
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="HTML report.  [default: in `caption` the name of --output with .html, in `batch` "
+            "none]",
+        ),
+    ] = None
+    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")] = (
+        False
+    )
+    table: Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")] = (
+        False
+    )

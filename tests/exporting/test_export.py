@@ -1,0 +1,84 @@
+"""`export`: between all formats of outputs, filtered, and each record accounted for."""
+
+import tarfile
+
+import pytest
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.exporting.export import ExportOptions
+from mmdeploy_llm.exporting.formats import FORMATS, export_records, format_of
+from mmdeploy_llm.sinks.merged import MergedOutputs
+
+from .conftest import record_at, written
+
+
+@pytest.mark.parametrize("first", ["one.jsonl", "one.parquet", "one.tar"])
+@pytest.mark.parametrize("second", ["two.jsonl", "two.parquet", "two.tar"])
+def test_outputs_of_batches_become_each_other(captions, first, second):
+    before = list(MergedOutputs([captions]).records())
+    export_records([captions], first)
+    found = export_records([first], second)
+    assert (found.num_in, found.num_out, found.num_left_out) == (3, 3, 0)
+    assert list(MergedOutputs([second]).records()) == before
+
+
+def test_a_tar_keeps_its_pictures_when_it_is_exported_again(captions, photos):
+    export_records([captions], "one.tar")
+    pictures = sorted(path.read_bytes() for path in photos.glob("photos/**/*.png"))
+    for path in photos.glob("photos/**/*.*"):
+        path.unlink()
+    export_records(["one.tar"], "two.tar")
+    with tarfile.open("two.tar/part-00000.tar") as tar:
+        found = [tar.extractfile(m).read() for m in tar if m.name.endswith(".png")]
+    assert sorted(found) == pictures
+
+
+def test_each_record_is_written_or_left_out_for_a_reason(captions):
+    options = ExportOptions(outcomes=frozenset(("ok",)))
+    found = export_records([captions], "ok.jsonl", options=options)
+    assert (found.num_in, found.num_out) == (3, 2)
+    assert found.left_out == {"its outcome is failed": 1}
+
+
+def test_of_an_item_in_two_outputs_the_older_record_is_told(captions, photos):
+    later = written(photos / "later.jsonl", record_at("photos/b.jpg", "now it is"))
+    found = export_records([captions, later], "all.jsonl")
+    assert (found.num_in, found.num_out, found.num_left_out) == (4, 3, 1)
+    assert [own.text for own in MergedOutputs(["all.jsonl"]).records()].count("now it is") == 1
+
+
+def test_an_output_is_never_one_of_the_inputs(captions):
+    for output in (captions, f"{captions}/x.jsonl", "./captions.jsonl"):
+        with pytest.raises(ConfigError, match="read"):
+            export_records([captions], output, options=ExportOptions(is_overwritten=True))
+
+
+def test_what_exists_stays_unless_it_is_to_be_replaced(captions):
+    for own in ("x.jsonl", "x.parquet"):
+        export_records([captions], own)
+        with pytest.raises(ConfigError, match="exists already"):
+            export_records([captions], own)
+        export_records([captions], own, options=ExportOptions(is_overwritten=True))
+        assert len(MergedOutputs([own]).index) == 3
+
+
+def test_the_name_decides_the_format():
+    assert format_of("a/b.jsonl").name == "jsonl"
+    assert format_of("b.TAR/").name == "webdataset"
+    assert format_of("b", "parquet").name == "parquet"
+    with pytest.raises(ConfigError, match="says no format"):
+        format_of("captions.xlsx")
+    with pytest.raises(ConfigError, match="must be one of"):
+        format_of("captions.jsonl", "xml")
+    assert len({own.name for own in FORMATS}) == len(FORMATS)
+
+
+def test_an_unknown_outcome_is_refused(captions):
+    with pytest.raises(ConfigError, match="no outcome"):
+        ExportOptions(outcomes=frozenset(("good",)))
+
+
+def test_what_is_no_output_is_refused(photos):
+    (photos / "x.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(ConfigError, match="not a record"):
+        export_records(["x.jsonl"], "y.parquet")
