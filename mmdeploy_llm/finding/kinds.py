@@ -105,8 +105,10 @@ def _judged(path: str, found: Format | None, has_heif: bool, animated: bool) -> 
         return NotMedia(label=suffix or "HEIF", reason="a HEIF image is not read", hint=HEIF_HINT)
     if found.kind != "other":
         return Media(kind=found.kind, is_animated=animated)
-    label = f"{found.name} named {suffix}" if named else suffix or f"{found.name} without a suffix"
-    return NotMedia(label=label, reason=f"it is a {found.name}", hint=found.hint)
+    noun = found.noun
+    label = f"{noun} named {suffix}" if named else suffix or f"{noun} without a suffix"
+    reason = f"it is {found.name}; {found.advice}" if found.advice else f"it is {found.name}"
+    return NotMedia(label=label, reason=reason, hint=found.hint)
 
 
 def _unread(path: str, words: str) -> Media | NotMedia:

@@ -18,12 +18,19 @@ _OGG_SOUND = (b"OpusHead", b"\x01vorbis", b"\x7fFLAC", b"Speex")
 class Format:
     """A format of files. kind: "image", "video", or "other" for what is no medium of ours.
 
-    name: as in a message. hint: what to do with a file that is not read.
+    name: with its article. advice: what to do with a file that is not read. hint: what makes it
+    readable where it is.
     """
 
     kind: str
     name: str
+    advice: str = ""
     hint: str = ""
+
+    @property
+    def noun(self) -> str:
+        """The name without its article."""
+        return self.name.partition(" ")[2]
 
 
 def _image(name: str) -> Format:
@@ -34,8 +41,10 @@ def _video(name: str) -> Format:
     return Format(kind="video", name=name)
 
 
-def _other(name: str, hint: str = "") -> Format:
-    return Format(kind="other", name=name, hint=hint)
+def _other(noun: str, advice: str = "", hint: str = "") -> Format:
+    vowel = noun[0].lower() in "aeio" or noun.startswith(("HTML", "SVG", "XML", "xz"))
+    name = f"{'an' if vowel else 'a'} {noun}"
+    return Format(kind="other", name=name, advice=advice, hint=hint)
 
 
 AVIF, GIF, HEIF, PNG, TIFF, WEBP = map(_image, ("AVIF", "GIF", "HEIF", "PNG", "TIFF", "WebP"))
@@ -102,7 +111,7 @@ _TEXTS: tuple[tuple[bytes, Format], ...] = (
     (b"<body", _other("HTML page")),
     (b"<svg", SVG),
     (b"<!doctype svg", SVG),
-    (b"version https://git-lfs", _other("pointer of Git LFS", "run: git lfs pull")),
+    (b"version https://git-lfs", _other("pointer of Git LFS", hint="git lfs pull fetches it")),
     (b"%pdf-", _other("PDF document")),
     (b"%!ps", _other("PostScript document")),
 )

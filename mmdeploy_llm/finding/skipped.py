@@ -17,14 +17,14 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import Folder, open_regular
 from mmdeploy_llm.records.unicode_text import escaped, without_surrogates
 
-MAX_KINDS = 8  # that a sentence names
+MAX_KINDS = 10  # that a sentence names
 _MARK = b'{"skipped": '
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
     """A file or folder that is not read. label: its kind, which is counted, such as ".svg". hint:
-    what to do about it."""
+    what makes it readable."""
 
     path: str
     label: str
