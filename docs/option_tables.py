@@ -20,7 +20,8 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
     "Length, batches and memory": """max_model_len max_num_seqs max_num_batched_tokens
         enable_chunked_prefill block_size kv_cache_dtype kv_cache_memory num_gpu_blocks_override
         gpu_memory_utilization enable_prefix_caching prefix_cache_memory encoder_cache_memory""",
-    "Media": """limit_mm_per_prompt mm_processor_kwargs max_media_bytes max_image_pixels
+    "Media": """limit_mm_per_prompt image_tokens video_tokens mm_processor_kwargs max_media_bytes
+        max_image_pixels
         max_video_seconds max_video_frames media_isolation media_timeout media_process_memory
         allowed_media_root allow_media_urls allowed_media_domains allow_private_media_addresses
         allowed_media_schemes media_fetch_timeout""",

@@ -11,6 +11,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from .option_types import (
+    IMAGE_TOKENS,
+    Budget,
     CacheDType,
     CpuLevel,
     Domains,
@@ -153,6 +155,8 @@ class EngineConfig(FrozenParams):
         description="dict of options for the model's media processors, such as bounds on pixels or "
         "frames; None: the checkpoint's own",
     )
+    image_tokens: Budget = Field(default="full", description=IMAGE_TOKENS)
+    video_tokens: Budget = Field(default="full", description="the same of a video")
     encoder_cache_memory: int | None = Field(
         default=None,
         ge=1,

@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 
 from .batch.engine import describe_engine
 from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
-from .batch.options import BatchOptions, option_settings, retry_settings
+from .batch.options import BatchOptions, option_settings
 from .batch.summary import BatchSummary
 from .client.arguments import (
     Asks,
@@ -35,6 +35,7 @@ from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
+from .records.outcome import Retried
 from .report.page import report_batch
 from .report.previews import FilePreviews
 from .report.target import check_page
@@ -165,7 +166,7 @@ class LLM(EngineClient):
         *,
         resume: bool | Literal["anyway"] = False,
         overwrite: bool = False,
-        retry_failed: bool | Collection[int] = True,
+        retry_failed: bool | Collection[int | str] | str = True,
         prompt: str | None = None,
         sampling_params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -183,11 +184,10 @@ class LLM(EngineClient):
         which records repeat; `prompt` may name columns too: "Describe {title}."; and those of the
         output, see OutputOptions.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
-        resume: keep the output; answer items that are missing, have changed or, with retry_failed
-        (True, or error codes), failed. "anyway": also if other results are of another model or of
-        other parameters.
-        overwrite: replace the output, which otherwise must not exist.
-        report: an HTML page.
+        resume: keep the output; answer items that are missing, have changed or, with retry_failed,
+        failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
+        "anyway": also if other results are of another model or of other parameters.
+        overwrite: replace the output, which otherwise must not exist. report: an HTML page.
         Raises ConfigError for a wrong call, and when the output is lost, OutputLostError or
         OutputWriteError, which say how to continue; an item with an error becomes a line with it.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
@@ -197,7 +197,7 @@ class LLM(EngineClient):
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            **retry_settings(retry_failed),
+            retried=Retried.parse(retry_failed),
             **option_settings(options),
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,

@@ -18,6 +18,12 @@ DTYPES = {
     "fp32": "float32",
     "float": "float32",
 }
+IMAGE_TOKENS = (
+    "upper bound on the tokens of one image, from which the family's own rule follows; auto: what "
+    "its authors use in their examples; full: what the checkpoint allows, as in transformers"
+)
+# Most tokens of an item: a number, what the family's authors use, or what the checkpoint allows.
+TokenBudget = int | Literal["auto", "full"]
 GROUP_STEP = 16  # of columns, of which the kernels read whole ones
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
@@ -76,6 +82,15 @@ def _media_limits(value: Mapping[str, int]) -> Mapping[str, int]:
     return value
 
 
+def _token_budget(value: Any) -> Any:
+    """Reads a number that is written as a text, and refuses what is no budget."""
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    is_count = isinstance(number, int) and not isinstance(number, bool) and number > 0
+    if not is_count and number not in ("auto", "full"):
+        raise ValueError('must be "auto", "full" or a whole number above 0')
+    return number
+
+
 def _group_size(value: int) -> int:
     if value != WHOLE_ROW and (value < GROUP_STEP or value % GROUP_STEP):
         raise ValueError(
@@ -110,6 +125,7 @@ CacheDType = Annotated[
 GroupSize = Annotated[int, AfterValidator(_group_size)]
 GuidedDecodingBackend = Annotated[Literal["auto", "off"], BeforeValidator(_guided_decoding_backend)]
 MediaLimits = Annotated[Mapping[str, int], AfterValidator(_media_limits)]
+Budget = Annotated[TokenBudget, BeforeValidator(_token_budget)]
 NoCode = Annotated[bool, AfterValidator(_no_code)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Domains = Annotated[Names, AfterValidator(_domains)]

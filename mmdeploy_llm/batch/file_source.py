@@ -18,6 +18,7 @@ from mmdeploy_llm.records.record import Record
 
 from .corpus.columns import check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION
+from .order import mixed, sizes_of
 
 
 class FileSource:
@@ -44,27 +45,32 @@ class FileSource:
         self._params, self._question = params, question
         self._template_kwargs = dict(template_kwargs or {})
         self.skipped = found.skipped
+        self._sizes = sizes_of(file.path for file in found.files)
         self.use_root(found.root)
         self.total: int | None = len(self._files)
-        self.unit = "file" if any(file.kind == "video" for _, file in self._files) else "image"
+        own = [self._sizes[file.path] for file in self._files.values()]
+        self.mean_size: float | None = sum(own) / max(1, len(own))
+        is_any_video = any(file.kind == "video" for file in self._files.values())
+        self.unit = "file" if is_any_video else "image"
 
     def use_root(self, root: str | None, known: Mapping[str, str] | None = None) -> None:
         """Counts the ids from another root, before the items are read. known: ids of an earlier
         version by the real paths of their files, which have no root."""
         self.root = root
         ids = None if root is None else Ids(root)
-        self._files: list[tuple[str, FoundFile]] = []
+        self._files: dict[str, FoundFile] = {}
         self.ids: dict[str, int] = {}
         for line, file in enumerate(self._found.files, 1):
             own = (known or {}).get(file.place.real_path, file.path)
             own = own if ids is None else ids.of(file.place)
             self.ids[own] = line
             if self._selection.takes(line):
-                self._files.append((own, file))
+                self._files[own] = file
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items in the order of the files."""
-        for own, file in self._files:
+        """Yields the items, large files among small ones."""
+        for own in mixed({own: self._sizes[file.path] for own, file in self._files.items()}):
+            file = self._files[own]
             path = file.path
             is_named = is_video_name(path) == (file.kind == "video")
             yield Item(
@@ -76,6 +82,7 @@ class FileSource:
                 # Where the name says something else, the record says what the file is.
                 media=() if is_named else (Media(kind=file.kind, name=os.path.abspath(path)),),
                 digest=digest_of(file_state(path)),
+                size=self._sizes[path],
             )
 
     def counted(self) -> int | None:

@@ -18,6 +18,7 @@ from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
@@ -59,8 +60,7 @@ class BatchSettings:
     selection: the lines of the input to process.
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
-    is_failed_redone: whether mode "resume" retries failed items; retried_codes: those with one of
-        these error codes only.
+    retried: the items with a record that mode "resume" does again.
     schema: JSON schema that every answer must keep; one that breaks it is asked again up to
         `validate_retries` times. None checks nothing.
     engine_restarts: how often in a row an engine that died is started again, where it can be.
@@ -83,8 +83,7 @@ class BatchSettings:
     part_items: int | None = None
     journal: str | os.PathLike[str] | None = None
     max_failures: int | None = None
-    is_failed_redone: bool = True
-    retried_codes: frozenset[int] | None = None
+    retried: Retried = ALL_FAILED
     schema: Mapping[str, Any] | None = None
     validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
@@ -196,11 +195,7 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
             settle_ids(source, sink)
             leftovers = Leftovers(source, is_pruned=settings.finding.prune)
             place_of = leftovers.place_of
-        kept = sink.scan(
-            place_of,
-            is_failed_redone=settings.is_failed_redone,
-            codes=settings.retried_codes,
-        )
+        kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)
     left = LeftToDo(source, kept.done)
     todo = iter(left)
@@ -279,6 +274,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             unit=job.source.unit,
             total=job.source.total,
             num_before=num_before,
+            mean_size=job.source.mean_size,
             is_shown=job.settings.is_progress_shown,
         )
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
@@ -14,8 +14,6 @@ from mmdeploy_llm.records.ids import Selection
 from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
 from .finding import FindingArguments, FindingOptions
-
-MAX_SHOWN = 40  # characters of a wrong value
 
 
 class OutputOptions(TypedDict, total=False):
@@ -56,31 +54,6 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     if "recursive" in settings:
         settings["is_recursive"] = settings.pop("recursive")
     return {**settings, "selection": selection, "schema": schema}
-
-
-def retry_settings(retry_failed: bool | Collection[int] | str) -> dict[str, Any]:
-    """Returns the fields of BatchSettings for which failed items are retried: True for all, False
-    for none, or the error codes, which may be a text such as "408,500" or "all".
-
-    Raises ConfigError for what is no code.
-    """
-    if isinstance(retry_failed, bool):
-        return {"is_failed_redone": retry_failed}
-    codes: Collection[Any] = retry_failed
-    if isinstance(retry_failed, str):
-        if retry_failed == "all":
-            return {"is_failed_redone": True}
-        codes = [word.strip() for word in retry_failed.split(",")]
-    try:
-        found = frozenset(int(code) for code in codes)
-    except (TypeError, ValueError):
-        found = frozenset()
-    if not found or not all(400 <= code < 600 for code in found):
-        raise ConfigError(
-            "which failed items are retried must be 'all' or error codes from 400 to 599, such as "
-            f"408,500, got {str(retry_failed)[:MAX_SHOWN]!r}"
-        )
-    return {"is_failed_redone": True, "retried_codes": found}
 
 
 class BatchOptions(ColumnArguments, FindingArguments, OutputOptions, total=False):

@@ -10,7 +10,6 @@ and a record is dropped once it is written.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -25,11 +24,15 @@ from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.processes import interrupted_later
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.record import Record, bad_record, key_of, record_of
+from mmdeploy_llm.records.outcome import counted
+from mmdeploy_llm.records.record import Record, bad_record, duration, key_of, record_of
 from mmdeploy_llm.sinks.base import RecordSink
 
 from .answers.rounds import Answerer
+from .clock import Clock
 from .sources import Source
+
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 Ending = Literal["done", "max_failures", "interrupted"]
 
@@ -38,13 +41,16 @@ Ending = Literal["done", "max_failures", "interrupted"]
 class RunCounts:
     """Counts of one run; a Tally counts up its own and hands out copies.
 
+    num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
+    outcomes: number of other items by outcome: "empty", "truncated", "repetition".
     num_images: images and videos of finished items.
     elapsed: seconds, without loading the model.
     """
 
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -57,8 +63,13 @@ class RunCounts:
 
     @property
     def num_items(self) -> int:
-        """Items that finished, with an answer or an error."""
-        return self.num_done + self.num_failed
+        """Items that finished, whatever their outcome."""
+        return self.num_done + self.num_failed + self.outcomes.total()
+
+    @property
+    def lacking(self) -> str:
+        """Counts what has not ended as it should, in words: "2 failed, 1 empty"."""
+        return ", ".join([f"{self.num_failed} failed", *counted(self.outcomes)])
 
     @property
     def images_per_second(self) -> float:
@@ -143,6 +154,8 @@ class BatchRun:
     def _asks(self) -> Iterator[Ask]:
         """Yields prompts on demand; records lines that cannot be used at once."""
         for item in self._items:
+            size = item.size if isinstance(item, Item) else None
+            self._tally.clock.begin(key_of(item.id, item.line), size)
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
             else:
@@ -169,20 +182,28 @@ class BatchRun:
 class Tally:
     """Counts a run's items and shows its progress bar on stderr. Updated by BatchRun only.
 
-    num_before: items that earlier runs completed.
+    clock: says how far the run is, for all who show it.
+    num_before: items that earlier runs completed. mean_size: of all items, see Source.
     is_shown: None shows the bar on a terminal only.
     """
 
     def __init__(
-        self, *, unit: str, total: int | None, num_before: int = 0, is_shown: bool | None = None
+        self,
+        *,
+        unit: str,
+        total: int | None,
+        num_before: int = 0,
+        mean_size: float | None = None,
+        is_shown: bool | None = None,
     ) -> None:
-        self._begin = time.perf_counter()
+        self.clock = Clock(total, num_before, mean_size)
+        self._unit = unit
         self._counts = RunCounts()
         self._bar = tqdm(
             total=total,
             initial=num_before,
             desc="Batch",
-            unit=unit,
+            bar_format=BAR,
             dynamic_ncols=True,
             disable=None if is_shown is None else not is_shown,
         )
@@ -196,23 +217,38 @@ class Tally:
         """Counts one record. is_first: advances the progress bar; it has counted an earlier
         record of the item already."""
         counts = self._counts
-        if record.is_ok:
+        if not record.is_ok:
+            counts.failures[record.failure] += 1
+        elif record.outcome == "ok":
             counts.num_done += 1
         else:
-            counts.failures[record.failure] += 1
+            counts.outcomes[str(record.outcome)] += 1
         counts.num_images += num_media
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
-        counts.elapsed = time.perf_counter() - self._begin
-        self._bar.set_postfix_str(
-            f"{counts.tokens_per_second:.0f} tokens/s, {self.num_failed} failed", refresh=False
-        )
+        self.clock.end(record.key, is_new=is_first)
+        self._bar.set_postfix_str(self._words(), refresh=False)
         self._bar.update(int(is_first))
+
+    def _words(self) -> str:
+        """Returns what stands after the bar."""
+        moment, counts = self.clock.moment(), self._counts
+        counts.elapsed = moment.elapsed
+        left = moment.seconds_left
+        return ", ".join(
+            (
+                *([] if left is None else [f"{duration(left)} left"]),
+                f"{moment.per_second:.1f} {self._unit}s/s",
+                f"{counts.tokens_per_second:.0f} tokens/s",
+                counts.lacking,
+            )
+        )
 
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
-        elapsed = time.perf_counter() - self._begin
-        return replace(self._counts, failures=Counter(self._counts.failures), elapsed=elapsed)
+        own, elapsed = self._counts, self.clock.moment().elapsed
+        failures, outcomes = Counter(own.failures), Counter(own.outcomes)
+        return replace(own, failures=failures, outcomes=outcomes, elapsed=elapsed)
 
     def close(self) -> None:
         """Closes the progress bar."""

@@ -31,9 +31,11 @@ from .items import ItemReader
 
 class Source(Protocol):
     """Items in order. total: their number, None when unknown. unit: the noun for one item. about:
-    where its media and questions come from, "" when that is plain. skipped: what is not read."""
+    where its media and questions come from, "" when that is plain. mean_size: bytes of an item's
+    file, None when they are not known. skipped: what is not read."""
 
     total: int | None
+    mean_size: float | None
     unit: str
     about: str
     skipped: Skipped
@@ -52,6 +54,7 @@ class LineSource:
     """Builds items from rows."""
 
     unit = "item"
+    mean_size: float | None = None
 
     def __init__(self, rows: Rows, reader: QuestionReader, selection: Selection) -> None:
         self._rows, self._reader, self._selection = rows, reader, selection

@@ -30,6 +30,8 @@ class BatchSummary:
     run: counts of this run.
     num_before: items that earlier runs completed.
     failures: failed items of this and earlier runs, counted by code and class.
+    outcomes: all items of this and earlier runs, counted by outcome, see records/outcome.py.
+    lacks: those that are neither failed nor ok, counted by outcome with its reason.
     num_again: items of this run that had a record, and whose input has changed since.
     num_left: items without a record; None when the size of the input is unknown.
     disagreements: of a run that is done, what its input and its output do not have in common, in
@@ -44,6 +46,8 @@ class BatchSummary:
     run: RunCounts
     num_before: int
     failures: Mapping[str, int]
+    outcomes: Mapping[str, int]
+    lacks: Mapping[str, int]
     num_left: int | None
     index: RecordIndex
     num_again: int = 0
@@ -59,7 +63,8 @@ class BatchSummary:
         return Path(self.sink.name)
 
     def records(self, most: int | None = None) -> Iterator[Record]:
-        """Yields the records in the order of the input; at most `most`, failed ones first."""
+        """Yields the records in the order of the input; at most `most`, those that are not ok
+        first."""
         return self.sink.records_at(self.index.offsets(most))
 
     @property
@@ -79,6 +84,11 @@ class BatchSummary:
         if self.num_pruned:
             found.append(f"{self.num_pruned} records of files that are gone were removed")
         return tuple(found)
+
+    @property
+    def num_lacking(self) -> int:
+        """Items of the batch that are neither failed nor ok, those of earlier runs included."""
+        return sum(self.lacks.values())
 
     @property
     def num_records(self) -> int:
@@ -137,6 +147,8 @@ def summary_of(
         run=run,
         num_before=num_before - num_again,
         failures=dict(index.failures.most_common()),
+        outcomes=dict(index.outcomes.most_common()),
+        lacks=dict(index.lacks.most_common()),
         num_left=sum(found.values()) if ending == "done" else num_left,
         index=index,
         num_again=num_again,

@@ -2,8 +2,9 @@
 
 # click does not rewrap a paragraph that begins with "\b".
 EXIT_CODES = """\b
-Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
-3 stopped by --max-failures or without its output, or items are left,
+Exit codes: 0 every item has its answer, 1 some items failed, 2 wrong usage or
+unusable model, 3 stopped by --max-failures or without its output, or items are
+left, 4 none failed, and some answers are empty, truncated or in a loop,
 130 stopped with Ctrl-C."""
 
 CAPTION_EPILOG = f"""\b
@@ -51,7 +52,8 @@ one item, in the order of completion:
   id, line, path       identify the item; path only for files of a folder
   text, reasoning      the answer, and the reasoning before it
   tool_calls           only if the model called tools
-  finish_reason        stop, tool_calls, length, error or abort
+  finish_reason        stop, tool_calls, length, repetition, error or abort
+  outcome              ok, empty, truncated, repetition or failed
   error_code, error_msg, error_class, error     200 and null for success
   num_image_tokens, num_video_tokens, num_prompt_tokens, num_output_tokens,
   num_cached_tokens, timings (seconds)

@@ -6,7 +6,7 @@ import typer
 
 from .interrupts import INTERRUPTED as INTERRUPTED
 
-SOME_FAILED, USAGE, STOPPED = 1, 2, 3
+SOME_FAILED, USAGE, STOPPED, SOME_LACKING = 1, 2, 3, 4
 
 
 def print_error(message: str) -> None:

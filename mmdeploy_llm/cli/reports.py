@@ -58,6 +58,7 @@ def report(
     """Write one HTML report of several outputs, such as the shards of a run.
 
     --model is the one whose frames of videos are shown."""
+    from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, write_report
     from mmdeploy_llm.report.previews import FilePreviews
     from mmdeploy_llm.report.target import check_page
@@ -80,13 +81,15 @@ def report(
         rules=previews.rules if num_shown > EMBEDDED_CARDS else "",
     )
     for each in merged.outputs:
-        words = f"{each.label}: {each.num_items} items, {each.num_failed} failed"
+        lacking = [f"{each.num_failed} failed", *counted(each.outcomes)]
+        words = f"{each.label}: {each.num_items} items, {', '.join(lacking)}"
         typer.echo(printable(words))
     for name, words in merged.missing().items():
         typer.echo(printable(f"incomplete: {name}: {words}"))
+    lacking = [f"{merged.index.num_failed} failed", *counted(merged.index.outcomes)]
     typer.echo(
         printable(
-            f"together: {len(merged.index)} items, {merged.index.num_failed} failed, "
+            f"together: {len(merged.index)} items, {', '.join(lacking)}, "
             f"{merged.index.num_output_tokens} generated tokens\nreport: {output}"
         )
     )

@@ -11,7 +11,7 @@ import typer
 from mmdeploy_llm.errors import MMDeployLLMError
 
 from .engines import open_answerer, open_media, open_reader
-from .exits import INTERRUPTED, SOME_FAILED, STOPPED
+from .exits import INTERRUPTED, SOME_FAILED, SOME_LACKING, STOPPED
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob
@@ -71,7 +71,7 @@ def run_and_report(
 
 
 def end_with_exit_code(summary: BatchSummary) -> None:
-    """Prints how to continue and exits with an error code, unless every item succeeded."""
+    """Prints how to continue and exits with an error code, unless every item has its answer."""
     left = "some" if summary.num_left is None else str(summary.num_left)
     if summary.ending == "interrupted":
         typer.echo(f"stopped with {left} left; the same command with --resume does them", err=True)
@@ -88,3 +88,5 @@ def end_with_exit_code(summary: BatchSummary) -> None:
     if summary.num_failed:
         typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")
         raise typer.Exit(SOME_FAILED)
+    if summary.num_lacking:
+        raise typer.Exit(SOME_LACKING)

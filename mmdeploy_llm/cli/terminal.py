@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.outputs import RequestOutput, ToolCall
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.outcome import MAX_MODEL_LEN, MAX_TOKENS
 from mmdeploy_llm.records.record import Record, seconds
 from mmdeploy_llm.report.bidi import without_bidi_controls
 
@@ -80,35 +81,57 @@ def caption_table(records: Sequence[Record]) -> Table:
     for record in records:
         fault = record.error
         words = record.text if fault is None else f"failed ({fault.code}): {fault.message}"
+        if record.lack is not None:
+            words = f"({record.lack}) {words}"
         table.add_row(
             Text(printable(os.path.relpath(record.path or "", top))),
-            Text(printable(words), style="red" if fault else ""),
+            Text(printable(words), style="red" if fault else "yellow" if record.lack else ""),
             str(record.num_prompt_tokens + record.num_output_tokens) if fault is None else "",
             seconds(record.timings.total) if fault is None else "",
         )
     return table
 
 
+def advice(lacks: Mapping[str, int]) -> Iterator[str]:
+    """Yields what helps against these outcomes, see BatchSummary.lacks."""
+    limits = {
+        MAX_TOKENS: "raise --max-tokens",
+        MAX_MODEL_LEN: "raise the engine's max_model_len, or give smaller media",
+    }
+    for limit, words in limits.items():
+        found = [lack for lack in lacks if limit in lack]
+        if not found:
+            continue
+        if any("thinking" in lack for lack in found):
+            words += ", or bound the thinking: reasoning_max_tokens, --no-thinking"
+        names = ",".join(dict.fromkeys(lack.partition(":")[0] for lack in found))
+        yield f"to answer these: {words}; with --resume-anyway --retry-failed {names}"
+
+
 def batch_summary(summary: BatchSummary, *, done: str) -> str:
     """Describes a run: counts, speed, and failures by kind. done: verb for successful items."""
+    kinds = {**summary.failures, **summary.lacks}
+    lines = [_first_line(summary, done)]
+    lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
+    lines += [f"  {words}" for words in advice(summary.lacks)]
+    lines += map(printable, summary.notes)
+    return "\n".join(lines)
+
+
+def _first_line(summary: BatchSummary, done: str) -> str:
     run = summary.run
-    notes = [printable(note) for note in summary.notes]
     if not run.num_items and summary.ending == "done":
-        lines = [f"nothing left to do: all {summary.num_before} items have a result", *notes]
-        return "\n".join(lines)
+        return f"nothing left to do: all {summary.num_before} items have a result"
     speeds = [f"{run.tokens_per_second:.0f} tokens/s"]
     if run.num_images:
         speeds.insert(0, f"{run.images_per_second:.1f} images/s")
     before = f", {summary.num_before} before" if summary.num_before else ""
     if summary.num_again:
         before += f"; {summary.num_again} of them again, because their input has changed"
-    lines = [
-        f"{run.num_done} {done}, {run.num_failed} failed in {seconds(run.elapsed)} "
+    return (
+        f"{run.num_done} {done}, {run.lacking} in {seconds(run.elapsed)} "
         f"({', '.join(speeds)}){before}"
-    ]
-    lines += [f"  {count} x {printable(name)}" for name, count in summary.failures.items()]
-    lines += notes
-    return "\n".join(lines)
+    )
 
 
 def print_answer(outputs: Iterable[RequestOutput], out: Console, aside: Console) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -16,6 +16,8 @@ from .groups import Group
 class ResumeOptions(Group):
     """How an existing output is treated."""
 
+    title: ClassVar[str] = "Output"
+
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output file.")
     ] = False
@@ -23,13 +25,14 @@ class ResumeOptions(Group):
         bool,
         typer.Option(
             "--resume",
-            help="Continue an existing output file: run items that are missing or failed.",
+            help="Continue an existing output: do what is missing or has failed.",
         ),
     ] = False
     resume_anyway: Annotated[
         bool,
         typer.Option(
             "--resume-anyway",
+            hidden=True,
             help="--resume, also when the output has results of another model, of other options "
             "or of another question: these stay.",
         ),
@@ -37,19 +40,23 @@ class ResumeOptions(Group):
     retry_failed: Annotated[
         str,
         typer.Option(
-            metavar="CODES",
-            help="With --resume: which failed items to retry, all or those with these error "
-            "codes, such as 408,500.",
+            metavar="WHICH",
+            help="With --resume: what to retry. All (that failed), or outcomes and error codes, "
+            "such as empty,truncated,408.",
         ),
     ] = "all"
     no_retry_failed: Annotated[
         bool,
-        typer.Option("--no-retry-failed", help="With --resume: leave failed items as they are."),
+        typer.Option(
+            "--no-retry-failed",
+            hidden=True,
+            help="With --resume: leave failed items as they are.",
+        ),
     ] = False
 
     def to_settings(self) -> dict[str, Any]:
         """Returns how the output is treated. Raises ConfigError for options that contradict."""
-        from mmdeploy_llm.batch.options import retry_settings
+        from mmdeploy_llm.records.outcome import Retried
 
         is_resumed = self.resume or self.resume_anyway
         retried = False if self.no_retry_failed else self.retry_failed
@@ -57,11 +64,11 @@ class ResumeOptions(Group):
             raise ConfigError("--overwrite and --resume contradict each other; give one of them")
         if retried != "all" and not is_resumed:
             raise ConfigError(
-                "--retry-failed CODES and --no-retry-failed: each needs --resume; a new run has "
+                "--retry-failed WHICH and --no-retry-failed: each needs --resume; a new run has "
                 "nothing to retry"
             )
         return {
             "mode": "overwrite" if self.overwrite else "resume" if is_resumed else "new",
             "is_any_config_kept": self.resume_anyway,
-            **retry_settings(retried),
+            "retried": Retried.parse(retried),
         }

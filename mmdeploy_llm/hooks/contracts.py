@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from mmdeploy_llm.deadline import Deadline
-from mmdeploy_llm.errors import MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.request import MediaInput
 
 from .folder_files import read_object
@@ -227,12 +227,15 @@ class MediaProcessor(ABC):
     markers: texts that represent one item in a rendered prompt, with or without `token`; a marker
         may consist of several tokens.
     written_token: token that stands in the final prompt for each `token`; None: `token` itself.
+    auto_tokens: what `image_tokens="auto"` (or video_tokens) stands for, what the family's authors
+        use in their examples; None: `with_budget` is not implemented.
     """
 
     kind: ClassVar[str]
     token: str
     markers: tuple[str, ...]
     written_token: str | None = None
+    auto_tokens: int | None = None
 
     @abstractmethod
     def decode(self, source: Any, limits: MediaLimits) -> Any:
@@ -274,6 +277,20 @@ class MediaProcessor(ABC):
         content. The memory that encoding it takes is measured at start. None (the default):
         unknown."""
         return None
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> MediaProcessor:
+        """Returns a processor like this one none of whose items has more than `tokens` tokens, and
+        whose large items have nearly as many. It shares what this one holds: `close` is called of
+        this one only.
+
+        may_raise: the number replaces bounds that the checkpoint or the family sets, also upwards;
+        otherwise, and where the user has set a bound, the lower one holds. Raises ConfigError for a
+        number that the family cannot keep to; by default for any.
+        """
+        raise ConfigError(
+            f"{self.kind}_tokens cannot be kept to: media processor {type(self).__name__} (plugin "
+            f"{type(self).__module__}) does not implement with_budget; leave the option out"
+        )
 
     def use_kernels(self, kernels: PixelKernels) -> None:  # noqa: B027 - optional to override
         """Called before the first item where kernels are available: `process` may compute with

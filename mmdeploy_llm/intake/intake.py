@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
@@ -41,10 +42,8 @@ class Intake:
     """Turns prompts into Requests (room 1). Methods may be called from several threads at once.
 
     tokenizer, processors (by kind), fetch, config, limits: ready collaborators.
-    vocab_size: number of ids that the model knows.
-    eos_token_ids: ids that end a sequence.
-    generation: generation_config.json.
-    chat_template: the template that messages are rendered with.
+    vocab_size: number of ids that the model knows. eos_token_ids: ids that end a sequence.
+    generation: generation_config.json. chat_template: the one that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown.
@@ -85,6 +84,7 @@ class Intake:
             cache_bytes=cache_bytes,
             guard=guard,
             embeds=EmbedsReader(dtype=config.dtype, media_size=media_size),
+            budgets=budgets_of(config.options),
         )
         self._params = ParamsResolver(
             config=config,
@@ -115,16 +115,15 @@ class Intake:
         request_id: str | None = None,
         priority: int = 0,
         deadline: Deadline | None = None,
+        is_shared: bool = False,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
         item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
-        number: index of the prompt in this engine, which with the engine's seed determines the seed
-            of params without one.
+        number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
-        priority, deadline: as priority_of and deadline_of return them.
-
-        Raises RequestError and its subclasses.
+        priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
+            prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
         parts = replace(read_prompt(prompt, self.media.kinds), where=where)
@@ -148,6 +147,7 @@ class Intake:
             bad_words_token_ids=self._bad_words(params),
             priority=priority,
             deadline=deadline,
+            is_shared=is_shared or params.n > 1,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from mmdeploy_llm import errors
+from mmdeploy_llm.budgets.choice import Budgets
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import (
     MediaError,
@@ -24,6 +25,7 @@ from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.hooks.names import error_text, name_file
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+from mmdeploy_llm.option_types import TokenBudget
 
 from .cache import ByteCache, CacheStats
 from .embeds import EmbedsReader, Grid
@@ -81,6 +83,7 @@ class MediaLoader:
     max_items: kind -> maximum number of items per prompt.
     guard: runs the processors' methods, each within `limits.decode_timeout`; None: a new one.
     embeds: reads items given as embeddings; None: for a model of unknown size.
+    budgets: kind -> the engine's budget, which the processors keep to.
     """
 
     def __init__(
@@ -93,7 +96,9 @@ class MediaLoader:
         cache_bytes: int = CACHE_BYTES,
         guard: CallGuard | None = None,
         embeds: EmbedsReader | None = None,
+        budgets: Mapping[str, TokenBudget] | None = None,
     ) -> None:
+        self._budgets = Budgets(processors, budgets or {})
         self._embeds = embeds or EmbedsReader()
         self._guard = guard or CallGuard()
         self._processors = processors
@@ -153,7 +158,9 @@ class MediaLoader:
         maker: makes the previews instead of the processor. The item is fetched and decoded within
         the same limits as by `load`. Raises MediaError and its subclasses.
         """
-        chosen = maker or self._processors.get(item.kind)
+        chosen: MediaProcessor | CanPreview | None = maker
+        if maker is None and item.kind in self._processors:
+            chosen, item = self._budgets.of(item)
         if not isinstance(chosen, CanPreview) or isinstance(item.source, Embeds):
             return ()
         limits = self._limits
@@ -195,7 +202,7 @@ class MediaLoader:
 
     def _described(self, item: MediaItem, given: Embeds, limits: MediaLimits) -> MediaInput:
         """Returns the item of these embeddings, without them."""
-        processor = self._processors[item.kind]
+        processor, item = self._budgets.of(item)
 
         def embedded(num_tokens: int, grid: Grid | None) -> MediaInput:
             call = lambda: processor.embedded(num_tokens, grid, item.options)  # noqa: E731
@@ -207,27 +214,27 @@ class MediaLoader:
         if isinstance(item.source, Embeds):
             described = self._described(item, item.source, limits)
             return self._embeds.read(item.source, described)
-        source, processor = self._opened(item, limits), self._processors[item.kind]
+        source, (processor, own) = self._opened(item, limits), self._budgets.of(item)
         if isinstance(source, bytes):
             key = _key(item, "encoded", source)
 
             def decode_and_process() -> MediaInput:
                 decoded = self._decode(processor, source, limits)
-                return _keyed(key, self._process(processor, item, decoded, limits))
+                return _keyed(key, self._process(processor, own, decoded, limits))
 
             return self._processed.get_or_make(key, decode_and_process, limits.deadline)
         decoded = self._decode(processor, source, limits)
         if not isinstance(decoded, HasDigest):
-            return self._process(processor, item, decoded, limits)
+            return self._process(processor, own, decoded, limits)
         key = _key(item, "decoded", decoded.digest.encode())
-        make = lambda: self._process(processor, item, decoded, limits)  # noqa: E731
+        make = lambda: self._process(processor, own, decoded, limits)  # noqa: E731
         return self._processed.get_or_make(key, make, limits.deadline)
 
     def _count(self, item: MediaItem) -> MediaInput:
         limits = self._limits
         if isinstance(item.source, Embeds):
             return self._described(item, item.source, limits)
-        source, processor = self._opened(item, limits), self._processors[item.kind]
+        source, (processor, item) = self._opened(item, limits), self._budgets.of(item)
         find = processor.peek if isinstance(processor, CanPeek) else processor.decode
         known = self._call(processor, lambda: find(source, limits), limits)
         count = self._call(processor, lambda: processor.count_tokens(known, item.options), limits)
@@ -243,7 +250,9 @@ class MediaLoader:
         self, processor: MediaProcessor, item: MediaItem, decoded: Any, limits: MediaLimits
     ) -> MediaInput:
         made = self._call(processor, lambda: processor.process(decoded, item.options), limits)
-        return self._checked(processor, item, made)
+        usable = self._checked(processor, item, made)
+        self._budgets.check(item, usable)
+        return usable
 
     def _checked(self, processor: MediaProcessor, item: MediaItem, made: Any) -> MediaInput:
         if not _is_usable(made):

@@ -11,6 +11,8 @@ finish_reason  "stop", "tool_calls", "length", "repetition", "error" or "abort"
 error_code     200 for success, 4xx for a fault of the item, 5xx for a fault of the engine
 error_msg, error_class   null for success
 error          {"code", "message"} with the same values; null for success
+outcome        "ok", "empty", "truncated", "repetition" or "failed", see outcome.py
+outcome_reason why, where the outcome alone does not say it; absent otherwise
 num_*_tokens   num_prompt_tokens includes those of images and videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
 media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
@@ -36,13 +38,14 @@ from mmdeploy_llm.errors import ABORTED, OK, InvalidAnswerError
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 from .item import Item, Media
+from .outcome import OUTCOMES, Outcome, derived, verdict_of
 from .unicode_text import escaped, replaced, unescaped
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.
 OPTIONAL = (
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
-    *("item_digest", "config_digest", "columns"),
+    *("item_digest", "config_digest", "columns", "outcome_reason"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 LOWEST_LOGPROB = -1e30
@@ -89,6 +92,8 @@ class Record:
     num_cached_tokens: int = 0
     timings: Timings = Timings()
     error: ItemError | None = None
+    outcome: Outcome | None = None  # derived where it is not given, so never None afterwards
+    outcome_reason: str | None = None
     media: tuple[Media, ...] = ()
     prompt: str | None = None
     outputs: tuple[Mapping[str, Any], ...] = ()
@@ -96,10 +101,24 @@ class Record:
     config_digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.outcome is None:
+            found = derived(self)
+            object.__setattr__(self, "outcome", found.outcome)
+            object.__setattr__(self, "outcome_reason", found.reason)
+
     @property
     def is_ok(self) -> bool:
-        """Whether the item has an answer."""
+        """Whether the item ended without an error; its outcome may be "empty" all the same."""
         return self.error_code == OK
+
+    @property
+    def lack(self) -> str | None:
+        """The outcome with its reason, of an item that has not failed and has not what was asked
+        for: "truncated: max_tokens was reached"."""
+        if self.outcome in ("failed", "ok"):
+            return None
+        return f"{self.outcome}: {self.outcome_reason}" if self.outcome_reason else self.outcome
 
     @property
     def key(self) -> str:
@@ -166,6 +185,8 @@ def _check(values: Mapping[str, Any]) -> None:
     is_line = known is None and isinstance(values.get("line"), int)
     if not (is_named or is_line):
         raise ValueError("it has no id, path or line")
+    if values.get("outcome") not in (None, *OUTCOMES):
+        raise ValueError(f"its outcome is {str(values['outcome'])[:20]!r}, which is none")
     for name in COUNTS:
         if not isinstance(values.get(name, 0), int):
             raise ValueError(f"its {name} is not an integer")
@@ -230,6 +251,7 @@ def record_of(
     failed = None if output.is_ok else next((own for own in samples if not own.is_ok), first)
     message = None if failed is None else output.error_msg or "no message was given"
     code = output.error_code
+    verdict = verdict_of(samples, item.params)
     return Record(
         id=item.id,
         line=None if item.path is not None else item.line,
@@ -248,6 +270,8 @@ def record_of(
         num_cached_tokens=output.num_cached_tokens,
         timings=_timings(output.metrics),
         error=None if message is None else ItemError(code=code, message=message),
+        outcome="failed" if failed is not None else verdict.outcome,
+        outcome_reason=verdict.reason,
         media=item.media,
         prompt=item.question,
         outputs=_samples(output),
@@ -341,3 +365,16 @@ def seconds(value: float | None) -> str:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def duration(value: float) -> str:
+    """Formats seconds that are estimated: "40 s", "3 min 05 s", "2 h 10 min", "3 days 4 h"."""
+    whole = round(value)
+    for size, name, inner, inner_name in (
+        (86400, "days" if whole >= 2 * 86400 else "day", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // inner:02d} {inner_name}"
+    return f"{whole} s"

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.records.files import Folder, OutputLostError
+from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record, seconds
 from mmdeploy_llm.sinks.scan import RecordIndex
 
@@ -123,8 +124,8 @@ class Card:
         record = self.record
         fault = f"failed ({record.error_code}) {record.error_msg}" if record.error_msg else ""
         others = (str(sample.get("text") or "") for sample in record.outputs[1:])
-        said = (record.text, *others, record.reasoning or "", record.prompt or "")
-        return printable(" ".join((self.path, fault, *said)).lower())
+        said = (record.lack, record.text, *others, record.reasoning, record.prompt)
+        return printable(" ".join((self.path, fault, *filter(None, said))).lower())
 
 
 def report_batch(
@@ -276,6 +277,7 @@ def _page(
         "head_sources": " 'self' file:" if chunks else "",
         "num_items": len(index),
         "num_failed": index.num_failed,
+        "lacking": {name: index.outcomes[name] for name in LACKING if index.outcomes[name]},
         "failures": dict(index.failures.most_common()),
         "num_shown": num_shown,
         "num_output_tokens": index.num_output_tokens,
@@ -297,6 +299,7 @@ def _write_chunks(
     while chunk := list(itertools.islice(cards, CHUNK_CARDS)):
         rows = [
             [
+                card.record.outcome,
                 "" if card.record.is_ok else _shown(card.record.failure),
                 card.words,
                 _html(card_html, card),

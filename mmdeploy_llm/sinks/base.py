@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, Self
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.record import Record
 
 from .scan import Entry, Kept, Mode, PlaceOf, RecordIndex
@@ -80,8 +81,7 @@ class Sink(Readable, Protocol):
         self,
         place_of: PlaceOf,
         *,
-        is_failed_redone: bool = True,
-        codes: Collection[int] | None = None,
+        retried: Retried = ALL_FAILED,
     ) -> Kept:
         """Reads the output without changing it, see scan.scan_entries."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Protocol
@@ -85,6 +85,10 @@ class PartFormat(Protocol):
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies a part without some of its records; returns whether any record is left."""
+
+    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
+        """Returns the numbers of those complete parts that must be copied to be like the others,
+        where a part has a schema. parts: each with what opens it."""
 
 
 def first_positions(drops: Drops) -> frozenset[int]:

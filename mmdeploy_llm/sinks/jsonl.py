@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import open_regular
+from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 
@@ -59,11 +60,10 @@ class JsonlSink:
         self,
         place_of: PlaceOf,
         *,
-        is_failed_redone: bool = True,
-        codes: Collection[int] | None = None,
+        retried: Retried = ALL_FAILED,
     ) -> Kept:
         """Reads the file without changing it."""
-        return scan(self._path, place_of, is_failed_redone=is_failed_redone, codes=codes)
+        return scan(self._path, place_of, retried=retried)
 
     def entries(self) -> Iterator[Entry]:
         """Yields the records of the file; skips a torn last line."""

@@ -24,6 +24,7 @@ from mmdeploy_llm.records.files import (
 )
 from mmdeploy_llm.records.growing import GrowingFile, copy_range
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.records.record import Record
 
 from .ours import save_foreign
@@ -93,7 +94,7 @@ class RecordWriter(Closing):
         self._file.check_content()
         with self._writing():
             if self.num_again:
-                kept = scan(self._path, place_of, is_failed_redone=False)
+                kept = scan(self._path, place_of, retried=NOTHING)
                 self._replace(kept)
                 self.index = kept.index
             os.fsync(self._file.file.fileno())

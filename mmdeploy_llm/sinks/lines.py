@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import FileIO
 from typing import IO
@@ -94,6 +94,10 @@ class LineParts:
                 out.write(line)
                 is_any = True
         return is_any
+
+    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
+        """Returns none: lines have no schema."""
+        return []
 
 
 def new_file(folder: Folder, name: str) -> FileIO:

@@ -44,11 +44,12 @@ class HoldsMedia(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputState:
-    """The content of one output. num_items: its items, also those that another output has."""
+    """The content of one output. num_items: its items, also those that another output has.
+    outcomes: its records, counted by outcome."""
 
     name: str
     num_items: int
-    num_failed: int
+    outcomes: Mapping[str, int]
     run: RunState | None
 
     @property
@@ -62,6 +63,11 @@ class OutputState:
             return f"{left} of {self.run.total} items are not done"
         is_counted = self.run.total is not None
         return None if is_counted or self.run.ending == "done" else "its run has not ended"
+
+    @property
+    def num_failed(self) -> int:
+        """Records of items that failed."""
+        return self.outcomes.get("failed", 0)
 
     @property
     def label(self) -> str:
@@ -86,7 +92,8 @@ class MergedOutputs:
         self._sinks = named if None in times else [named[number] for number in order]
         self.index = RecordIndex()
         self._sources, self._positions = array("L"), array("Q")
-        self._counts = {sink.name: [0, 0] for sink in self._sinks}
+        self._num_items = Counter[str]()
+        self._outcomes = {sink.name: Counter[str]() for sink in self._sinks}
         self._num_read = Counter[str]()  # records of each output, in the first pass
         last = self._repeated()
         num_again = Counter[str]()
@@ -100,8 +107,8 @@ class MergedOutputs:
         self.outputs = tuple(
             OutputState(
                 name=sink.name,
-                num_items=self._counts[sink.name][0],
-                num_failed=self._counts[sink.name][1],
+                num_items=self._num_items[sink.name],
+                outcomes=self._outcomes[sink.name],
                 run=RunState.read(sink.state_file),
             )
             for sink in named
@@ -121,7 +128,8 @@ class MergedOutputs:
         return self._num_read.total()
 
     def records(self, most: int | None = None) -> Iterator[Record]:
-        """Yields the records in the order of the input; at most `most`, failed ones first."""
+        """Yields the records in the order of the input; at most `most`, those that are not ok
+        first."""
         yield from (record for record, _ in self._ranked(self.index.offsets(most)))
 
     def stored_records(self) -> Iterator[tuple[Record, OpenStored | None]]:
@@ -182,9 +190,9 @@ class MergedOutputs:
                 within, known = IdSet(), source
             if not met.add(key):
                 last[key] = source, entry.begin
-            counts = self._counts[self._sinks[source].name]
-            counts[0] += within.add(key)
-            counts[1] += not entry.record.is_ok
+            name = self._sinks[source].name
+            self._num_items[name] += within.add(key)
+            self._outcomes[name][str(entry.record.outcome)] += 1
         return last
 
 

@@ -1,22 +1,24 @@
 """Parquet parts: a row for each record, in a schema that is the same in all parts.
 
 Records are collected in a journal of lines; a full journal becomes a part whose row groups hold at
-most GROUP_ITEMS rows and about GROUP_BYTES of text. Lists and objects whose fields nobody knows in
-advance are JSON texts; `more` has what has no column, such as an id that is a number.
+most GROUP_ITEMS rows and about GROUP_BYTES of text. Answers, carried columns and other fields have
+columns of their own, with kinds that widen as values come (records/columns.py); at the end of a run
+parts with narrower columns are written again. `tool_calls` and `outputs`, whose fields differ from
+model to model, are JSON texts; `more` has what no column gives back, such as the id 7, a number.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from io import BufferedReader
 from types import ModuleType
 from typing import IO, Any
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.columns import Columns, Kind, Origin, restored
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
@@ -28,8 +30,12 @@ from .scan import Entry, whole_lines
 GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
 ROWS_AT_ONCE = 256
 CONFIGURATIONS = b"mmdeploy_llm.configurations"
-TEXTS = ("path", "text", "reasoning", "finish_reason", "error_msg", "error_class", "prompt")
-JSONS = ("tool_calls", "media", "outputs", "columns")
+ORIGIN = b"mmdeploy_llm"  # in the metadata of a column: source, name and kind, see Columns
+TEXTS = (
+    *("path", "text", "reasoning", "finish_reason", "outcome", "error_msg", "error_class"),
+    "prompt",
+)
+JSONS = ("tool_calls", "outputs")
 DIGESTS = ("item_digest", "config_digest")
 NUMBERS = (
     *("line", "error_code", "num_image_tokens", "num_video_tokens", "num_prompt_tokens"),
@@ -37,11 +43,13 @@ NUMBERS = (
 )
 SECONDS = ("preprocess", "queue", "first_token", "generate", "total")
 ORDER = (
-    *("id", "line", "path", "text", "reasoning", "tool_calls", "finish_reason", "error_code"),
-    *("error_msg", "error_class", "num_image_tokens", "num_video_tokens", "num_prompt_tokens"),
-    *("num_output_tokens", "num_cached_tokens", "timings", "media", "prompt", "columns"),
+    *("id", "line", "path", "text", "reasoning", "tool_calls", "finish_reason", "outcome"),
+    *("error_code", "error_msg", "error_class", "num_image_tokens", "num_video_tokens"),
+    *("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "timings", "media", "prompt"),
     *("outputs", *DIGESTS, "more"),
 )
+REQUIRED = ("id", "text", "error_code", "error_msg", "timings", "more")  # in parts of every version
+EXACT = "exact"  # of a record, is in `more`
 MAX_SHOWN = 200  # characters of a library's message
 
 
@@ -54,15 +62,24 @@ class ParquetParts:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
         self._journal = LineParts(most_items)
         self._arrow, self._parquet = _libraries()
+        self._columns = new_columns()
 
-    @cached_property
+    @property
     def schema(self) -> Any:
-        """The columns of every part."""
+        """The columns of every part, as far as they are known."""
         arrow = self._arrow
         kinds = dict.fromkeys(("id", *TEXTS, *JSONS, *DIGESTS, "more"), arrow.string())
         kinds.update(dict.fromkeys(NUMBERS, arrow.int64()))
         kinds["timings"] = arrow.struct([(name, arrow.float64()) for name in SECONDS])
-        return arrow.schema([(name, kinds[name]) for name in ORDER])
+        kinds["media"] = arrow.list_(
+            arrow.struct([("kind", arrow.string()), ("name", arrow.string())])
+        )
+        own = [
+            arrow.field(name, _arrow_type(arrow, kind), metadata=_as_metadata(origin, kind))
+            for name, origin, kind in self._columns.items()
+        ]
+        known = [arrow.field(name, kinds[name]) for name in ORDER]
+        return arrow.schema([*known[:-1], *own, known[-1]])
 
     def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
         """Opens a part or the journal."""
@@ -82,12 +99,15 @@ class ParquetParts:
         """Writes the journal as a part."""
         partial = f"{name}.partial"
         try:
+            with BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal:
+                for line in whole_lines(journal):
+                    self._columns.add(json.loads(line))
             with (
                 BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal,
                 new_file(folder, partial) as file,
                 self._writer(file, configurations) as writer,
             ):
-                for rows in _groups(journal):
+                for rows in _groups(journal, self._columns):
                     table = self._arrow.Table.from_pylist(rows, schema=self.schema)
                     writer.write_table(table, row_group_size=len(rows))
         except OSError:
@@ -100,6 +120,7 @@ class ParquetParts:
         if is_open:
             return self._journal.copy_without(file, drops, out, is_open=True)
         part = self._opened(file, "a part")
+        is_same = self._is_up_to_date(part)
         known = (part.schema_arrow.metadata or {}).get(CONFIGURATIONS)
         dropped, first, is_any = first_positions(drops), 0, False
         with self._writer(out, None if known is None else known.decode()) as writer:
@@ -108,9 +129,37 @@ class ParquetParts:
                 mask = [first + row not in dropped for row in range(table.num_rows)]
                 first += table.num_rows
                 if any(mask):
-                    writer.write_table(table.filter(self._arrow.array(mask)))
+                    kept = table.filter(self._arrow.array(mask))
+                    writer.write_table(kept if is_same else self._as_now(kept))
                     is_any = True
         return is_any
+
+    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
+        """Returns the numbers of the parts whose columns are not those that are known by now, after
+        a look at all of them; `copy_without` writes such a part with these."""
+        numbers = []
+        opened = list(parts)
+        for _ in range(2):  # a later part may widen what an earlier one has
+            numbers = [number for number, opens in opened if not self._is_current(opens)]
+        return numbers
+
+    def _is_current(self, opens: Callable[[], IO[bytes]]) -> bool:
+        with opens() as file:
+            return self._is_up_to_date(self._opened(file, "a part"))
+
+    def _is_up_to_date(self, part: Any) -> bool:
+        """Whether a part has the columns that are known, widened by its own."""
+        own = columns_of(part.schema_arrow)
+        for name, origin, kind in own.items():
+            self._columns.widen(origin, kind, name)
+        is_same = list(own.items()) == list(self._columns.items())
+        return is_same and part.schema_arrow.names == self.schema.names
+
+    def _as_now(self, table: Any) -> Any:
+        """Returns rows of an earlier schema in the one that is known."""
+        own = columns_of(table.schema)
+        rows = [row_of(values_of(row, own), self._columns) for row in table.to_pylist()]
+        return self._arrow.Table.from_pylist(rows, schema=self.schema)
 
     def _writer(self, file: Any, configurations: str | None) -> Any:
         known = {} if configurations is None else {CONFIGURATIONS: configurations.encode()}
@@ -123,7 +172,7 @@ class ParquetParts:
             part = self._parquet.ParquetFile(file)
         except (self._arrow.ArrowException, OSError, ValueError) as error:
             raise _unreadable(name, error) from None
-        missing = [column for column in ORDER if column not in part.schema_arrow.names]
+        missing = [column for column in REQUIRED if column not in part.schema_arrow.names]
         if missing:
             raise _unreadable(name, f"it has no column {missing[0]!r}")
         return part
@@ -134,6 +183,7 @@ class ParquetReader:
 
     def __init__(self, part: Any, file: IO[bytes], name: str) -> None:
         self._part, self._file, self._name = part, file, name
+        self._columns = columns_of(part.schema_arrow)
         self._group = -1  # whose rows are held
         self._rows: list[dict[str, Any]] = []
         counts = [part.metadata.row_group(group).num_rows for group in range(part.num_row_groups)]
@@ -142,7 +192,7 @@ class ParquetReader:
     def entries(self) -> Iterator[Entry]:
         """Yields the records of all rows."""
         number = 0
-        batches = self._part.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(ORDER))
+        batches = self._part.iter_batches(batch_size=ROWS_AT_ONCE)
         while (rows := self._next(batches)) is not None:
             for row in rows:
                 yield Entry(begin=number, end=number + 1, record=self._record(row, number))
@@ -152,7 +202,7 @@ class ParquetReader:
         """Returns the record of a row; holds the rows of one group."""
         group = max(i for i, first in enumerate(self._firsts) if first <= position)
         if group != self._group:
-            self._rows = self._part.read_row_group(group, columns=list(ORDER)).to_pylist()
+            self._rows = self._part.read_row_group(group).to_pylist()
             self._group = group
         return self._record(self._rows[position - self._firsts[group]], position)
 
@@ -179,50 +229,93 @@ class ParquetReader:
 
     def _record(self, row: Mapping[str, Any], number: int) -> Record:
         try:
-            return Record.from_values(values_of(row))
+            return Record.from_values(values_of(row, self._columns))
         except (ValueError, RecursionError) as error:
             reason = f"row {number + 1} is not a record of a batch ({error})"
             raise _unreadable(self._name, reason) from None
 
 
-def row_of(values: Mapping[str, Any]) -> dict[str, Any]:
+def new_columns() -> Columns:
+    """Returns the columns of a table that has no record yet."""
+    return Columns(fixed=ORDER, fields=(*ORDER, EXACT))
+
+
+def columns_of(schema: Any) -> Columns:
+    """Returns the columns of a part besides the fixed ones, by the metadata of its schema."""
+    columns = new_columns()
+    for own in schema:
+        known = (own.metadata or {}).get(ORIGIN)
+        if known is not None:
+            values = json.loads(known)
+            origin = Origin(source=values["source"], name=values["name"])
+            columns.widen(origin, Kind.from_json(values["kind"]), own.name)
+    return columns
+
+
+def row_of(values: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """Returns the row of a record's JSON object."""
-    row = {name: values.get(name) for name in (*TEXTS, *NUMBERS, *DIGESTS, "timings")}
+    row = {name: values.get(name) for name in (*TEXTS, *NUMBERS, *DIGESTS, "timings", "media")}
     row.update({name: _json(values[name]) for name in JSONS if name in values})
+    row.update(columns.cells(values))
     own = values.get("id")
     row["id"] = None if own is None else str(own)
-    more = {name: value for name, value in values.items() if name not in (*ORDER, "error")}
+    more = columns.rest(values)
+    if EXACT in values:
+        more[EXACT] = values[EXACT]
     if isinstance(own, int):
         more["id"] = own
     row["more"] = _json(more) if more else None
     return row
 
 
-def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """Returns the JSON object of a record; the inverse of `row_of`. Raises ValueError."""
-    values = {name: row[name] for name in ("id", *TEXTS, *NUMBERS, *DIGESTS, "timings")}
-    for name in ("line", "path", "prompt", *DIGESTS):
+    fixed = ("id", *TEXTS, *NUMBERS, *DIGESTS, "timings")
+    values = {name: row.get(name) for name in fixed}
+    for name in ("line", "path", "prompt", "outcome", *DIGESTS):
         if values[name] is None:
             del values[name]  # as a line of JSON leaves them out
-    values.update({name: json.loads(row[name]) for name in JSONS if row.get(name) is not None})
-    values.update(json.loads(row["more"]) if row["more"] is not None else {})
+    own = {name for name, _, _ in columns.items()}
+    for name in (*JSONS, "media", "columns"):  # the last two are texts in parts of version 0.3
+        value = None if name in own else row.get(name)
+        if value is not None:
+            values[name] = json.loads(value) if isinstance(value, str) else value
+    more = json.loads(row["more"]) if row["more"] is not None else {}
+    values.update(restored(row, columns, more))
     code, message = values["error_code"], values["error_msg"]
     values["error"] = None if message is None else {"code": code, "message": message}
     return values
 
 
-def _groups(journal: IO[bytes]) -> Iterator[list[dict[str, Any]]]:
+def _groups(journal: IO[bytes], columns: Columns) -> Iterator[list[dict[str, Any]]]:
     """Yields the rows of the journal, those of a row group at once."""
     rows: list[dict[str, Any]] = []
     size = 0
     for line in whole_lines(journal):
-        rows.append(row_of(json.loads(line)))
+        rows.append(row_of(json.loads(line), columns))
         size += len(line)
         if len(rows) == GROUP_ITEMS or size >= GROUP_BYTES:
             yield rows
             rows, size = [], 0
     if rows:
         yield rows
+
+
+def _arrow_type(arrow: ModuleType, kind: Kind) -> Any:
+    """Returns the type of a column. One that has no value yet is of texts: readers take the schema
+    of a folder from its first file, and no value fits a column of type null."""
+    if kind.name == "list":
+        assert kind.item is not None
+        return arrow.list_(_arrow_type(arrow, kind.item))
+    if kind.name == "struct":
+        return arrow.struct([(name, _arrow_type(arrow, own)) for name, own in kind.fields.items()])
+    types = {"bool": arrow.bool_, "int": arrow.int64, "float": arrow.float64}
+    return types.get(kind.name, arrow.string)()
+
+
+def _as_metadata(origin: Origin, kind: Kind) -> dict[bytes, bytes]:
+    own = {"source": origin.source, "name": origin.name, "kind": kind.to_json()}
+    return {ORIGIN: _json(own).encode()}
 
 
 def _json(value: Any) -> str:

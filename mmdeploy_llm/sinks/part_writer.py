@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder, OutputLostError, OutputWriteError
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.records.record import Record
 
 from .formats import Addition, Drops
@@ -100,8 +102,9 @@ class PartsWriter(Closing):
         if self._file is not None:
             self._seal()
         self._check_parts()
+        self._unify()
         if self.num_again:
-            kept = self._sink.scan(place_of, is_failed_redone=False)
+            kept = self._sink.scan(place_of, retried=NOTHING)
             with self._writing():
                 self._drop(kept.drops)
             self.index = kept.index
@@ -220,6 +223,14 @@ class PartsWriter(Closing):
                 "that are damaged, then --resume does theirs again"
             )
 
+    def _unify(self) -> None:
+        """Writes those parts again whose schema is narrower than that of the others."""
+        shelf = self._sink.shelf
+        parts = [(n, partial(shelf.open, name)) for n, name in self._sink.parts().items()]
+        with self._writing():
+            for number in self._sink.form.outdated(parts):
+                self._drop_from(number, [])
+
     def _drop(self, drops: Drops) -> None:
         """Removes records from complete parts and from the one that grows, part by part."""
         by_part: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -232,18 +243,18 @@ class PartsWriter(Closing):
     def _drop_from(self, number: int, drops: Drops) -> None:
         sink, name = self._sink, self._sink.part_name(number)
         is_open = name not in sink.parts().values()
-        source, partial = sink.open_name(number), f".{name}.partial"
+        source, copy = sink.open_name(number), f".{name}.partial"
         with (
-            new_file(self._folder, partial) as out,
+            new_file(self._folder, copy) as out,
             self._opened(source) if is_open else sink.shelf.open(name) as file,
         ):
             is_any = sink.form.copy_without(file, drops, out, is_open=is_open)
         if is_any and is_open:
-            self._folder.replace(partial, source)
+            self._folder.replace(copy, source)
         elif is_any:
-            self._parts[name] = sink.shelf.take(self._folder, partial, name)
+            self._parts[name] = sink.shelf.take(self._folder, copy, name)
         else:
-            self._folder.remove(partial)
+            self._folder.remove(copy)
             self._folder.remove(source)
             if not is_open:
                 sink.shelf.remove(name)

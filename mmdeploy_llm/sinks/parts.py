@@ -14,6 +14,7 @@ from typing import IO
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import FileState, Folder
+from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 
@@ -135,16 +136,13 @@ class PartsSink:
         self,
         place_of: PlaceOf,
         *,
-        is_failed_redone: bool = True,
-        codes: Collection[int] | None = None,
+        retried: Retried = ALL_FAILED,
     ) -> Kept:
         """Reads all parts without changing them."""
         state = self.state()
         if state is None:
             return Kept()
-        return scan_entries(
-            self.entries, place_of, state, is_failed_redone=is_failed_redone, codes=codes
-        )
+        return scan_entries(self.entries, place_of, state, retried=retried)
 
     def entries(self) -> Iterator[Entry]:
         """Yields the records of all parts."""

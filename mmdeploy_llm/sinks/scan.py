@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO, Literal
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import FileState, OutputLostError, check_regular, open_regular
 from mmdeploy_llm.records.ids import DoneItems, IdSet
+from mmdeploy_llm.records.outcome import ALL_FAILED, OUTCOMES, Retried
 from mmdeploy_llm.records.record import Record
 
 from .ours import REST_BYTES, check_overwritten, foreign, is_torn
@@ -45,14 +46,17 @@ Entries = Callable[[], Iterable[Entry]]
 class RecordIndex:
     """Positions of a job's records in its output, and their counts: 17 bytes per record.
 
-    Filled by `scan`, then by what writes the output.
+    failures: kinds of errors; outcomes: of all records; lacks: outcomes with their reasons, of
+    records that are neither failed nor ok. Filled by `scan`, then by what writes the output.
     """
 
     def __init__(self) -> None:
         self._places = array("q")
         self._offsets = array("Q")
-        self._failed = bytearray()
+        self._ranks = bytearray()  # of outcomes, the worst first
         self.failures: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.lacks: Counter[str] = Counter()
         self.num_output_tokens = 0
         self.num_media_tokens = 0
 
@@ -68,17 +72,21 @@ class RecordIndex:
         """Adds a record at position `offset`; `place` is its rank in the input order."""
         self._places.append(place)
         self._offsets.append(offset)
-        self._failed.append(not record.is_ok)
+        self._ranks.append(OUTCOMES.index(record.outcome or "ok"))
+        self.outcomes[record.outcome or "ok"] += 1
         if not record.is_ok:
             self.failures[record.failure] += 1
+        if record.lack is not None:
+            self.lacks[record.lack] += 1
         self.num_output_tokens += record.num_output_tokens
         self.num_media_tokens += record.num_image_tokens + record.num_video_tokens
 
     def offsets(self, most: int | None = None) -> list[int]:
-        """Returns positions in input order; at most `most`, failed records chosen first."""
+        """Returns positions in input order; at most `most`, those with the
+        worst outcomes chosen first."""
         order = sorted(range(len(self)), key=self._places.__getitem__)
         if most is not None and len(order) > most:
-            order.sort(key=lambda number: not self._failed[number])
+            order.sort(key=self._ranks.__getitem__)
             order = sorted(order[:most], key=self._places.__getitem__)
         return [self._offsets[number] for number in order]
 
@@ -125,8 +133,7 @@ def scan(
     path: Path,
     place_of: PlaceOf,
     *,
-    is_failed_redone: bool = True,
-    codes: Collection[int] | None = None,
+    retried: Retried = ALL_FAILED,
 ) -> Kept:
     """Reads an existing output line by line, without changing it; see `scan_entries`. A last line
     without a line break, torn by an interruption, is not counted. Raises ConfigError for a line
@@ -142,8 +149,7 @@ def scan(
             lambda: line_entries(file, path),
             place_of,
             state,
-            is_failed_redone=is_failed_redone,
-            codes=codes,
+            retried=retried,
         )
         file.seek(0)
         if not kept.end and not is_torn(file.read(REST_BYTES)):
@@ -156,19 +162,17 @@ def scan_entries(
     place_of: PlaceOf,
     state: object,
     *,
-    is_failed_redone: bool = True,
-    codes: Collection[int] | None = None,
+    retried: Retried = ALL_FAILED,
 ) -> Kept:
     """Returns what a run keeps of the entries of an output.
 
-    Marks for removal the records with the place DROPPED, the failures of this input's items that
-    are to be retried (codes: those with one of these error codes only), and all records of an item
-    but the last.
+    Marks for removal the records with the place DROPPED, those of this input's items that are to be
+    retried, and all records of an item but the last.
     """
-    found = _Scan(place_of, is_failed_redone, codes, {})
+    found = _Scan(place_of, retried, {})
     found.read(entries())
     if found.repeated:  # again, now that it is known which records are the last ones
-        found = _Scan(place_of, is_failed_redone, codes, found.repeated)
+        found = _Scan(place_of, retried, found.repeated)
         found.read(entries())
     return found.kept(state)
 
@@ -177,15 +181,9 @@ class _Scan:
     """One pass over an output. last: begin of the last record of each item that has several.
     repeated: the same, as found in this pass."""
 
-    def __init__(
-        self,
-        place_of: PlaceOf,
-        is_failed_redone: bool,
-        codes: Collection[int] | None,
-        last: Mapping[str, int],
-    ) -> None:
+    def __init__(self, place_of: PlaceOf, retried: Retried, last: Mapping[str, int]) -> None:
         self._place_of = place_of
-        self._is_failed_redone, self._codes, self._last = is_failed_redone, codes, last
+        self._retried, self._last = retried, last
         self.repeated: dict[str, int] = {}
         self._met, self._done, self._index = IdSet(), DoneItems(), RecordIndex()
         self._drops: list[tuple[int, int]] = []
@@ -217,7 +215,7 @@ class _Scan:
         key, place = record.key, self._place_of(record)
         if not self._met.add(key):
             self.repeated[key] = begin
-        is_left = place is not None and (place == DROPPED or self._is_retried(record))
+        is_left = place is not None and (place == DROPPED or self._retried.takes(record))
         if is_left or self._last.get(key, begin) != begin:
             self._drops.append((begin, entry.end))
             self._num_dropped += entry.end - begin
@@ -227,11 +225,6 @@ class _Scan:
             self._index.add(record, place, begin - self._num_dropped)
             self._configs.update(filter(None, (record.config_digest,)))
             self._num_unchecked += not record.item_digest
-
-    def _is_retried(self, record: Record) -> bool:
-        if record.is_ok or not self._is_failed_redone:
-            return False
-        return self._codes is None or record.error_code in self._codes
 
 
 def newest(entries: Entries) -> Iterator[Record]:

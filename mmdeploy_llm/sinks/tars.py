@@ -15,7 +15,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import IO, Any
@@ -100,6 +100,10 @@ class TarParts:
             _copy(file, out, first - begin)
             begin = end
         return kept > len(drops)
+
+    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
+        """Returns none: tars have no schema."""
+        return []
 
 
 class TarReader:

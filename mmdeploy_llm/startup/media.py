@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor, PluginManager
@@ -12,6 +13,7 @@ from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES
 
+from .budgets import within_budget
 from .model_files import ModelFiles, naming, read_model_files
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ def open_media(config: EngineConfig) -> MediaLoader:
         fetch=files.plugins.fetch_media,
         limits=media_limits(config),
         max_items=config.limit_mm_per_prompt or {},
+        budgets=budgets_of(config),
         guard=files.plugins.guard,
     )
 
@@ -49,17 +52,23 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
     """Builds one processor for each kind of media that the model accepts and a plugin provides.
 
     A processor written for any model may find that this model accepts no such media; that kind is
-    left out and logged. Raises PluginError when a processor cannot be built.
+    left out and logged. Raises PluginError when a processor cannot be built, ConfigError for a
+    budget that it cannot keep to.
     """
+    given = config.mm_processor_kwargs or {}
+    for name in (f"{kind}_tokens" for kind in MEDIA_KINDS):
+        if name in given:
+            raise ConfigError(f"{name} is an option of its own: give LLM({name}=...)")
     found = {}
     for kind in files.spec.media:
         spec = files.plugins.media_processor(kind, files.spec.name)
         if spec is None:
             continue
         others = [other for other in files.spec.media if other not in (kind, *MEDIA_KINDS)]
-        options = _own_options(config.mm_processor_kwargs or {}, others)
+        options = _own_options(given, others)
         try:
-            found[kind] = files.plugins.build(spec, files.checkpoint, options)
+            made = files.plugins.build(spec, files.checkpoint, options)
+            found[kind] = within_budget(made, budgets_of(config).get(kind, "full"))
         except UnsupportedMediaError as reason:
             logger.info("the model takes no %s: %s", kind, reason)
     return found

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+from mmdeploy_llm_processors.image.budget import too_few
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import resize
 from mmdeploy_llm_processors.image.special_texts import special_texts
@@ -75,10 +76,26 @@ class Gemma3ImageProcessor(SquareTileProcessor[PanOptions]):
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        super().__init__(resolve(checkpoint, options))
+        super().__init__(resolve(checkpoint, options), options)
         self._texts = special_texts(checkpoint, TOKENS)
         self.token = self._texts["image_token"]
         self.markers = (self._texts["boi_token"],)
+
+    def of_tiles(self, count: int, *, may_raise: bool) -> PanOptions:
+        """See SquareTileProcessor. An image has one square unless do_pan_and_scan is on. Raises
+        ConfigError where that is on and fewer than two crops have room."""
+        own, crops = self.options, count - 1
+        if not own.do_pan_and_scan:
+            return own
+        if crops < 2:
+            raise too_few(
+                count * self.tokens_of_tile,
+                3 * self.tokens_of_tile,
+                f"an image and two crops, since {FLAG} is on",
+            )
+        is_free = may_raise and COUNT not in self._given
+        most = min(crops, MAX_CROPS if is_free else own.pan_and_scan_max_num_crops)
+        return replace(own, pan_and_scan_max_num_crops=most)
 
     def own_options(self, given: Mapping[str, Any]) -> PanOptions:
         """Resolves the options of one image. Raises MediaError for wrong names and values, and for

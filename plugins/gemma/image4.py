@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from mmdeploy_llm_processors.image.budget import too_few
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.processor import ImageProcessor
@@ -36,13 +37,21 @@ class Gemma4ImageProcessor(ImageProcessor):
     reads_pixel_bounds = False
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        self._config = checkpoint.config
         self._cell = cell_of(checkpoint.config)
         file = checkpoint.preprocessor
         from_file = _in_pixels(file, self._cell, CheckpointError, "preprocessor_config.json")
         given = _in_pixels(options, self._cell, ConfigError, "mm_processor_kwargs")
         budget = {name: from_file[name] for name in ("max_pixels",) if BUDGET in file}
         super().__init__(checkpoint, {**budget, **given})
+        self._given = frozenset(given)
         check_budget(self.options.max_pixels // self.options.factor**2, checkpoint.config)
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
+        """See ImageProcessor: the budget is the largest of BUDGETS that is not above `tokens`."""
+        limited = super().with_budget(known_budget(tokens), may_raise=may_raise)
+        check_budget(limited.options.max_pixels // self.area, self._config)
+        return limited
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
         """See ImageProcessor."""
@@ -104,6 +113,15 @@ def fit_budget(height: int, width: int, options: ImageOptions) -> tuple[int, int
     elif columns == 0:
         rows, columns = min(height // width, most), 1
     return rows * factor, columns * factor
+
+
+def known_budget(tokens: int) -> int:
+    """Returns the largest of BUDGETS that is not above `tokens`. Raises ConfigError if there is
+    none."""
+    known = [budget for budget in BUDGETS if budget <= tokens]
+    if not known:
+        raise too_few(tokens, BUDGETS[0], "the smallest budget that this model was trained with")
+    return known[-1]
 
 
 def cell_of(config: Any) -> int:

@@ -13,6 +13,7 @@ from mmdeploy_llm_processors.image.tiling.tiles import (
     TileOptions,
     item_tiles,
     num_tiles,
+    of_tiles,
     resolve_tiles,
     tiles,
 )
@@ -41,11 +42,15 @@ class InternVLImageProcessor(SquareTileProcessor[TileOptions]):
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         pixels, side = tower_of(checkpoint.config)
-        super().__init__(resolve_tiles(pixels, side, checkpoint.preprocessor, options))
+        super().__init__(resolve_tiles(pixels, side, checkpoint.preprocessor, options), options)
         texts = special_texts(checkpoint, TOKENS)
         self.token = texts["context_image_token"]
         self._start, self._end = texts["start_image_token"], texts["end_image_token"]
         self.markers = (self.token,)
+
+    def of_tiles(self, count: int, *, may_raise: bool) -> TileOptions:
+        """See SquareTileProcessor."""
+        return of_tiles(self.options, count, self._given, may_raise=may_raise)
 
     def own_options(self, given: Mapping[str, Any]) -> TileOptions:
         """See item_tiles."""

@@ -3,13 +3,15 @@ large one to a grid of square tiles, which its small version follows."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from mmdeploy_llm_processors.image.budget import too_few, within
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names
 from mmdeploy_llm_processors.image.options import ImageOptions
@@ -66,6 +68,7 @@ class LfmOptions:
     max_image_tokens: int = 256
     tile_size: int = 512
     max_pixels_tolerance: float = 2.0
+    max_tokens: int | None = None  # of the budget; holds for the small version of any shape
 
     @property
     def tokens_of_tile(self) -> int:
@@ -112,7 +115,15 @@ class LfmImageProcessor(TileProcessor):
         self.markers = (self.token,)
         file = checkpoint.read_json("processor_config.json")
         self._has_markers = file.get("use_image_special_tokens", True) is not False
+        self._given = frozenset(options)
         super().__init__(self.options.pixels)
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
+        """See MediaProcessor: the number of tiles is bounded; if two of them with the small version
+        are too many, an image is not split."""
+        limited = copy.copy(self)
+        limited.options = with_tokens(self.options, tokens, self._given, may_raise=may_raise)
+        return limited
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
         """Returns `pixels` float32 [num_patches, patch_dim] of all tiles, the grid of patches
@@ -226,6 +237,8 @@ def layout_of(size: tuple[int, int], options: LfmOptions) -> Layout:
     has more patches than the model was made for."""
     width, height = size
     small = small_size(height, width, options)
+    if options.max_tokens is not None:
+        small = within(small, options.pixels.factor, options.max_image_tokens)
     columns = rows = 1
     can_split = options.do_image_splitting and options.max_tiles > 1
     if can_split and is_large(height, width, options):
@@ -298,6 +311,40 @@ def resolve(checkpoint: Checkpoint, kwargs: Mapping[str, Any]) -> LfmOptions:
     options = _with(options, known, CheckpointError, "preprocessor_config.json")
     given = {name: kwargs[name] for name in OF_FILES if name in kwargs}
     return _with(options, given, ConfigError, "mm_processor_kwargs")
+
+
+def with_tokens(
+    options: LfmOptions, tokens: int, given: Collection[str], *, may_raise: bool
+) -> LfmOptions:
+    """Returns the options of images of at most so many tokens. given: names of the user's own
+    options. See MediaProcessor.with_budget. Raises ConfigError for bounds that exclude each
+    other."""
+    small = min(options.max_image_tokens, tokens)
+    if "min_image_tokens" in given and options.min_image_tokens > small:
+        raise ConfigError(
+            f"min_image_tokens = {options.min_image_tokens} asks for more than the {tokens} of "
+            "image_tokens; remove one of them"
+        )
+    left = tokens - small * options.use_thumbnail
+    most = min(left // options.tokens_of_tile, MAX_TILES)
+    if not may_raise or "max_tiles" in given:
+        most = min(most, options.max_tiles)
+    least = options.min_tiles if "min_tiles" in given else min(options.min_tiles, max(most, 2))
+    is_split = options.do_image_splitting and most >= max(2, least)
+    if "do_image_splitting" in given and options.do_image_splitting and not is_split:
+        least = max(2, least) * options.tokens_of_tile + small * options.use_thumbnail
+        raise too_few(
+            tokens, least, "the tokens of the fewest tiles, since do_image_splitting is on"
+        )
+    return replace(
+        options,
+        do_image_splitting=is_split,
+        min_tiles=least,
+        max_tiles=most if is_split else options.max_tiles,
+        min_image_tokens=min(options.min_image_tokens, small),
+        max_image_tokens=small,
+        max_tokens=tokens,
+    )
 
 
 def item_options(options: LfmOptions, given: Mapping[str, Any]) -> LfmOptions:

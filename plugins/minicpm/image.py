@@ -10,13 +10,15 @@ also cut into a grid of slices, which follow it.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from mmdeploy_llm_processors.image.budget import within
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.options import ImageOptions
@@ -64,6 +66,7 @@ class SliceOptions:
     slice_mode: bool = True
     use_image_id: bool = True
     downsample_mode: str = "16x"
+    max_tokens: int | None = None  # of the budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +98,19 @@ class MiniCPMImageProcessor(TileProcessor):
         self._texts = special_texts(checkpoint, TOKENS)
         self.token = self._texts["image_token"]
         self.markers = (self.token,)
+        self._given = frozenset(options)
         super().__init__(self.options.pixels)
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
+        """See MediaProcessor: an image has as many slices as have room, and is smaller than a slice
+        where not even one has."""
+        limited, own = copy.copy(self), self.options
+        most = own.max_slice_nums
+        if may_raise and "max_slice_nums" not in self._given:
+            room = tokens // longest_side(own) ** 2
+            most = min(max(most, room), MAX_COUNTS["max_slice_nums"])
+        limited.options = replace(own, max_slice_nums=most, max_tokens=tokens)
+        return limited
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
         """Returns `pixels` float32 [num_patches, patch_dim] of the image and its slices, the grid
@@ -133,6 +148,7 @@ class MiniCPMImageProcessor(TileProcessor):
         the image fits. Rounded sides make long slices larger than the square of their area."""
         own = self.options
         side = longest_side(own)
+        max_tokens = min(max_tokens, own.max_tokens or max_tokens)
         num = min(1 + own.max_slice_nums * own.slice_mode, max_tokens // side**2)
         if not num:
             return None
@@ -208,6 +224,20 @@ def slices_of(item: DecodedImage, layout: Layout, options: ImageOptions) -> Sequ
 
 
 def layout_of(size: Size, options: SliceOptions) -> Layout:
+    """Plans an image of (width, height): with a budget, of the most slices that have room. Raises
+    as _layout."""
+    most = options.max_tokens
+    if most is None:
+        return _layout(size, options)
+    for count in range(options.max_slice_nums, 0, -1):
+        found = _layout(size, replace(options, max_slice_nums=count))
+        if num_tokens(found, options) <= most:
+            return found
+    whole = fit_area(size[1], size[0], options, may_grow=True)
+    return Layout(whole=within(whole, options.pixels.factor, most))
+
+
+def _layout(size: Size, options: SliceOptions) -> Layout:
     """Plans an image of (width, height). Raises MediaError for one so long that it has more tokens
     than the engine has measured the memory for."""
     width, height = size
@@ -223,7 +253,7 @@ def layout_of(size: Size, options: SliceOptions) -> Layout:
     num_parts, area = 1 + options.max_slice_nums * options.slice_mode, options.pixels.factor**2
     most = num_parts * longest_side(options) ** 2
     num_tokens = (math.prod(found.whole) + found.num_slices * math.prod(found.part)) // area
-    if num_tokens > most:
+    if options.max_tokens is None and num_tokens > most:
         raise MediaError(
             f"an image of {width} x {height} pixels has {num_tokens} tokens, {most} are allowed, "
             "because it is so long; crop or pad it"

@@ -25,6 +25,7 @@ ALIASES = {
 # Accepted without an effect: every image is decoded to RGB; the temporal size concerns videos.
 WITHOUT_EFFECT = frozenset({"do_convert_rgb", "temporal_conv_size"})
 USERS_ONLY = frozenset({"fast_decode"})  # not read from a checkpoint's file
+OF_BUDGET = frozenset({"max_tokens"})  # has no name in files and mm_processor_kwargs
 # One prompt or image can set these; `size` sets both.
 OF_ITEMS = ("min_pixels", "max_pixels")
 VIDEO_PREFIX = "video_"  # options of a video processor, which checks them
@@ -40,6 +41,8 @@ class ImageOptions:
     resample: Pillow's number of the filter.
     fast_decode: JPEG files (bytes, paths, URLs) are decoded at draft quality; sizes and token
         counts stay the same, pixel values differ slightly from the exact ones.
+    max_tokens: of an image, where there is a budget: it holds for any shape, as max_pixels does
+        not.
     """
 
     min_pixels: int
@@ -55,6 +58,7 @@ class ImageOptions:
     image_mean: tuple[float, float, float] = CLIP_MEAN
     image_std: tuple[float, float, float] = CLIP_STD
     fast_decode: bool = False
+    max_tokens: int | None = None
 
     @property
     def factor(self) -> int:
@@ -272,4 +276,4 @@ _RULES = {
     "fast_decode": _FLAG,
     "image_std": _Rule(holds=_is_deviation, text="a number or three, none of them 0"),
 }
-_NAMES = tuple(field.name for field in fields(ImageOptions))
+_NAMES = tuple(field.name for field in fields(ImageOptions) if field.name not in OF_BUDGET)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
+from .budget import AUTO_TOKENS, with_tokens, within
 from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .draft import resize_draft
 from .embedded import check_names, embedded_grid
@@ -29,6 +31,7 @@ class ImageProcessor(MediaProcessor):
     """
 
     kind = "image"
+    auto_tokens = AUTO_TOKENS
     default: ClassVar[ImageOptions]
     reads_pixel_bounds: ClassVar[bool]  # whether to read the file's min_pixels and max_pixels
 
@@ -40,8 +43,22 @@ class ImageProcessor(MediaProcessor):
             getattr(checkpoint.config, "vision_config", None),
             reads_pixel_bounds=self.reads_pixel_bounds,
         )
+        self._given = frozenset(options)
         self._decoder = ImageDecoder()
         self._patches = Patchifier(self.options)
+
+    @property
+    def area(self) -> int:
+        """Pixels of a token, as the family counts them in its bounds."""
+        return self.options.factor**2
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
+        """See MediaProcessor: max_pixels becomes the area of so many tokens."""
+        limited = copy.copy(self)
+        limited.options = with_tokens(
+            self.options, tokens, self.area, self._given, may_raise=may_raise
+        )
+        return limited
 
     def use_kernels(self, kernels: PixelKernels) -> None:
         """See MediaProcessor."""
@@ -61,7 +78,7 @@ class ImageProcessor(MediaProcessor):
         With fast_decode, JPEG bytes are decoded at draft quality, no smaller than the target size.
         Raises as ImageDecoder.decode; with fast_decode also MediaError as `target_size`.
         """
-        wanted = self.target_size if self.options.fast_decode else None
+        wanted = self._fitted if self.options.fast_decode else None
         return self._decoder.decode(source, limits, wanted)
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
@@ -103,7 +120,7 @@ class ImageProcessor(MediaProcessor):
         """Builds a square of the largest area, reduced to max_tokens."""
         factor = self.options.factor
         side = (math.isqrt(self.options.max_pixels) // factor + 1) * factor
-        return blank(self.kind, *self.target_size(side, side), self.options, max_tokens)
+        return blank(self.kind, *self._fitted(side, side), self.options, max_tokens)
 
     def target_size(
         self, height: int, width: int, options: ImageOptions | None = None
@@ -113,7 +130,14 @@ class ImageProcessor(MediaProcessor):
 
     def _target(self, item: DecodedImage | ImageHeader, options: ImageOptions) -> tuple[int, int]:
         width, height = item.size
-        return self.target_size(height, width, options)
+        return self._fitted(height, width, options)
+
+    def _fitted(
+        self, height: int, width: int, options: ImageOptions | None = None
+    ) -> tuple[int, int]:
+        """Returns `target_size` within the budget."""
+        own = options or self.options
+        return within(self.target_size(height, width, own), own.factor, own.max_tokens)
 
     def _num_tokens(self, height: int, width: int) -> int:
         return (height // self.options.factor) * (width // self.options.factor)

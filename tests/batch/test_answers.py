@@ -16,6 +16,7 @@ from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, EngineError, InvalidAnswerError, WorkerDiedError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.sinks.scan import read_records
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -374,4 +375,4 @@ def test_a_batch_with_a_schema(fake_llm, jsonl, tmp_path):
     assert record.text == "a caption of a"
     assert "also after 1 retries: it is not JSON" in record.error_msg
     with pytest.raises(ConfigError, match="validate is not set, was"):
-        plan_batch(source, out, BatchSettings(mode="resume", is_failed_redone=False))
+        plan_batch(source, out, BatchSettings(mode="resume", retried=NOTHING))

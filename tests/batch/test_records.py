@@ -121,6 +121,7 @@ def test_json_fields_of_a_caption_have_those_of_the_first_version():
         "error_msg",
         "error_class",
         "num_video_tokens",
+        "outcome",
     }
 
 
@@ -129,6 +130,7 @@ def test_records_of_the_first_version_are_read():
     record = Record.from_json(old)
     assert (record.id, record.error_code, record.error_msg) == ("a.png", 415, "no image")
     assert not record.is_ok
+    assert record.outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,7 @@ def test_records_of_the_first_version_are_read():
         '{"id": "a", "num_output_tokens": "many"}',
         '{"id": "a", "timings": 3}',
         '{"id": "a", "media": [1]}',
+        '{"id": "a", "text": "", "error": null, "outcome": "odd"}',
     ],
 )
 def test_other_json_is_refused(line):

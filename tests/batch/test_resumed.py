@@ -19,6 +19,7 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.identity import digest_of, model_digest
+from mmdeploy_llm.records.outcome import NOTHING, Retried
 from mmdeploy_llm.records.record import ItemError, Record
 from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
 from mmdeploy_llm.sinks.scan import read_records, scan
@@ -89,10 +90,10 @@ def test_every_part_of_a_line_counts(change):
 
 def test_a_changed_file_is_done_again(do, out, pictures):
     do(pictures, "new")
-    assert do(pictures, is_failed_redone=False)[1] == []
+    assert do(pictures, retried=NOTHING)[1] == []
     (pictures / "2.png").write_bytes(b"bytes of another length")
     os.utime(pictures / "10.png", ns=(1, 1))
-    _, prompts = do(pictures, is_failed_redone=False)
+    _, prompts = do(pictures, retried=NOTHING)
     names = [Path(prompt["messages"][0]["content"][0]["image"]).name for prompt in prompts]
     assert names == ["2.png", "10.png"]
     assert len(ids(out)) == len(out.read_bytes().splitlines()) == len(set(ids(out)))
@@ -135,8 +136,8 @@ def test_a_line_that_became_wrong_is_an_error_now_and_a_mended_one_is_done(do, o
     summary, _ = do(bad)
     assert summary.failures == {"400 RequestError": 1}
     assert len(ids(out)) == 2
-    assert do(bad, is_failed_redone=False)[0].run.num_items == 0
-    summary, prompts = do(rows("a", "b"), is_failed_redone=False)
+    assert do(bad, retried=NOTHING)[0].run.num_items == 0
+    summary, prompts = do(rows("a", "b"), retried=NOTHING)
     assert len(prompts) == 1
     assert (summary.num_failed, summary.num_records) == (0, 2)
 
@@ -162,7 +163,7 @@ def mine():
 
 @pytest.mark.parametrize(("values", "words"), OTHERS)
 def test_another_configuration_is_refused_by_name(do, out, pictures, values, words):
-    own = {"describe_engine": mine, "is_failed_redone": False}
+    own = {"describe_engine": mine, "retried": NOTHING}
     do(pictures, "new", **{**own, **values})
     before = out.read_bytes()
     with pytest.raises(ConfigError, match=f"another configuration: .*{words}.*--resume-anyway"):
@@ -252,7 +253,7 @@ def test_any_output_has_one_record_of_each_item_after_a_resume(
     last = {record.id: record for record in whole}
     assert {record.id: record for record in read_records(out)} == last
     assert len(list(read_records(out))) == len(last)
-    kept = scan(out, lambda _: 1, is_failed_redone=is_again)
+    kept = scan(out, lambda _: 1, retried=Retried.parse(is_again))
     with RecordWriter(out, "resume", kept) as writer:
         writer.finish(lambda _: 1)
     left = [record for record in last.values() if record.is_ok or not is_again]
@@ -333,7 +334,8 @@ def test_python_and_the_program_refuse_and_go_on(model, jsonl, out, tmp_path):
     assert refused.exit_code == 2
     assert "max_tokens is 4, was 2" in refused.stderr
     done = CliRunner().invoke(app, [*words, "--resume-anyway"])
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 4, done.output
+    assert "2 x truncated" in done.output
     assert "nothing left to do" in done.stdout
 
 

@@ -10,6 +10,7 @@ import pytest
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.scan import read_records, records_at
 
@@ -103,10 +104,10 @@ def test_resume_does_only_what_is_missing_or_failed(fake_llm, jsonl, out):
 def test_failed_ones_stay_when_they_are_not_to_be_done_again(fake_llm, jsonl, out):
     given = jsonl({"prompt": "a"}, {"prompt": "bad"}, "{", {"prompt": "d"})
     do(fake_llm, given, out, max_failures=2)
-    summary = do(fake_llm, given, out, mode="resume", is_failed_redone=False)
+    summary = do(fake_llm, given, out, mode="resume", retried=NOTHING)
     assert summary.num_failed == 2
     assert summary.num_records == 4
-    assert do(no_model, given, out, mode="resume", is_failed_redone=False).run.num_items == 0
+    assert do(no_model, given, out, mode="resume", retried=NOTHING).run.num_items == 0
 
 
 def test_nothing_left_to_do_opens_no_model_and_changes_nothing(fake_llm, jsonl, out):

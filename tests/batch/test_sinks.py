@@ -14,6 +14,7 @@ import pytest
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import Configuration
+from mmdeploy_llm.records.outcome import NOTHING, Retried
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import newest
 
@@ -103,9 +104,9 @@ def test_a_resumed_run_does_what_is_left_and_keeps_one_record_of_each(do, rows, 
 @pytest.mark.parametrize("output", ["plain.jsonl", *FOLDERS])
 def test_only_failures_with_these_codes_are_retried(do, rows, output):
     do(rows, output)
-    assert do(rows, output, "resume", retried_codes=frozenset({408}))[1] == []
-    assert do(rows, output, "resume", is_failed_redone=False)[1] == []
-    retried = do(rows, output, "resume", retried_codes=frozenset({408, 400}))
+    assert do(rows, output, "resume", retried=Retried.parse([408]))[1] == []
+    assert do(rows, output, "resume", retried=NOTHING)[1] == []
+    retried = do(rows, output, "resume", retried=Retried.parse([408, 400]))
     assert retried[1] == ["bad 2", "bad 9"]
     assert [entry.record.line for entry in open_sink(output).entries()].count(3) == 1
 
@@ -136,7 +137,7 @@ def kill_during(do, monkeypatch, rows, output, method, number):
 def test_what_was_written_before_a_kill_stays(do, rows, output, monkeypatch):
     kill_during(do, monkeypatch, rows, output, "write", 9)
     assert len(records(output)) == 8
-    _, prompts = do(rows, output, "resume", is_failed_redone=False)
+    _, prompts = do(rows, output, "resume", retried=NOTHING)
     assert len(prompts) == 4
     assert len(records(output)) == 12
 
@@ -151,9 +152,9 @@ def test_a_part_that_exists_makes_its_journal_void(do, rows, output, here):
         content = b"".join(each.to_json().encode() + b"\n" for each in records(output)[5:10])
     (sink.folder / sink.open_name(1)).write_bytes(content)  # as a kill before its removal leaves it
     assert len(list(open_sink(output).entries())) == 12
-    assert do(rows, output, "resume", is_failed_redone=False)[1] == []
+    assert do(rows, output, "resume", retried=NOTHING)[1] == []
     more = [*rows, {"id": "new", "prompt": "new"}]
-    do(more, output, "resume", is_failed_redone=False)
+    do(more, output, "resume", retried=NOTHING)
     assert len(list(open_sink(output).entries())) == 13
     assert not list(sink.folder.glob(".open*"))
 
@@ -167,7 +168,7 @@ def test_a_growing_part_cut_at_any_byte_is_completed(do, rows, output, here, mon
     for cut in (*range(0, len(whole), step), len(whole)):
         growing.write_bytes(whole[:cut])
         num_left = len(records(output))
-        _, prompts = do(rows[:5], output, "resume", is_failed_redone=False)
+        _, prompts = do(rows[:5], output, "resume", retried=NOTHING)
         assert len(prompts) == 5 - num_left
         assert [record.line for record in records(output)] == [1, 2, 3, 4, 5]
         (part,) = (here / output).glob("part-*")
@@ -320,7 +321,7 @@ def test_a_full_disk_loses_nothing(do, rows, output, monkeypatch):
         with pytest.raises(OSError, match=r"No space left on device\); its records are in"):
             do(rows, output)
     assert len(records(output)) == 5
-    assert len(do(rows, output, "resume", is_failed_redone=False)[1]) == 7
+    assert len(do(rows, output, "resume", retried=NOTHING)[1]) == 7
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -383,7 +384,7 @@ def test_a_store_that_fails_says_where_the_results_are(do, rows, here, monkeypat
         with pytest.raises(ConfigError, match=r"403 Forbidden; finished items that are not there"):
             do(rows, URLS[0])
     assert len(records(URLS[0])) == 5
-    assert len(do(rows, URLS[0], "resume", is_failed_redone=False)[1]) == 7
+    assert len(do(rows, URLS[0], "resume", retried=NOTHING)[1]) == 7
     assert len(records(URLS[0])) == 12
 
 
@@ -403,13 +404,13 @@ def test_an_upload_that_is_cut_short_is_noticed(do, rows, here, monkeypatch):
     with pytest.raises(ConfigError, match="is not a part of a batch's output"):
         do(rows, URLS[0], "resume")
     MemoryFileSystem().rm_file("/bucket/out.parquet/part-00000.parquet")
-    assert len(do(rows, URLS[0], "resume", is_failed_redone=False)[1]) == 7
+    assert len(do(rows, URLS[0], "resume", retried=NOTHING)[1]) == 7
 
 
 def test_a_named_journal(do, rows, here):
     do(rows, URLS[1], journal="kept/here")
     assert (here / "kept/here/.config.json").exists()
-    assert do(rows, URLS[1], "resume", journal="elsewhere", is_failed_redone=False)[1] == []
+    assert do(rows, URLS[1], "resume", journal="elsewhere", retried=NOTHING)[1] == []
 
 
 def test_an_output_without_its_library_says_what_to_install(here):
@@ -427,12 +428,15 @@ def test_an_output_without_its_library_says_what_to_install(here):
 
 def test_a_row_has_what_the_line_has(do, rows, here):
     """Every field of a line is a column or in `more`, whatever it is called."""
-    from mmdeploy_llm.sinks.parquet import row_of, values_of
+    from mmdeploy_llm.sinks.parquet import new_columns, row_of, values_of
 
     do(rows, "plain.jsonl")
     for line in (here / "plain.jsonl").read_text().splitlines():
         values = {**json.loads(line), "columns": {"title": "x"}, "later": [1]}
-        assert {k: v for k, v in values_of(row_of(values)).items() if v is not None} == {
+        columns = new_columns()
+        columns.add(values)
+        found = values_of(row_of(values, columns), columns)
+        assert {k: v for k, v in found.items() if v is not None} == {
             k: v for k, v in values.items() if v is not None
         }
 

@@ -77,7 +77,7 @@ def page(tmp_path, png):
 
 
 def good(path="a.png", **values):
-    return Record(id=str(path), path=str(path), text="a cat", **values)
+    return Record(**{"id": str(path), "path": str(path), "text": "a cat", **values})
 
 
 def failed(path="gone.png", code=400, message="x"):
@@ -133,6 +133,20 @@ def test_failures_can_be_chosen_by_kind(page):
     ]
     assert "400 MediaError · 2" in shown.texts["option"]
     assert not Page(page(good())).all("select")
+
+
+def test_answers_that_lack_something_can_be_chosen_by_their_outcome(page):
+    cut = good("cut", finish_reason="length", text="a c")
+    html = page(good("empty", text=""), cut, good("loop", finish_reason="repetition"), good("ok"))
+    shown = Page(html)
+    outcomes = [card["data-outcome"] for card in shown.all("article")]
+    assert outcomes == ["empty", "truncated", "repetition", "ok"]
+    assert [card["class"] for card in shown.all("article")] == ["card lacking"] * 3 + ["card"]
+    chosen = [choice["value"] for choice in shown.all("input") if choice["name"] == "which"]
+    assert chosen == ["all", "ok", "empty", "repetition", "truncated", "failed"]
+    assert shown.texts["lack"] == ["empty", "truncated", "repetition"]
+    plain = [choice["value"] for choice in Page(page(good())).all("input") if "value" in choice]
+    assert plain == ["all", "ok", "failed"]
 
 
 def test_head_and_totals(page, tmp_path):
@@ -233,8 +247,8 @@ def test_a_large_report_is_a_page_and_a_folder(large, tmp_path):
     assert len(shown.all("article")) == CHUNK_CARDS
     rows = rows_of(folder)
     assert len(rows) == len(large) - CHUNK_CARDS
-    failure, words, html = rows[-1]
-    assert failure == "400 MediaError"
+    outcome, failure, words, html = rows[-1]
+    assert (outcome, failure) == ("failed", "400 MediaError")
     assert words.startswith("gone.png failed (400)")
     assert Page(html).all("article")[0]["class"] == "card failed"
     assert sorted(made) == [str(tmp_path / "0.png"), str(tmp_path / "1.png")]

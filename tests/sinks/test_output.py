@@ -5,6 +5,7 @@ import errno
 import pytest
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.records.record import ItemError, Record
 from mmdeploy_llm.sinks.jsonl_writer import RecordWriter
 from mmdeploy_llm.sinks.scan import (
@@ -79,7 +80,7 @@ def test_resume_drops_a_torn_last_line(written):
     with written.open("a") as file:
         file.write('{"id": "torn", "te')
     assert list(read_records(written)) == [GOOD, FAILED]
-    index = write(written, "resume", Record(id="torn", line=3), is_failed_redone=False)
+    index = write(written, "resume", Record(id="torn", line=3), retried=NOTHING)
     assert [record.id for record in read_records(written)] == ["good", "failed", "torn"]
     assert [record.id for record in records_at(written, index.offsets())] == [
         "good",
@@ -138,7 +139,9 @@ def test_the_index_gives_the_order_of_the_input_and_failures_first_of_too_many()
     index = RecordIndex()
     for line in (4, 2, 1, 3):
         failed = {"error_code": 413, "error_class": "MediaLimitError"} if line == 3 else {}
-        index.add(Record(line=line, num_output_tokens=2, **failed), line, offset=line * 10)
+        index.add(
+            Record(line=line, text="a", num_output_tokens=2, **failed), line, offset=line * 10
+        )
     assert index.offsets() == [10, 20, 30, 40]
     assert index.offsets(2) == [10, 30]
     assert index.num_output_tokens == 8

@@ -81,6 +81,13 @@ class ForgetsOptions(FakeMediaProcessor):
         super().__init__(checkpoint, {})
 
 
+class ForgetsBudgets(FakeMediaProcessor):
+    auto_tokens = 4
+
+    def with_budget(self, tokens, *, may_raise=False):
+        return self
+
+
 class TakesAnything(FakeMediaProcessor):
     def decode(self, source, limits):
         try:
@@ -191,6 +198,7 @@ BROKEN = [
         {"keys_change_with_the_content", "keys_change_with_the_options"},
         "samples 'one' and 'two' have the same key.*; hash the content",
     ),
+    (ForgetsBudgets, {"budgets_are_kept"}, "has 6 tokens with the budget 4, and 6 without"),
     (ForgetsOptions, {"keys_change_with_the_options"}, "hash all resolved options into the key"),
     (
         TakesAnything,

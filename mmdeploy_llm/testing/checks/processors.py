@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import ConfigError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
 
@@ -184,6 +184,35 @@ def keys_change_with_the_options(subject: ProcessorSubject) -> None:
         )
 
 
+def budgets_are_kept(subject: ProcessorSubject) -> None:
+    """No sample has more tokens than a budget, and one with a budget has a key of its own."""
+    processor = subject.processor
+    if processor.auto_tokens is None:
+        raise CheckSkipped("the processor names no `auto_tokens`, so it takes no budget")
+    counts = {name: subject.made(name).num_tokens for name in subject.sources()}
+    demand(
+        type(processor.auto_tokens) is int and processor.auto_tokens > 0,
+        f"`auto_tokens` is {processor.auto_tokens!r}; set it to an int above 0, or None",
+    )
+    for tokens in (processor.auto_tokens, max(counts.values()) // 2 or 1):
+        try:
+            limited = processor.with_budget(tokens)
+        except ConfigError:  # the family has a least number
+            continue
+        for name, before in counts.items():
+            made = subject.run(name, limited)
+            demand(
+                made.num_tokens <= min(tokens, before),
+                f"sample {name!r} has {made.num_tokens} tokens with the budget {tokens}, and "
+                f"{before} without; a budget may only lower the number unless may_raise is True",
+            )
+            demand(
+                made.num_tokens == before or made.key != subject.made(name).key,
+                f"sample {name!r} has the same key with the budget {tokens}; hash all resolved "
+                "options into the key",
+            )
+
+
 def corrupt_bytes_are_media_errors(subject: ProcessorSubject) -> None:
     """Bytes that cannot be read raise MediaError."""
     assert subject.corrupt is not None
@@ -260,6 +289,7 @@ CHECKS: tuple[Check, ...] = (
     keys_are_deterministic,
     keys_change_with_the_content,
     keys_change_with_the_options,
+    budgets_are_kept,
     corrupt_bytes_are_media_errors,
     damaged_samples_raise_nothing_else,
     limits_are_respected,

@@ -3,13 +3,15 @@ squares of one size."""
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
+from mmdeploy_llm_processors.image.budget import AUTO_TOKENS, too_few
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names
 from mmdeploy_llm_processors.image.options import ImageOptions
@@ -41,6 +43,7 @@ class TileProcessor(MediaProcessor):
     threads."""
 
     kind = "image"
+    auto_tokens = AUTO_TOKENS
 
     def __init__(self, pixels: ImageOptions) -> None:
         """pixels: options of every tile."""
@@ -77,12 +80,26 @@ class SquareTileProcessor(TileProcessor, Generic[Options]):
     """Processes an image into square tiles of one size. A family sets `token` and `markers`, and
     says which tiles an image has and what text they have.
 
-    options: the engine's.
+    options: the engine's. given: names of those that the user has set.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, given: Collection[str] = ()) -> None:
         super().__init__(options.pixels)
         self.options = options
+        self._given = frozenset(given)
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
+        """See MediaProcessor: the number of tiles is bounded."""
+        count = tokens // self.tokens_of_tile
+        if not count:
+            raise too_few(tokens, self.tokens_of_tile, "the tokens of one tile of this model")
+        limited = copy.copy(self)
+        limited.options = self.of_tiles(count, may_raise=may_raise)
+        return limited
+
+    @abstractmethod
+    def of_tiles(self, count: int, *, may_raise: bool) -> Options:
+        """Returns the options of images of at most so many tiles. See with_budget."""
 
     @abstractmethod
     def own_options(self, given: Mapping[str, Any]) -> Options:

@@ -10,7 +10,7 @@ thumbnail of the whole follows the tiles.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -107,6 +107,25 @@ def item_tiles(options: TileOptions, given: Mapping[str, Any]) -> TileOptions:
             f"{options.most_tiles}; raise it in LLM(mm_processor_kwargs=...)"
         )
     return found
+
+
+def of_tiles(
+    options: TileOptions, count: int, given: Collection[str], *, may_raise: bool
+) -> TileOptions:
+    """Returns the options of images of at most so many tiles, the thumbnail included.
+
+    given: names of the user's own options. See MediaProcessor.with_budget. Raises ConfigError for
+    bounds that exclude each other.
+    """
+    most = min(count - 1, MAX_TILES) if count > 2 else 1
+    if "min_patches" in given and options.is_tiled and options.min_tiles > most:
+        raise ConfigError(
+            f"min_patches = {options.min_tiles} asks for more tiles than the {count} that "
+            "image_tokens leaves; remove one of them"
+        )
+    is_free = may_raise and "max_patches" not in given
+    most = most if is_free else min(most, options.max_tiles)
+    return replace(options, min_tiles=min(options.min_tiles, most), max_tiles=most)
 
 
 def num_tiles(size: tuple[int, int], options: TileOptions) -> int:

@@ -97,6 +97,6 @@ def test_codes_that_are_none(codes, tmp_path, monkeypatch):
     words = ["batch", "in.jsonl", "-o", "out.jsonl", "--resume", "--retry-failed", codes]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
-    assert "must be 'all' or error codes from 400 to 599" in result.stderr
+    assert "error codes from 400 to 599, such as empty,truncated" in result.stderr
     result = CliRunner().invoke(app, [*words[:-1], "408,500"])
     assert result.exit_code == 1

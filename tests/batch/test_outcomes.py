@@ -1,0 +1,186 @@
+"""Answers that are empty, cut off or in a loop are told apart from good ones and from failures."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.outputs import CompletionOutput, Completions
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcome import ALL_FAILED, NOTHING, OUTCOMES, Retried
+from mmdeploy_llm.records.record import Record, record_of
+from mmdeploy_llm.sinks.choose import open_sink
+
+EMPTY = {"text": " \n", "token_ids": [5]}
+CUT = {"finish_reason": "length", "token_ids": [5, 6, 7, 8]}
+THOUGHT = "the thinking took all of max_tokens"
+
+
+def completion(**values):
+    given = {"text": "a cat", "token_ids": [5, 6], "finish_reason": "stop", **values}
+    return CompletionOutput(**given)
+
+
+def made(fake_llm, *samples, **params):
+    params = SamplingParams(**{"max_tokens": 4, **params})
+    item = Item(line=1, id="i", prompt={"prompt": "p"}, params=params)
+    failed = next((each for each in samples if not each.is_ok), None)
+    fault = {"error_code": failed.error_code, "error_msg": failed.error_msg} if failed else {}
+    output = replace(fake_llm.answer(item.prompt), outputs=Completions(samples), **fault)
+    return record_of(item, output)
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome", "reason"),
+    [
+        ({}, "ok", None),
+        (EMPTY, "empty", None),
+        ({**EMPTY, "reasoning_content": "Hm."}, "empty", "the model ended after its thinking"),
+        ({**CUT, "text": "", "reasoning_content": "Hm."}, "empty", THOUGHT),
+        ({**CUT, "text": ""}, "empty", "white space or special tokens took all of max_tokens"),
+        (CUT, "truncated", "max_tokens was reached"),
+        ({**CUT, "token_ids": [5]}, "truncated", "max_model_len was reached"),
+        ({"finish_reason": "repetition"}, "repetition", None),
+        ({"finish_reason": "repetition", "text": ""}, "repetition", None),
+        ({"error_code": 500, "error_msg": "x", "finish_reason": "error"}, "failed", None),
+        ({**EMPTY, "is_valid": True}, "ok", None),  # the constraint allows it
+        ({**CUT, "error_code": 422, "error_msg": "x", "is_valid": False}, "failed", None),
+    ],
+)
+def test_outcomes(fake_llm, values, outcome, reason):
+    record = made(fake_llm, completion(**values))
+    assert (record.outcome, record.outcome_reason) == (outcome, reason)
+    assert Record.from_json(record.to_json()) == record
+
+
+def test_a_call_of_a_tool_is_an_answer():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert Record(id=1, tool_calls=(call,)).outcome == "ok"
+    assert Record(id=1).outcome == "empty"
+
+
+def test_the_length_that_was_asked_for_is_no_cut(fake_llm):
+    assert made(fake_llm, completion(**CUT), ignore_eos=True).outcome == "ok"
+    assert made(fake_llm, completion(**CUT, reasoning_content="x")).outcome == "truncated"
+
+
+@pytest.mark.parametrize("first", OUTCOMES)
+@pytest.mark.parametrize("second", OUTCOMES)
+def test_of_several_samples_the_worst_counts(fake_llm, first, second):
+    kinds = {
+        "failed": {"error_code": 500, "error_msg": "x", "finish_reason": "error"},
+        "empty": EMPTY,
+        "repetition": {"finish_reason": "repetition"},
+        "truncated": CUT,
+        "ok": {},
+    }
+    samples = [completion(index=i, **kinds[name]) for i, name in enumerate((first, second))]
+    record = made(fake_llm, *samples, n=2)
+    assert record.outcome == min(first, second, key=OUTCOMES.index)
+    old = {
+        name: value for name, value in json.loads(record.to_json()).items() if "outc" not in name
+    }
+    assert Record.from_values(old).outcome == record.outcome
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ({"text": "a"}, "ok"),
+        ({"text": "a", "finish_reason": "length"}, "truncated"),
+        ({"text": "", "finish_reason": "stop"}, "empty"),
+        ({"text": "", "finish_reason": "length", "reasoning": "Hm."}, "empty"),
+        ({"text": "a", "finish_reason": "repetition"}, "repetition"),
+        ({"text": "", "error": {"code": 415, "message": "no image"}}, "failed"),
+    ],
+)
+def test_records_of_an_older_version_get_theirs(values, outcome):
+    record = Record.from_values({"id": "a", "error": None, **values})
+    assert record.outcome == outcome
+    assert ("thinking" in str(record.lack)) == ("reasoning" in values)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        (True, "failed-400 failed-408"),
+        ("all", "failed-400 failed-408"),
+        ("failed", "failed-400 failed-408"),
+        (False, ""),
+        ([408], "failed-408"),
+        ("408, empty", "failed-408 empty"),
+        (["truncated", 400], "failed-400 truncated"),
+        ("all,repetition", "failed-400 failed-408 repetition"),
+    ],
+)
+def test_which_items_are_retried(given, taken):
+    records = [
+        Record(id=name, text="" if name == "empty" else "a", error_code=code, finish_reason=reason)
+        for name, code, reason in (
+            ("failed-400", 400, "error"),
+            ("failed-408", 408, "error"),
+            ("empty", 200, "stop"),
+            ("truncated", 200, "length"),
+            ("repetition", 200, "repetition"),
+            ("ok", 200, "stop"),
+        )
+    ]
+    found = [record.id for record in records if Retried.parse(given).takes(record)]
+    assert found == taken.split()
+    assert (Retried.parse(True), Retried.parse(False)) == (ALL_FAILED, NOTHING)
+
+
+@pytest.mark.parametrize("given", ["", "emty", "ok", "empty,,408", [], [200], [600], [None], "4.5"])
+def test_what_names_no_outcome_and_no_code_is_refused(given):
+    with pytest.raises(ConfigError, match="empty,truncated,408"):
+        Retried.parse(given)
+
+
+@pytest.fixture
+def lacking(fake_llm, monkeypatch):
+    """A model whose answer depends on the prompt's first word."""
+    usual = fake_llm.answer
+
+    def answer(prompt, n=1):
+        kind = prompt["prompt"].split()[0]
+        values = {
+            "empty": EMPTY,
+            "cut": CUT,
+            "thought": {**CUT, "text": "", "reasoning_content": "H"},
+        }
+        output = usual(prompt, n)
+        if kind not in values:
+            return output
+        return replace(output, outputs=Completions([completion(**values[kind])]))
+
+    monkeypatch.setattr(fake_llm, "answer", answer)
+    return fake_llm
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "out.tar"])
+def test_a_run_counts_them_and_does_again_what_it_is_told(lacking, tmp_path, name):
+    rows = [
+        {"prompt": f"{kind} {i}"}
+        for i, kind in enumerate(("good", "bad", "empty", "cut", "thought"))
+    ]
+    settings = BatchSettings(sampling_params=SamplingParams(max_tokens=4))
+    out = tmp_path / name
+    summary = run_batch(plan_batch(rows, out, settings), lambda: lacking)
+    assert summary.outcomes == {"ok": 1, "failed": 1, "empty": 2, "truncated": 1}
+    assert (summary.run.num_done, summary.run.num_failed, summary.run.num_items) == (1, 1, 5)
+    assert summary.run.lacking == "1 failed, 2 empty, 1 truncated"
+    assert summary.lacks == {
+        "empty": 1,
+        f"empty: {THOUGHT}": 1,
+        "truncated: max_tokens was reached": 1,
+    }
+    again = {"mode": "resume", "retried": Retried.parse("empty")}
+    lacking.prompts.clear()
+    done = run_batch(plan_batch(rows, out, replace(settings, **again)), lambda: lacking)
+    assert [prompt["prompt"] for prompt in lacking.prompts] == ["empty 2", "thought 4"]
+    assert done.outcomes == summary.outcomes
+    assert len(list(open_sink(out).entries())) == 5
+    assert [record.outcome for record in done.records(most=1)] != ["ok"]
