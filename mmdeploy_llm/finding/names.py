@@ -23,8 +23,14 @@ _SYSTEM = frozenset(
     )
 )
 # Begin or end of names; the label says which.
-_BEGINS = (("._", "._*"), (".trash-", ".Trash-*"), (".nfs", ".nfs*"), ("synofile_thumb", "SYNO*"))
-_BEGINS += (("synophoto_thumb", "SYNO*"), ("~$", "~$*"))
+_BEGINS = (
+    ("._", "._*"),
+    (".trash-", ".Trash-*"),
+    (".nfs", ".nfs*"),
+    ("synofile_thumb", "SYNO*"),
+    ("synophoto_thumb", "SYNO*"),
+    ("~$", "~$*"),
+)
 _ENDS = (("@synoeastream", "*@SynoEAStream"), ("@synoresource", "*@SynoResource"))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+import pytest
 from PIL import Image
 
 READ, FAILED, SKIPPED = "read", "failed", "skipped"
@@ -122,7 +123,7 @@ def _misnamed(messy: Messy) -> None:
 
 
 def _heif(messy: Messy, has_heif: bool) -> None:
-    import pillow_heif
+    pillow_heif = pytest.importorskip("pillow_heif")
 
     for name in ("IMG_1.HEIC", "IMG_2.heif", "no_suffix_heif"):
         file = io.BytesIO()
