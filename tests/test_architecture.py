@@ -48,7 +48,7 @@ LAYERS = (
     ("datasets",),
     ("records",),
     ("finding",),
-    ("sinks",),
+    ("sinks", "sidecars"),
     ("exporting",),
     ("batch",),
     ("report",),
