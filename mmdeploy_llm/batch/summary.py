@@ -74,7 +74,7 @@ class BatchSummary:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the input was not read, and which records have no file any more, in sentences."""
+        """Says which files were not read, and which records have no file any more, in sentences."""
         found = [self.skipped.text] if self.skipped.text else []
         found += self.skipped.notes
         if self.num_gone:

@@ -36,7 +36,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What was found. root: the folder that the ids of files are relative to."""
+    """The files that were found. root: the folder that the ids of files are relative to."""
 
     files: Sequence[FoundFile]
     skipped: Skipped

@@ -34,7 +34,7 @@ RAW_SUFFIXES = frozenset(f".{name}" for name in _RAWS.split())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """What a file is. kind: "image" or "video". is_animated: an image of several frames."""
+    """An image or a video. kind: "image" or "video". is_animated: an image of several frames."""
 
     kind: str
     is_animated: bool = False
