@@ -43,7 +43,7 @@ class Skip:
 
 
 class Skipped:
-    """The files and folders that were passed over, in the order in which it was met. Written by the finding only."""
+    """The files and folders that were passed over, in order. Written by the finding only."""
 
     def __init__(self) -> None:
         self._all: dict[str, Skip] = {}
