@@ -14,7 +14,7 @@ from .groups import Group
 class SidecarChoices(Group):
     """The texts beside pictures."""
 
-    title: ClassVar[str] = "Texts beside pictures"
+    title: ClassVar[str] = "Output"
 
     sidecar: Annotated[
         str | None,
@@ -28,12 +28,17 @@ class SidecarChoices(Group):
         str | None,
         typer.Option(
             metavar="MODE",
+            hidden=True,
             help="A text that is there: skip, overwrite or append.  [default: skip]",
         ),
     ] = None
     trigger: Annotated[
         list[str] | None,
-        typer.Option(metavar="WORDS", help="Words that each text begins with; may be repeated."),
+        typer.Option(
+            metavar="WORDS",
+            hidden=True,
+            help="Words that each text beside a picture begins with; may be repeated.",
+        ),
     ] = None
     sidecar_template: Annotated[
         str | None,

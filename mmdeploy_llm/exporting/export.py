@@ -15,7 +15,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.outcomes import OUTCOMES, outcome_of
+from mmdeploy_llm.records.outcome import OUTCOMES
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import Readable
@@ -177,9 +177,8 @@ class Export:
         root = os.fspath(self.options.media_root or "")
         for number, (record, stored) in enumerate(self._merged.stored_records(), 1):
             self._num_met += 1
-            outcome = outcome_of(record)
-            if self.options.outcomes is not None and outcome not in self.options.outcomes:
-                self.leave_out(f"its outcome is {outcome}")
+            if self.options.outcomes is not None and record.outcome not in self.options.outcomes:
+                self.leave_out(f"its outcome is {record.outcome}")
             else:
                 yield Exported(record=record, number=number, media_root=root, stored=stored)
 

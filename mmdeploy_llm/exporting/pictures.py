@@ -21,11 +21,10 @@ from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.records.columns import Columns
 from mmdeploy_llm.records.files import Folder
-from mmdeploy_llm.records.outcomes import NO_ANSWER, outcome_of
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.unicode_text import replaced
 from mmdeploy_llm.sidecars.places import Spot, sidecar_name
-from mmdeploy_llm.sidecars.writer import Sidecars, picture_of
+from mmdeploy_llm.sidecars.writer import NO_ANSWER, Sidecars, picture_of
 from mmdeploy_llm.sinks.media import Blob, LeftOutError
 
 from .export import Export, Exported
@@ -108,8 +107,8 @@ def write_sidecars(export: Export) -> None:
 def answered(export: Export) -> Iterator[Exported]:
     """Yields the items that have an answer; the others are left out."""
     for item in export.items():
-        if (outcome := outcome_of(item.record)) in NO_ANSWER:
-            export.leave_out(f"its outcome is {outcome}")
+        if item.record.outcome in NO_ANSWER:
+            export.leave_out(f"its outcome is {item.record.outcome}")
         else:
             yield item
 
