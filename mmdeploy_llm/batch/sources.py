@@ -23,7 +23,7 @@ from mmdeploy_llm.records.record import Record
 from .corpus.columns import ColumnOptions, check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
 from .inputs import find_media
-from .items import ItemReader
+from .items import ItemReader, with_system
 from .order import mixed, sizes_of
 
 
@@ -87,6 +87,7 @@ class FileSource:
         *,
         question: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        system: str | None = None,
     ) -> None:
         numbered = [*enumerate(paths, 1)]
         if question is not None:
@@ -95,6 +96,7 @@ class FileSource:
         self._params = params
         self._question = question
         self._template_kwargs = dict(template_kwargs or {})
+        self._system = system
         self._sizes = sizes_of(self._lines)
         self.total: int | None = len(self._lines)
         self.mean_size: float | None = sum(self._sizes.values()) / max(1, len(self._sizes))
@@ -129,7 +131,7 @@ class FileSource:
             {"type": kind, kind: os.path.abspath(path) if is_url(path) else path},
             {"type": "text", "text": question},
         ]
-        messages = [{"role": "user", "content": content}]
+        messages = with_system([{"role": "user", "content": content}], self._system)
         return {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
 
 
@@ -140,6 +142,7 @@ def open_source(
     *,
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
     columns: ColumnOptions | None = None,
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
@@ -153,7 +156,7 @@ def open_source(
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
     """
     columns = columns or ColumnOptions()
-    reader = ItemReader(None, params, template_kwargs)
+    reader = ItemReader(None, params, template_kwargs, system)
     if not isinstance(given, (str, os.PathLike)):
         dicts = DictRows(given)
         return LineSource(dicts, QuestionReader(dicts, reader, columns, question), selection)
@@ -171,6 +174,7 @@ def open_source(
         is_recursive=is_recursive,
         question=question,
         template_kwargs=template_kwargs,
+        system=system,
     )
 
 
@@ -182,6 +186,7 @@ def open_files(
     is_recursive: bool = True,
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
 
@@ -193,6 +198,7 @@ def open_files(
         selection,
         question=question,
         template_kwargs=template_kwargs,
+        system=system,
     )
 
 

@@ -62,6 +62,7 @@ def caption(
         is_recursive=settings.is_recursive,
         question=settings.question,
         template_kwargs=settings.chat_template_kwargs,
+        system=settings.system,
     )
     job = plan_source(source, output, settings)
     run_and_report(job, desk, options, page, is_caption=True)
