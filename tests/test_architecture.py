@@ -47,7 +47,7 @@ LAYERS = (
     ("client",),
     ("datasets",),
     ("records",),
-    ("sinks",),
+    ("sinks", "sidecars"),
     ("exporting",),
     ("batch",),
     ("report",),
