@@ -117,6 +117,7 @@ class Request:
     index: int = 0  # among the n samples of one prompt
     priority: int = 0  # smaller is served first
     deadline: Deadline | None = None
+    is_shared: bool = False  # others begin like it: their prefix is computed once, see admission.py
     stream: bool = False  # True: every new token is delivered; False: only the complete output
     arrival_time: float = 0.0  # epoch seconds
     preprocess_end_time: float = 0.0  # epoch seconds

@@ -253,6 +253,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             unit=job.source.unit,
             total=job.source.total,
             num_before=num_before,
+            mean_size=job.source.mean_size,
             is_shown=job.settings.is_progress_shown,
         )
         try:

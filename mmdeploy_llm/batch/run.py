@@ -10,7 +10,6 @@ and a record is dropped once it is written.
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -26,11 +25,14 @@ from mmdeploy_llm.processes import interrupted_later
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import counted
-from mmdeploy_llm.records.record import Record, bad_record, key_of, record_of
+from mmdeploy_llm.records.record import Record, bad_record, duration, key_of, record_of
 from mmdeploy_llm.sinks.base import RecordSink
 
 from .answers.rounds import Answerer
+from .clock import Clock
 from .sources import Source
+
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 Ending = Literal["done", "max_failures", "interrupted"]
 
@@ -152,6 +154,8 @@ class BatchRun:
     def _asks(self) -> Iterator[Ask]:
         """Yields prompts on demand; records lines that cannot be used at once."""
         for item in self._items:
+            size = item.size if isinstance(item, Item) else None
+            self._tally.clock.begin(key_of(item.id, item.line), size)
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
             else:
@@ -178,20 +182,28 @@ class BatchRun:
 class Tally:
     """Counts a run's items and shows its progress bar on stderr. Updated by BatchRun only.
 
-    num_before: items that earlier runs completed.
+    clock: says how far the run is, for all who show it.
+    num_before: items that earlier runs completed. mean_size: of all items, see Source.
     is_shown: None shows the bar on a terminal only.
     """
 
     def __init__(
-        self, *, unit: str, total: int | None, num_before: int = 0, is_shown: bool | None = None
+        self,
+        *,
+        unit: str,
+        total: int | None,
+        num_before: int = 0,
+        mean_size: float | None = None,
+        is_shown: bool | None = None,
     ) -> None:
-        self._begin = time.perf_counter()
+        self.clock = Clock(total, num_before, mean_size)
+        self._unit = unit
         self._counts = RunCounts()
         self._bar = tqdm(
             total=total,
             initial=num_before,
             desc="Batch",
-            unit=unit,
+            bar_format=BAR,
             dynamic_ncols=True,
             disable=None if is_shown is None else not is_shown,
         )
@@ -214,15 +226,27 @@ class Tally:
         counts.num_images += num_media
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
-        counts.elapsed = time.perf_counter() - self._begin
-        self._bar.set_postfix_str(
-            f"{counts.tokens_per_second:.0f} tokens/s, {counts.lacking}", refresh=False
-        )
+        self.clock.end(record.key, is_new=is_first)
+        self._bar.set_postfix_str(self._words(), refresh=False)
         self._bar.update(int(is_first))
+
+    def _words(self) -> str:
+        """Returns what stands after the bar."""
+        moment, counts = self.clock.moment(), self._counts
+        counts.elapsed = moment.elapsed
+        left = moment.seconds_left
+        return ", ".join(
+            (
+                *([] if left is None else [f"{duration(left)} left"]),
+                f"{moment.per_second:.1f} {self._unit}s/s",
+                f"{counts.tokens_per_second:.0f} tokens/s",
+                counts.lacking,
+            )
+        )
 
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
-        own, elapsed = self._counts, time.perf_counter() - self._begin
+        own, elapsed = self._counts, self.clock.moment().elapsed
         failures, outcomes = Counter(own.failures), Counter(own.outcomes)
         return replace(own, failures=failures, outcomes=outcomes, elapsed=elapsed)
 

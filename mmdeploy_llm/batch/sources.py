@@ -24,13 +24,16 @@ from .corpus.columns import ColumnOptions, check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
 from .inputs import find_media
 from .items import ItemReader
+from .order import mixed, sizes_of
 
 
 class Source(Protocol):
     """Items in order. total: their number, None when unknown. unit: the noun for one item. about:
-    where its media and questions come from, "" when that is plain."""
+    where its media and questions come from, "" when that is plain. mean_size: bytes of an item's
+    file, None when they are not known."""
 
     total: int | None
+    mean_size: float | None
     unit: str
     about: str
 
@@ -48,6 +51,7 @@ class LineSource:
     """Builds items from rows."""
 
     unit = "item"
+    mean_size: float | None = None
 
     def __init__(self, rows: Rows, reader: QuestionReader, selection: Selection) -> None:
         self._rows, self._reader, self._selection = rows, reader, selection
@@ -91,19 +95,22 @@ class FileSource:
         self._params = params
         self._question = question
         self._template_kwargs = dict(template_kwargs or {})
+        self._sizes = sizes_of(self._lines)
         self.total: int | None = len(self._lines)
+        self.mean_size: float | None = sum(self._sizes.values()) / max(1, len(self._sizes))
         self.unit = "file" if any(map(is_video_name, self._lines)) else "image"
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items in the order of the files."""
-        for path, line in self._lines.items():
+        """Yields the items, large files among small ones."""
+        for path in mixed(self._sizes):
             yield Item(
-                line=line,
+                line=self._lines[path],
                 id=path,
                 path=path,
                 prompt=self._prompt(path),
                 params=self._params,
                 digest=digest_of(file_state(path)),
+                size=self._sizes[path],
             )
 
     def counted(self) -> int | None:

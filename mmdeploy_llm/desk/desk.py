@@ -71,7 +71,7 @@ class Held:
 
     is_begun: whether it has left the queue.
     request_ids: of its requests in the engine that have not ended (LocalDesk).
-    inner: the ticket of the desk that it was given to (ManyDesks).
+    inner, desk: the ticket of the desk that it was given to, and that desk (ManyDesks).
     num_tries, has_output: engines that have begun it, and whether one had a result (ManyDesks).
     """
 
@@ -84,6 +84,7 @@ class Held:
     is_begun: bool = False
     request_ids: set[str] = field(default_factory=set)
     inner: Ticket | None = None
+    desk: Desk | None = None
     num_tries: int = 0
     has_output: bool = False
 

@@ -174,6 +174,7 @@ class LocalDesk(Desk):
                 request_id=held.request_id,
                 priority=held.priority,
                 deadline=held.deadline,
+                is_shared=ask.group is not None,
             )
             self._post(partial(self._admit, held, requests))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault

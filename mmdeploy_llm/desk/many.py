@@ -159,8 +159,9 @@ class ManyDesks(Desk):
         ask = replace(held.ask, request_id=held.request_id, priority=held.priority)
         forward = partial(self._forward, held, held.num_tries)
         while desks := self._living():
-            desk = max(desks, key=lambda desk: desk.num_free)
+            desk = self._home_of(held, desks) or max(desks, key=lambda desk: desk.num_free)
             try:
+                held.desk = desk
                 held.inner = desk.submit(ask, forward, number=held.number, deadline=held.deadline)
                 break
             except EngineError as error:
@@ -171,6 +172,14 @@ class ManyDesks(Desk):
             self._finish(held.number, self.death)
         if held.inner is not None and held.number not in self._held:
             held.inner.abort()
+
+    def _home_of(self, held: Held, desks: Sequence[Desk]) -> Desk | None:
+        """Returns the desk of another prompt of the same group, which has computed its prefix."""
+        group = held.ask.group
+        if group is None:
+            return None
+        others = (each.desk for each in tuple(self._held.values()) if each.ask.group == group)
+        return next((desk for desk in others if desk in desks), None)
 
     def _abort_begun(self, held: Held) -> bool:
         if held.inner is None:

@@ -37,6 +37,8 @@ class Ask:
     request_id: of the outputs; "": the ticket makes one.
     priority: prompts of smaller numbers are served first, equal ones in the order of `submit`.
     timeout: seconds from `submit` after which the prompt ends with error code 408.
+    group: the same number for asks that begin alike, such as questions about one picture: one
+        engine gets them, and computes what they share once. None: it stands alone.
     num_retries: times that it was asked before, for an answer that keeps to a schema.
     num_deaths: engines that died while they computed it, see deaths.py.
     """
@@ -49,6 +51,7 @@ class Ask:
     request_id: str = ""
     priority: int = 0
     timeout: float | None = None
+    group: int | None = None
     num_retries: int = 0
     num_deaths: int = 0
 

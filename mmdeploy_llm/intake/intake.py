@@ -115,16 +115,15 @@ class Intake:
         request_id: str | None = None,
         priority: int = 0,
         deadline: Deadline | None = None,
+        is_shared: bool = False,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
         item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
-        number: index of the prompt in this engine, which with the engine's seed determines the seed
-            of params without one.
+        number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
-        priority, deadline: as priority_of and deadline_of return them.
-
-        Raises RequestError and its subclasses.
+        priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
+            prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
         parts = replace(read_prompt(prompt, self.media.kinds), where=where)
@@ -148,6 +147,7 @@ class Intake:
             bad_words_token_ids=self._bad_words(params),
             priority=priority,
             deadline=deadline,
+            is_shared=is_shared or params.n > 1,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),

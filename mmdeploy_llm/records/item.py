@@ -36,6 +36,7 @@ class Item:
     question: the first MAX_QUESTION characters of the question.
     digest: of the item's input: what the line itself says, and the state of its files.
     columns: values of the input that the record repeats.
+    size: bytes of its file, where the source knows those of all its items.
     """
 
     line: int
@@ -47,3 +48,4 @@ class Item:
     question: str | None = None
     digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
+    size: int | None = None

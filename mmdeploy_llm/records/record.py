@@ -364,3 +364,16 @@ def seconds(value: float | None) -> str:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def duration(value: float) -> str:
+    """Formats seconds that are estimated: "40 s", "3 min 05 s", "2 h 10 min", "3 days 4 h"."""
+    whole = round(value)
+    for size, name, inner, inner_name in (
+        (86400, "days" if whole >= 2 * 86400 else "day", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // inner:02d} {inner_name}"
+    return f"{whole} s"

@@ -1,8 +1,9 @@
-"""Admission: which cached blocks a waiting request starts with, and how many it leaves free."""
+"""Admission: which cached blocks a waiting request starts with, if it need not wait for others, and
+how many it leaves free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 from .chunks import whole_runs_end
 from .lifecycle import Lifecycle
@@ -27,19 +28,63 @@ def _shortened(
     to start."""
     count = len(matched)
     if config.atomic_media:
-        count = _whole_blocks(state, count, config.block_size)
+        count = _whole_blocks(state, count, config)
     if requests.windows is not None:
         count = requests.windows.match(state, count)
     return matched[:count] if requests.rows is None else requests.rows.match(state, matched[:count])
 
 
-def _whole_blocks(state: RequestState, count: int, block_size: int) -> int:
-    """Returns how many of the first `count` blocks end outside of runs of embeddings: a run is
-    computed whole, or read whole from the cache."""
-    end = count * block_size
-    while (whole := whole_runs_end(state.request, 0, end)) < end:
-        end = whole // block_size * block_size
-    return end // block_size
+def _whole_blocks(state: RequestState, count: int, config: SchedulerConfig) -> int:
+    """Returns how many of the first `count` blocks a request with atomic media can start after.
+
+    The end of a run of embeddings may be computed on its cached begin, which was computed with the
+    whole run. Not from a state, which none is kept of within a run, and not where a layer's window
+    has left the begin.
+    """
+    end = count * config.block_size
+    while (begin := whole_runs_end(state.request, 0, end)) < end:
+        is_visible = config.window is None or begin > end - config.window
+        if is_visible and not config.num_state_rows:
+            break
+        end = begin // config.block_size * config.block_size
+    return end // config.block_size
+
+
+def startable(
+    requests: Lifecycle, config: SchedulerConfig, before: RequestState | None = None
+) -> Generator[RequestState, None, None]:
+    """Yields the waiting requests in order, each until the caller has started it. One whose next
+    block is being computed is passed over. before: only those of a smaller priority than its."""
+    aside: list[RequestState] = []
+    try:
+        while requests.has_seat and (state := requests.waiting.peek()) is not None:
+            if before is not None and not state.is_before(before):
+                return
+            if _is_coming(state, requests, config):
+                aside.append(requests.waiting.pop())
+            else:
+                yield state
+    finally:
+        for state in aside:
+            requests.waiting.push(state)
+
+
+def _is_coming(state: RequestState, requests: Lifecycle, config: SchedulerConfig) -> bool:
+    """Whether a running request computes the next block of a shared prompt: the request then waits
+    for it, at most until that prompt is computed."""
+    request = state.request
+    if not (request.is_shared and config.enable_prefix_caching) or (
+        request.params.prompt_logprobs is not None
+    ):
+        return False
+    index = len(requests.pool.match(state.keys, request.num_tokens))
+    end = (index + 1) * config.block_size
+    return end < request.num_tokens and any(
+        other.request.num_computed_tokens < end <= len(other.request.prompt_token_ids)
+        and other.keys.key(index) == state.keys.key(index)
+        for other in requests.running
+        if other.request.is_shared
+    )
 
 
 def num_reserved_blocks(running: Iterable[RequestState], block_size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 
 from mmdeploy_llm.errors import ABORTED
 from mmdeploy_llm.metrics import EngineStats
@@ -11,7 +12,7 @@ from mmdeploy_llm.outputs import FinishReason, RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
-from .admission import matched_blocks, num_reserved_blocks
+from .admission import matched_blocks, num_reserved_blocks, startable
 from .borders import tokens_to_border
 from .chunks import Chunk, next_chunk
 from .following import following
@@ -269,14 +270,12 @@ class Scheduler:
             self._encoder.close_step()
 
     def _admit(self, draft: StepDraft, now: float, before: RequestState | None = None) -> None:
-        """Starts waiting requests, strictly in order: none overtakes one that has to wait. before:
-        only those of a smaller priority than this one's."""
-        while draft.num_tokens_left and self._requests.has_seat:
-            state = self._requests.waiting.peek()
-            if state is None or (before is not None and not state.is_before(before)):
-                return
-            if not self._try_admit(state, draft, now):
-                return
+        """Starts waiting requests, strictly in order: none overtakes one that has to wait, except
+        for a prefix. before: only those of a smaller priority than this one's."""
+        with closing(startable(self._requests, self._config, before)) as states:
+            for state in states:
+                if not (draft.num_tokens_left and self._try_admit(state, draft, now)):
+                    return
 
     def _try_admit(self, state: RequestState, draft: StepDraft, now: float) -> bool:
         """Starts a request with blocks for all its known tokens, so that only decoding preempts."""

@@ -34,8 +34,9 @@ class RequestState:
     num_certain: last tokens in a row that were nearly certain, see EarlyStopParams.
     state_row: of the model's states after the computed tokens. planned_rows: those that planned
         steps will write, in order.
-    shared_end: where the tokens end that another request has computed too, but without a state
-        that was kept; one is kept there.
+    shared_end: where the tokens end that others have too, as far as is known: the media of a
+        request that is shared, or what another one has computed without a state that was kept; a
+        state is kept there.
     guesser: guesses its next tokens; None without speculation, and before the first token.
     window: its blocks in the layers with a window; empty in a model without.
     """
@@ -74,6 +75,7 @@ class RequestState:
             max_num_tokens=max_num_tokens,
             next_end=min(max_num_tokens, limit),
             keys=PrefixKeys(request, config.block_size, is_long=is_long),
+            shared_end=_media_end(request, config.block_size) if request.is_shared else 0,
         )
 
     @property
@@ -154,3 +156,8 @@ class RequestState:
             bad_words_token_ids=request.bad_words_token_ids,
             prompt_text="" if request.params.guided_decoding is None else request.prompt_text,
         )
+
+
+def _media_end(request: Request, block_size: int) -> int:
+    """Returns where the last full block of the prompt's media ends; 0 without media."""
+    return request.media[-1].end // block_size * block_size if request.media else 0

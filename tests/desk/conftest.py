@@ -91,7 +91,18 @@ class FakeIntake:
         self.order = []
 
     def accept(
-        self, prompt, params, *, item, where, stream, number, request_id, priority, deadline
+        self,
+        prompt,
+        params,
+        *,
+        item,
+        where,
+        stream,
+        number,
+        request_id,
+        priority,
+        deadline,
+        is_shared,
     ):
         self.order.append(number)
         if callable(prompt):
@@ -109,6 +120,7 @@ class FakeIntake:
                 stream=stream,
                 priority=priority,
                 deadline=deadline,
+                is_shared=is_shared,
             )
             for index in range(params.n)
         )

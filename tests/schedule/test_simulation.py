@@ -150,6 +150,7 @@ class Traffic:
     def __init__(self, kit, seed):
         self.kit = kit
         self.rng, self.urgency = random.Random(seed), random.Random(seed + 2)
+        self.sharing = random.Random(seed + 3)
         self.prefixes = [[100 * n + i for i in range(24)] for n in range(1, 4)]
         self.arrival = 0.0
 
@@ -183,6 +184,7 @@ class Traffic:
             arrival_time=self.arrival + rng.choice([0, 0, 0, 5]),
             priority=urgency.choice([0, 0, 0, -1, 2]),
             deadline=self.deadline(now) if urgency.random() < 0.2 else None,
+            is_shared=self.sharing.random() < 0.5,
         )
 
     def deadline(self, now):
