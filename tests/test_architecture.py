@@ -47,7 +47,7 @@ LAYERS = (
     ("client",),
     ("datasets",),
     ("records",),
-    ("sinks",),
+    ("sinks", "telling"),
     ("exporting",),
     ("batch",),
     ("report",),

@@ -16,6 +16,7 @@ from .output import OutputOptions, ShownOptions
 from .question import QuestionOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
+from .telling import TellingChoices
 from .values import engine_options
 
 
@@ -30,6 +31,7 @@ class DeskOptions(Groups):
     selection: SelectionOptions
     output: OutputOptions
     shown: ShownOptions
+    telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions
 
