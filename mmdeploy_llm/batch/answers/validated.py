@@ -51,8 +51,9 @@ class Validated:
                         yield answer
                     elif found.can_retry and answer.ask.num_retries < self._most:
                         rounds.again(again := _retry(answer.ask))
-                        item = again.item
-                        self._tell("retried", id=item.id, number=again.num_retries, why=found.words)
+                        item_id = getattr(again.item, "id", None)
+                        number = again.num_retries
+                        self._tell("retried", id=item_id, number=number, why=found.words)
                     else:
                         yield _failed(answer, found)
 
