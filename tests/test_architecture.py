@@ -47,7 +47,7 @@ LAYERS = (
     ("client",),
     ("datasets",),
     ("records",),
-    ("sinks", "telling"),
+    ("sinks", "sidecars", "telling"),
     ("exporting",),
     ("batch",),
     ("report",),
