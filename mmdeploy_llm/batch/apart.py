@@ -36,7 +36,9 @@ def check_apart(given: str, sink: Sink, log: str | os.PathLike[str] | None = Non
 
 def check_log(log: str | os.PathLike[str] | None, sink: Sink) -> None:
     """Raises ConfigError when the log of events is a file of the output."""
-    for own in sink.places if log is not None else ():
+    if log is None:
+        return
+    for own in sink.places:
         if not is_url(str(own)) and _is_same(os.fspath(log), own):
             raise ConfigError(
                 f"{os.fspath(log)!r} belongs to the output; name another file with --log-json"

@@ -88,7 +88,7 @@ class Interrupts:
             sys.__unraisablehook__(unraisable)
         elif not self._is_ending:
             self._is_pending = False
-            _thread.interrupt_main(self._number)
+            _thread.interrupt_main(signal.Signals(self._number))
 
 
 def _is_importing_torch(frame: FrameType | None) -> bool:
