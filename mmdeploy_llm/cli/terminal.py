@@ -116,6 +116,7 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     lines = [_first_line(summary, done)]
     lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
     lines += [f"  {words}" for words in advice(summary.lacks)]
+    lines += map(printable, summary.notes)
     return "\n".join(lines)
 
 
