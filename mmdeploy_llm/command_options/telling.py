@@ -12,7 +12,7 @@ from .groups import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellingChoices(Group):
-    """What a run tells while it runs."""
+    """Options of what a run tells while it runs."""
 
     log_json: Annotated[
         str | None,
