@@ -24,8 +24,8 @@ Progress = Callable[[], Mapping[str, Any]]  # the values of an event "progress"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellingOptions:
-    """Says what a run tells. log_json: the file of its log of events; None: no log. seconds: between two
-    lines, and between two events "progress"."""
+    """Says what a run tells. log_json: file of its log of events; None: no log. seconds: between
+    two lines, and between two events "progress"."""
 
     log_json: str | os.PathLike[str] | None = None
     seconds: float = 30.0
