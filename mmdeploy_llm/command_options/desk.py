@@ -11,12 +11,15 @@ from .answer import AnswerOptions
 from .checks import CheckOptions
 from .effort import EffortOptions
 from .estimate import EstimateOptions
+from .files import FileOptions
 from .groups import Groups
 from .model import ModelOptions
 from .output import OutputOptions, ShownOptions
 from .question import QuestionOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
+from .sidecars import SidecarChoices
+from .telling import TellingChoices
 from .values import engine_options
 
 
@@ -29,8 +32,11 @@ class DeskOptions(Groups):
     answer: AnswerOptions
     checks: CheckOptions
     selection: SelectionOptions
+    files: FileOptions
     output: OutputOptions
     shown: ShownOptions
+    sidecars: SidecarChoices
+    telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions

@@ -14,7 +14,7 @@ from .groups import Group
 class EstimateOptions(Group):
     """Whether a run is estimated instead. A command reads them itself."""
 
-    title: ClassVar[str] = "Speed"
+    title: ClassVar[str] = "Run"
 
     estimate: Annotated[
         int | None,
