@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from mmdeploy_llm.sinks.scan import Kept, Mode
 from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
 
 from .answers import VALIDATE_RETRIES
-from .answers.checker import Checker
+from .answers.checks import open_checks
 from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
-from .answers.validated import Validated
+from .answers.rules import TextRules
+from .answers.validated import Check, Validated
 from .apart import check_apart, check_log
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
@@ -63,8 +64,8 @@ class BatchSettings:
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
     retried: the items with a record that mode "resume" does again.
-    schema: JSON schema that every answer must keep; one that breaks it is asked again up to
-        `validate_retries` times. None checks nothing.
+    schema: JSON schema that every answer must keep; None: any answer. rules: for their texts. One
+        that breaks them is asked again up to `validate_retries` times.
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
@@ -89,6 +90,7 @@ class BatchSettings:
     max_failures: int | None = None
     retried: Retried = ALL_FAILED
     schema: Mapping[str, Any] | None = None
+    rules: TextRules = field(default_factory=TextRules)
     validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
@@ -115,6 +117,7 @@ class BatchSettings:
             **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
+            **self.rules.values(),
             **self.finding.values(),
         }
         return replace(engine, values=values)
@@ -273,12 +276,10 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
     if _is_complete(job):
         return summary_of(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
-        checker = None if job.settings.schema is None else Checker(job.settings.schema)
-        if checker is not None:
-            stack.callback(checker.close)
+        checks = stack.enter_context(open_checks(job.settings.schema, job.settings.rules))
         llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
         teller.tell("loaded")
-        answerer = _answerer(llm, job.settings, checker, teller.tell)
+        answerer = _answerer(llm, job.settings, checks, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
@@ -311,7 +312,10 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         is_known = ending == "done" and job.left.is_read and change is None
         total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
-    return summary_of(job, ending, tally.counts(), num_before, writer, change)
+    counts = tally.counts()
+    if isinstance(answerer, Validated):
+        counts.asked_again = answerer.asked_again
+    return summary_of(job, ending, counts, num_before, writer, change)
 
 
 def _is_complete(job: BatchJob) -> bool:
@@ -330,7 +334,7 @@ def _with_configuration(job: BatchJob) -> BatchJob:
 
 
 def _answerer(
-    llm: Answerer, settings: BatchSettings, checker: Checker | None, tell: Tell
+    llm: Answerer, settings: BatchSettings, checks: Sequence[Check], tell: Tell
 ) -> Answerer:
     """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
     if isinstance(llm, Restartable):
@@ -342,7 +346,7 @@ def _answerer(
             settings.engine_restarts,
             type(llm).__name__,
         )
-    return llm if checker is None else Validated(llm, checker, settings.validate_retries, tell)
+    return Validated(llm, checks, settings.validate_retries, tell) if checks else llm
 
 
 def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
