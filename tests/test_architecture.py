@@ -49,7 +49,7 @@ LAYERS = (
     ("records",),
     ("finding",),
     ("sinks", "sidecars", "telling"),
-    ("exporting",),
+    ("answers", "exporting"),
     ("batch",),
     ("report",),
     ("llm", "aio"),

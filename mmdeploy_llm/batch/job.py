@@ -10,6 +10,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mmdeploy_llm.answers import VALIDATE_RETRIES
+from mmdeploy_llm.answers.checks import open_checks
+from mmdeploy_llm.answers.restarts import Restarting
+from mmdeploy_llm.answers.rounds import Answerer, Restartable
+from mmdeploy_llm.answers.rules import TextRules
+from mmdeploy_llm.answers.validated import Check, Validated
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
@@ -25,12 +31,6 @@ from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
 from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
 
-from .answers import VALIDATE_RETRIES
-from .answers.checks import open_checks
-from .answers.restarts import Restarting
-from .answers.rounds import Answerer, Restartable
-from .answers.rules import TextRules
-from .answers.validated import Check, Validated
 from .apart import check_apart, check_log
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource

@@ -8,12 +8,12 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
+from mmdeploy_llm.answers.checker import read_schema
+from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.telling.teller import TellingOptions
 
-from .answers.checker import read_schema
-from .answers.rules import TextRules
 from .corpus.columns import ColumnArguments, ColumnOptions
 from .finding import FindingArguments, FindingOptions
 

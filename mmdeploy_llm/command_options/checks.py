@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
+from mmdeploy_llm.answers import VALIDATE_RETRIES
 from mmdeploy_llm.errors import ConfigError
 
 from .groups import Group
@@ -58,8 +58,8 @@ class CheckOptions(Group):
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the checks and the number of retries. Raises ConfigError for a bad schema."""
-        from mmdeploy_llm.batch.answers.checker import read_schema
-        from mmdeploy_llm.batch.answers.rules import TextRules
+        from mmdeploy_llm.answers.checker import read_schema
+        from mmdeploy_llm.answers.rules import TextRules
 
         rules = TextRules.given(self.avoid, self.max_words, self.max_chars)
         has_checks = self.validate is not None or bool(rules.values())

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mmdeploy_llm.batch.answers.rules import Avoid, Limit, TextRules
+from mmdeploy_llm.answers.rules import Avoid, Limit, TextRules
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.batch.options import output_settings
 from mmdeploy_llm.desk.outcome import Answer
