@@ -18,6 +18,7 @@ from mmdeploy_llm.records.record import Record
 
 from .corpus.columns import check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION
+from .items import with_system
 from .order import mixed, sizes_of
 
 
@@ -38,12 +39,14 @@ class FileSource:
         *,
         question: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        system: str | None = None,
     ) -> None:
         if question is not None:
             check_no_columns(question, (file.path for file in found.files))
         self._found, self._selection = found, selection
         self._params, self._question = params, question
         self._template_kwargs = dict(template_kwargs or {})
+        self._system = system
         self.skipped = found.skipped
         self._sizes = sizes_of(file.path for file in found.files)
         self.use_root(found.root)
@@ -107,5 +110,5 @@ class FileSource:
             {"type": kind, kind: os.path.abspath(path) if is_url(path) else path},
             {"type": "text", "text": question},
         ]
-        messages = [{"role": "user", "content": content}]
+        messages = with_system([{"role": "user", "content": content}], self._system)
         return {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}

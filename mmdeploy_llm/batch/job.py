@@ -54,6 +54,7 @@ class BatchSettings:
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
     question: the question about each file of a folder, or each row of a corpus.
+    system: the system message before it, and of lines whose messages have none.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
     finding: which files of a folder are read; is_recursive: whether those of subfolders are.
@@ -73,6 +74,7 @@ class BatchSettings:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
+    system: str | None = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
     allowed_media_root: str | os.PathLike[str] | None = None
@@ -107,6 +109,7 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
             **self.finding.values(),
@@ -168,6 +171,7 @@ def plan_batch(
         settings.selection,
         question=settings.question,
         template_kwargs=settings.chat_template_kwargs,
+        system=settings.system,
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
         root=settings.allowed_media_root,

@@ -21,6 +21,7 @@ class OutputOptions(TypedDict, total=False):
 
     shard: "2/8" answers the second of eight shards, by line number.
     limit: lines to read.
+    system: the system message before `prompt`, and of lines whose messages have none.
     recursive: whether folders of media are read with their subfolders (True).
     max_failures: failed items that end the run.
     format: "jsonl", "parquet" or "webdataset"; None decides by the suffix of the output's name.
@@ -33,6 +34,7 @@ class OutputOptions(TypedDict, total=False):
 
     shard: str | None
     limit: int | None
+    system: str | None
     recursive: bool
     max_failures: int | None
     format: str | None

@@ -85,6 +85,7 @@ def open_source(
     *,
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
     columns: ColumnOptions | None = None,
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
@@ -99,7 +100,7 @@ def open_source(
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
     """
     columns = columns or ColumnOptions()
-    reader = ItemReader(None, params, template_kwargs)
+    reader = ItemReader(None, params, template_kwargs, system)
     if not isinstance(given, (str, os.PathLike)):
         dicts = DictRows(given)
         return LineSource(dicts, QuestionReader(dicts, reader, columns, question), selection)
@@ -118,6 +119,7 @@ def open_source(
         question=question,
         template_kwargs=template_kwargs,
         finding=finding,
+        system=system,
     )
 
 
@@ -130,6 +132,7 @@ def open_files(
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,
+    system: str | None = None,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
 
@@ -147,6 +150,7 @@ def open_files(
         selection,
         question=question,
         template_kwargs=template_kwargs,
+        system=system,
     )
 
 
