@@ -23,20 +23,21 @@ from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
+from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
 
 from .answers import VALIDATE_RETRIES
 from .answers.checker import Checker
 from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
 from .answers.validated import Validated
-from .apart import check_apart
+from .apart import check_apart, check_log
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .finding import FindingOptions
 from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
-from .summary import BatchSummary, InputChange, summary_of
+from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
@@ -67,7 +68,8 @@ class BatchSettings:
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
-    is_progress_shown: None shows a progress bar on a terminal only.
+    is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
+        the run tells besides.
     """
 
     mode: Mode = "new"
@@ -92,6 +94,7 @@ class BatchSettings:
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
+    telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
         if self.max_failures is not None and self.max_failures < 1:
@@ -163,7 +166,7 @@ def plan_batch(
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     sink = _opened_sink(output, settings)
     if isinstance(given, (str, os.PathLike)):
-        check_apart(os.fspath(given), sink)
+        check_apart(os.fspath(given), sink, settings.telling.log_json)
     sink.check(settings.mode)
     source = open_source(
         given,
@@ -191,6 +194,7 @@ def plan_source(
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
+    check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
     settings.finding.check(settings.mode, source)
     if settings.mode == "resume":
@@ -253,6 +257,15 @@ def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
 def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
+    settings = job.settings
+    with Teller(settings.telling, is_shown=settings.is_progress_shown, about=about(job)) as teller:
+        teller.tell("started", **begun(job))
+        summary = _done(job, open_llm, teller)
+        teller.tell("finished", **ended(summary))
+    return summary
+
+
+def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
     num_before = len(job.kept.index)
     listed = job.settings.finding.skipped
     if listed is not None:
@@ -264,7 +277,8 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         if checker is not None:
             stack.callback(checker.close)
         llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
-        answerer = _answerer(llm, job.settings, checker)
+        teller.tell("loaded")
+        answerer = _answerer(llm, job.settings, checker, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
@@ -280,7 +294,9 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             num_before=num_before,
             mean_size=job.source.mean_size,
             is_shown=job.settings.is_progress_shown,
+            tell=teller.tell,
         )
+        teller.watch(tally.progress)
         try:
             ending = _run(job, answerer, writer, tally)
         except (OutputLostError, OutputWriteError):
@@ -313,18 +329,20 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     return replace(job, configuration=job.settings.configuration())
 
 
-def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
+def _answerer(
+    llm: Answerer, settings: BatchSettings, checker: Checker | None, tell: Tell
+) -> Answerer:
     """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
     if isinstance(llm, Restartable):
         if settings.engine_restarts:
-            llm = Restarting(llm, settings.engine_restarts)
+            llm = Restarting(llm, settings.engine_restarts, tell)
     elif settings.engine_restarts and not isinstance(llm, _NoModel):
         logger.warning(
             "engine_restarts = %d has no effect: %s does not start its engine again",
             settings.engine_restarts,
             type(llm).__name__,
         )
-    return llm if checker is None else Validated(llm, checker, settings.validate_retries)
+    return llm if checker is None else Validated(llm, checker, settings.validate_retries, tell)
 
 
 def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:

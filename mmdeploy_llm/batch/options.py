@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.telling.teller import TellingOptions
 
 from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
@@ -30,6 +31,7 @@ class OutputOptions(TypedDict, total=False):
     validate: a JSON schema that every answer must keep, or a file with one. One that breaks it is
         asked again up to validate_retries (2) times, then it is an error with its text.
     engine_restarts: how often in a row an engine that died is started again (2).
+    log_json: file that gains one JSON object for each event of the run, see docs/outcomes.md.
     """
 
     shard: str | None
@@ -43,6 +45,7 @@ class OutputOptions(TypedDict, total=False):
     validate: Mapping[str, Any] | str | os.PathLike[str] | None
     validate_retries: int
     engine_restarts: int
+    log_json: str | os.PathLike[str] | None
 
 
 def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,6 +58,8 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
     if "recursive" in settings:
         settings["is_recursive"] = settings.pop("recursive")
+    if "log_json" in settings:
+        settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
     return {**settings, "selection": selection, "schema": schema}
 
 
