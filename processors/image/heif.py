@@ -7,10 +7,12 @@ that in EXIF, where it must not be done again; EXIF counts where the container s
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 from PIL import ImageFile
 
@@ -43,12 +45,12 @@ def open_heif(file: io.BytesIO) -> ImageFile.ImageFile:
     """Opens the primary image of a file; decodes no pixels. Values of 10 and 12 bits are scaled to
     8. Raises UnsupportedMediaError without pillow-heif."""
     try:
-        from pillow_heif import HeifImageFile
+        library: Any = importlib.import_module("pillow_heif")
     except ImportError as error:
         raise UnsupportedMediaError(
             f'a HEIF image is read by pillow-heif: pip install "mmdeploy-llm[heif]" ({error})'
         ) from None
-    opened: ImageFile.ImageFile = HeifImageFile(file)
+    opened: ImageFile.ImageFile = library.HeifImageFile(file)
     # It has taken the orientation out of EXIF and XMP.
     stored = opened.info.get("original_orientation") or 1
     opened.info[OWN_ORIENTATION] = 1 if is_rotated_by_container(file.getvalue()) else stored
