@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmdeploy_llm.answers import VALIDATE_RETRIES
 from mmdeploy_llm.answers.checks import open_checks
-from mmdeploy_llm.answers.restarts import Restarting
-from mmdeploy_llm.answers.rounds import Answerer, Restartable
+from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.answers.rules import TextRules
-from mmdeploy_llm.answers.validated import Check, Validated
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
@@ -26,12 +24,15 @@ from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.state import RunState
+from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
-from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
+from mmdeploy_llm.telling.teller import Teller, TellingOptions
 
+from .answering import NoModel, answerer_of, counts_of
 from .apart import check_apart, check_log
+from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .finding import FindingOptions
@@ -39,10 +40,6 @@ from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.desk.outcome import Answer
-    from mmdeploy_llm.desk.ticket import Ask
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +66,7 @@ class BatchSettings:
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
+    sidecars: the texts that are written beside pictures; None writes none.
     is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
         the run tells besides.
     """
@@ -96,6 +94,7 @@ class BatchSettings:
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
+    sidecars: SidecarOptions | None = None
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
@@ -142,6 +141,7 @@ class BatchJob:
     is_empty: whether nothing is left to do.
     configuration: None until the run needs it.
     gone: ids of records whose files are gone; the run removes them where that is asked for.
+    folder: of a corpus, beneath which its pictures may have sidecars; see beside.folder_of.
     """
 
     source: Source
@@ -154,6 +154,7 @@ class BatchJob:
     is_empty: bool
     configuration: Configuration | None = None
     gone: frozenset[str] = frozenset()
+    folder: str | None = None
 
 
 def plan_batch(
@@ -184,7 +185,7 @@ def plan_batch(
         finding=settings.finding,
         is_recursive=settings.is_recursive,
     )
-    return _planned(source, sink, settings)
+    return replace(_planned(source, sink, settings), folder=folder_of(given))
 
 
 def plan_source(
@@ -260,7 +261,9 @@ def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
 def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
-    settings = job.settings
+    settings, listed = job.settings, job.settings.finding.skipped
+    if listed is not None:
+        job.source.skipped.write(listed)
     with Teller(settings.telling, is_shown=settings.is_progress_shown, about=about(job)) as teller:
         teller.tell("started", **begun(job))
         summary = _done(job, open_llm, teller)
@@ -270,18 +273,19 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
 
 def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
     num_before = len(job.kept.index)
-    listed = job.settings.finding.skipped
-    if listed is not None:
-        job.source.skipped.write(listed)
     if _is_complete(job):
-        return summary_of(job, "done", RunCounts(), num_before, None)
+        with sidecars_of(job) as sidecars:
+            sidecars.fill(job.kept.index)
+        return summary_of(job, "done", RunCounts(), num_before, None, sidecars=sidecars.counts)
     with ExitStack() as stack:
+        sidecars = stack.enter_context(sidecars_of(job))
         checks = stack.enter_context(open_checks(job.settings.schema, job.settings.rules))
-        llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
+        llm = stack.enter_context(open_llm() if job.needs_model else NoModel())
         teller.tell("loaded")
-        answerer = _answerer(llm, job.settings, checks, teller.tell)
+        answerer = answerer_of(llm, job.settings, checks, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
+        writer = sidecars.around(writer)
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
             root = job.source.root if isinstance(job.source, FileSource) else None
@@ -308,14 +312,13 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         finally:
             tally.close()
         writer.finish(job.source.place_of)
+        sidecars.fill(writer.index)
         change = InputChange.of(job) if ending == "done" else None
         is_known = ending == "done" and job.left.is_read and change is None
         total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
-    counts = tally.counts()
-    if isinstance(answerer, Validated):
-        counts.asked_again = answerer.asked_again
-    return summary_of(job, ending, counts, num_before, writer, change)
+    counts = counts_of(tally, answerer)
+    return summary_of(job, ending, counts, num_before, writer, change, sidecars.counts)
 
 
 def _is_complete(job: BatchJob) -> bool:
@@ -331,22 +334,6 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     if job.configuration is not None or not job.needs_model:
         return job
     return replace(job, configuration=job.settings.configuration())
-
-
-def _answerer(
-    llm: Answerer, settings: BatchSettings, checks: Sequence[Check], tell: Tell
-) -> Answerer:
-    """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
-    if isinstance(llm, Restartable):
-        if settings.engine_restarts:
-            llm = Restarting(llm, settings.engine_restarts, tell)
-    elif settings.engine_restarts and not isinstance(llm, _NoModel):
-        logger.warning(
-            "engine_restarts = %d has no effect: %s does not start its engine again",
-            settings.engine_restarts,
-            type(llm).__name__,
-        )
-    return Validated(llm, checks, settings.validate_retries, tell) if checks else llm
 
 
 def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
@@ -366,19 +353,3 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
     most = job.settings.max_failures
     run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
     return run.run(llm)
-
-
-class _NoModel:
-    """Stands in for the model when only lines that cannot be used are left."""
-
-    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Exhausts the asks, which must be empty: bad lines are recorded on the way."""
-        for ask in asks:
-            raise AssertionError(f"an item reached a run without a model: {ask.prompt!r}")
-        yield from ()
-
-    def __enter__(self) -> _NoModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
