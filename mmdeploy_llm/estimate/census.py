@@ -7,12 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from mmdeploy_llm.batch.sources import Source
 from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.records.item import Item
 
@@ -21,14 +21,6 @@ from .draw import Chosen, Drawn
 MAX_COUNTED = 200  # items drawn at random whose headers are read, besides the sample
 NUM_LARGEST = 20  # the largest files, whose headers are read too
 MAX_SECONDS = 10.0  # for reading headers
-
-
-class Count(Protocol):
-    """The counts of a prompt that a census needs, see TokenCount."""
-
-    num_prompt_tokens: int
-    num_input_image_tokens: int
-    num_input_video_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +94,7 @@ def name_of(item: Item | BadItem) -> str:
 
 
 def count_tokens(
-    source: Source, drawn: Drawn, seed: int, count: Callable[[Prompt], Count]
+    source: Source, drawn: Drawn, seed: int, count: Callable[[Prompt], TokenCount]
 ) -> Tokens | None:
     """Counts the tokens of the sample, of other files drawn at random and of the largest files,
     within MAX_SECONDS; None when none could be counted."""
@@ -130,7 +122,7 @@ def count_tokens(
 
 
 def _counts(
-    items: Iterable[Item | BadItem], count: Callable[[Prompt], Count]
+    items: Iterable[Item | BadItem], count: Callable[[Prompt], TokenCount]
 ) -> Iterator[tuple[str, int, int]]:
     """Yields name, prompt tokens and media tokens of items, until MAX_SECONDS are over."""
     deadline = time.monotonic() + MAX_SECONDS

@@ -16,12 +16,13 @@ from mmdeploy_llm.batch.answers.rounds import Answerer
 from mmdeploy_llm.batch.sources import Source
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record, bad_record, record_of
 
-from .census import Count, Tokens, count_tokens, kinds_of, name_of
+from .census import Tokens, count_tokens, kinds_of, name_of
 from .draw import Chosen, Drawn, draw
 from .faster import fewer_answer_tokens, fewer_image_tokens
 from .result import Estimate, Range
@@ -42,7 +43,7 @@ class Estimated(Answerer, Protocol):
     runtime: Any
     num_kv_blocks: int
 
-    def count_tokens(self, prompt: Prompt) -> Count:
+    def count_tokens(self, prompt: Prompt) -> TokenCount:
         """Counts the tokens of a prompt."""
 
 
