@@ -32,7 +32,8 @@ from .desk.feed import Feed
 from .desk.outcome import Answer, refused
 from .desk.ticket import Ask
 from .errors import EngineError
-from .estimate.estimate import NUM_ITEMS, Estimate, estimate
+from .estimate.estimate import NUM_ITEMS, estimate
+from .estimate.result import Estimate
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams

@@ -40,7 +40,9 @@ class FileOptions(Group):
     prune: Annotated[
         bool,
         typer.Option(
-            "--prune", help="With --resume: remove the records of files that are certainly gone."
+            "--prune",
+            hidden=True,
+            help="With --resume: remove the records of files that are certainly gone.",
         ),
     ] = False
 

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from mmdeploy_llm.batch.answers.rounds import Answerer
+from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.batch.sources import Source
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.ticket import Ask
