@@ -23,6 +23,7 @@ from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .exits import STOPPED, USAGE, print_error
 from .interrupts import interrupted_code
+from .jobs import MORE_WORDS, RUN_EPILOG, run
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
@@ -168,6 +169,7 @@ def program(
 
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
+app.command(cls=Command, epilog=RUN_EPILOG, context_settings=MORE_WORDS)(run)
 app.command(cls=Command, epilog=REPORT_EPILOG)(report)
 app.command(cls=Command, epilog=GENERATE_EPILOG)(generate)
 app.command(cls=Command, epilog=CHAT_EPILOG)(chat)
