@@ -49,7 +49,7 @@ LAYERS = (
     ("records",),
     ("finding",),
     ("sinks", "telling"),
-    ("sidecars",),
+    ("sidecars", "answers"),
     ("exporting",),
     ("batch",),
     ("report",),
