@@ -13,7 +13,7 @@ from .groups import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions(Group):
-    """Where the command is kept. A command writes the file itself."""
+    """The job file that keeps a command. The command writes it itself."""
 
     title: ClassVar[str] = "Run"
 
