@@ -48,6 +48,7 @@ LAYERS = (
     ("datasets",),
     ("records",),
     ("sinks",),
+    ("questions",),
     ("exporting",),
     ("batch",),
     ("report",),

@@ -14,6 +14,7 @@ from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.records.ids import Selection
@@ -50,7 +51,8 @@ class BatchSettings:
     """How a batch is run.
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
-    question: the question about each file of a folder, or each row of a corpus.
+    question: the question about each file of a folder, or each row of a corpus; asks: several of
+        them, by name.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
     selection: the lines of the input to process; is_recursive: whether folders of media are read
@@ -70,6 +72,7 @@ class BatchSettings:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
+    asks: Asks = NO_ASKS
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
     allowed_media_root: str | os.PathLike[str] | None = None
@@ -88,6 +91,7 @@ class BatchSettings:
     is_progress_shown: bool | None = None
 
     def __post_init__(self) -> None:
+        self.asks.check(self.question)
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
         for name in ("validate_retries", "engine_restarts"):
@@ -103,6 +107,7 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **self.asks.values(),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
         }
@@ -160,6 +165,7 @@ def plan_batch(
         settings.sampling_params,
         settings.selection,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,

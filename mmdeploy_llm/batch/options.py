@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import Selection
 
 from .answers.checker import read_schema
@@ -18,6 +19,9 @@ from .corpus.columns import ColumnArguments, ColumnOptions
 class OutputOptions(TypedDict, total=False):
     """Options of LLM.run_batch.
 
+    ask: several questions instead of `prompt`, by name: {"caption": "Describe.", "tags": "@f.txt"};
+        the record has `answers` by these names, and `text` is the first one's. @FILE is read.
+    system: the system message of conversations without one, or @FILE.
     shard: "2/8" answers the second of eight shards, by line number.
     limit: lines to read.
     recursive: whether folders of media are read with their subfolders (True).
@@ -30,6 +34,8 @@ class OutputOptions(TypedDict, total=False):
     engine_restarts: how often in a row an engine that died is started again (2).
     """
 
+    ask: Mapping[str, str] | None
+    system: str | None
     shard: str | None
     limit: int | None
     recursive: bool
@@ -46,13 +52,14 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of BatchSettings, which has the defaults, for OutputOptions. Raises
     ConfigError."""
     settings = dict(options)
+    asks = Asks.given(settings.pop("ask", None), settings.pop("system", None))
     schema = settings.pop("validate", None)
     if isinstance(schema, (str, os.PathLike)):
         schema = read_schema(os.fspath(schema))
     selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
     if "recursive" in settings:
         settings["is_recursive"] = settings.pop("recursive")
-    return {**settings, "selection": selection, "schema": schema}
+    return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 
 class BatchOptions(ColumnArguments, OutputOptions, total=False):

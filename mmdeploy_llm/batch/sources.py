@@ -15,9 +15,10 @@ from mmdeploy_llm.datasets.names import is_media_name, is_url, is_video_name
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about, with_system
 from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.item import Item, Question
 from mmdeploy_llm.records.record import Record
 
 from .corpus.columns import ColumnOptions, check_no_columns
@@ -75,7 +76,8 @@ class LineSource:
 
 
 class FileSource:
-    """Builds one item per file: a question about it. question: None asks for a description."""
+    """Builds one item per file: the questions about it. question: None asks for a description,
+    unless `asks` has questions."""
 
     about = ""
 
@@ -86,14 +88,15 @@ class FileSource:
         selection: Selection,
         *,
         question: str | None = None,
+        asks: Asks = NO_ASKS,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         numbered = [*enumerate(paths, 1)]
-        if question is not None:
-            check_no_columns(question, (path for _, path in numbered))
+        for text in (*([] if question is None else [question]), *asks.questions.values()):
+            check_no_columns(text, (path for _, path in numbered))
         self._lines = {path: line for line, path in numbered if selection.takes(line)}
         self._params = params
-        self._question = question
+        self._question, self._asks = question, asks
         self._template_kwargs = dict(template_kwargs or {})
         self._sizes = sizes_of(self._lines)
         self.total: int | None = len(self._lines)
@@ -103,11 +106,13 @@ class FileSource:
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items, large files among small ones."""
         for path in mixed(self._sizes):
+            questions = self._questions(path)
             yield Item(
                 line=self._lines[path],
                 id=path,
                 path=path,
-                prompt=self._prompt(path),
+                prompt=questions[0].prompt,
+                questions=questions if self._asks.questions else (),
                 params=self._params,
                 digest=digest_of(file_state(path)),
                 size=self._sizes[path],
@@ -121,16 +126,15 @@ class FileSource:
         """Returns the position of the record's file in the list; None when not selected."""
         return self._lines.get(record.path) if record.path is not None else None
 
-    def _prompt(self, path: str) -> dict[str, Any]:
-        """Builds the prompt, with an absolute path where the name would be read as a URL."""
+    def _questions(self, path: str) -> tuple[Question, ...]:
+        """Builds the prompts, with an absolute path where the name would be read as a URL."""
         kind = "video" if is_video_name(path) else "image"
-        question = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
-        content = [
-            {"type": kind, kind: os.path.abspath(path) if is_url(path) else path},
-            {"type": "text", "text": question},
-        ]
-        messages = [{"role": "user", "content": content}]
-        return {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
+        plain = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
+        media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
+        messages = [{"role": "user", "content": [media]}]
+        prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
+        prompt = with_system(prompt, self._asks.system)
+        return questions_about(prompt, self._asks.questions or {"": plain})
 
 
 def open_source(
@@ -139,6 +143,7 @@ def open_source(
     selection: Selection,
     *,
     question: str | None = None,
+    asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
     columns: ColumnOptions | None = None,
     max_bytes: int = MAX_CELL_BYTES,
@@ -153,15 +158,15 @@ def open_source(
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
     """
     columns = columns or ColumnOptions()
-    reader = ItemReader(None, params, template_kwargs)
+    reader = ItemReader(None, params, template_kwargs, asks.system)
     if not isinstance(given, (str, os.PathLike)):
         dicts = DictRows(given)
-        return LineSource(dicts, QuestionReader(dicts, reader, columns, question), selection)
+        return LineSource(dicts, QuestionReader(dicts, reader, columns, question, asks), selection)
     name = os.fspath(given)
     _check_name(name)
     rows = open_rows(name, max_bytes, root)
     if rows is not None:
-        return LineSource(rows, QuestionReader(rows, reader, columns, question), selection)
+        return LineSource(rows, QuestionReader(rows, reader, columns, question, asks), selection)
     if columns.values():
         raise ConfigError(f"{name!r} is a folder of media, which has no columns; {KINDS}")
     return open_files(
@@ -170,6 +175,7 @@ def open_source(
         selection,
         is_recursive=is_recursive,
         question=question,
+        asks=asks,
         template_kwargs=template_kwargs,
     )
 
@@ -181,6 +187,7 @@ def open_files(
     *,
     is_recursive: bool = True,
     question: str | None = None,
+    asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
@@ -192,6 +199,7 @@ def open_files(
         params,
         selection,
         question=question,
+        asks=asks,
         template_kwargs=template_kwargs,
     )
 
