@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.records.configuration import Configuration
 
-Paths = Annotated[list[str], typer.Argument(help="Images, videos, their folders, or globs.")]
+Paths = Annotated[
+    list[str], typer.Argument(metavar="PATH", help="Images, videos, their folders, or globs.")
+]
 Input = Annotated[
     str,
     typer.Argument(
-        help="Folder of images and videos, or a corpus: JSONL, CSV, TSV, Parquet, Arrow, tar "
-        "(WebDataset) or Lance; a file, folder, glob, pattern such as '{000..099}.tar' or URL; or "
-        "hf://datasets/OWNER/NAME."
+        metavar="INPUT",
+        help="A folder of images and videos, or a corpus. Corpora: JSONL, CSV, TSV, Parquet, "
+        "Arrow, tar (WebDataset) or Lance; a file, folder, glob, pattern such as '{000..099}.tar' "
+        "or URL; or hf://datasets/OWNER/NAME.",
     ),
 ]
 
@@ -39,8 +42,8 @@ def caption(
     ctx: typer.Context,
     paths: Paths,
     *,
-    output: Output = "captions.jsonl",
     desk: DeskOptions,
+    output: Output = "captions.jsonl",
 ) -> None:
     """Caption images and videos; write JSONL and an HTML report.
 
@@ -68,9 +71,9 @@ def caption(
 def batch(
     ctx: typer.Context,
     input: Input,
-    output: Output,
     *,
     desk: DeskOptions,
+    output: Output,
     columns: ColumnChoices,
 ) -> None:
     """Answer every prompt of a file, or a question about each item of a corpus.

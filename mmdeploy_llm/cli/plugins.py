@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from .command import Command, CommandGroup
 from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
@@ -37,6 +38,24 @@ Examples:
 MMDEPLOY_LLM_PLUGINS=acme,sources      load only these plugins
 MMDEPLOY_LLM_BLOCKED_PLUGINS=acme      do not load these"""
 
+EPILOG_LIST = """\b
+Examples:
+  mmdeploy-llm plugins list
+  mmdeploy-llm plugins list --json
+  mmdeploy-llm plugins list --strict             exit code 1 when one is broken"""
+
+EPILOG_CHECK = """\b
+Examples:
+  mmdeploy-llm plugins check reasoning
+  mmdeploy-llm plugins check acme --model models/acme-vl
+  mmdeploy-llm plugins check sources --json"""
+
+EPILOG_NEW = """\b
+Examples:
+  mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
+  mmdeploy-llm plugins new acme --kind model --media image
+  mmdeploy-llm plugins new acme --kind processor --directory packages/"""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Exit with code 1 when a plugin failed to load.")
@@ -44,6 +63,7 @@ Strict = Annotated[
 
 plugins = typer.Typer(
     name="plugins",
+    cls=CommandGroup,
     help="List installed plugins, check one, or write a new one.",
     epilog=EPILOG,
     rich_markup_mode=None,
@@ -57,7 +77,7 @@ def default(ctx: typer.Context, as_json: AsJson = False, strict: Strict = False)
         list_plugins(ctx, as_json=as_json, strict=strict)
 
 
-@plugins.command("list")
+@plugins.command("list", cls=Command, epilog=EPILOG_LIST)
 def list_plugins(
     ctx: typer.Context,
     as_json: AsJson = False,
@@ -86,7 +106,7 @@ def list_plugins(
         raise typer.Exit(SOME_FAILED)
 
 
-@plugins.command()
+@plugins.command(cls=Command, epilog=EPILOG_CHECK)
 def check(
     name: Annotated[str, typer.Argument(help="Name of an installed plugin.")],
     model: Annotated[
@@ -121,7 +141,7 @@ def check(
         raise typer.Exit(SOME_FAILED)
 
 
-@plugins.command()
+@plugins.command(cls=Command, epilog=EPILOG_NEW)
 def new(
     name: Annotated[str, typer.Argument(help="Name of the plugin, such as acme.")],
     kind: Annotated[

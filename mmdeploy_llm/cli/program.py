@@ -9,7 +9,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from mmdeploy_llm import __version__
 from mmdeploy_llm.errors import MMDeployLLMError
@@ -18,6 +17,7 @@ from . import plugin_names
 from .batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from .batches import batch, caption
 from .bench import BENCH_EPILOG, bench
+from .command import Command, CommandGroup
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
@@ -25,7 +25,7 @@ from .exits import INTERRUPTED, STOPPED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
-from .talk import chat, generate
+from .talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import PluginManager
@@ -43,14 +43,8 @@ MAX_HELP_WIDTH = 100  # columns
 EPILOG = """\b
 Examples:
   mmdeploy-llm caption photos/                   captions.jsonl and captions.html
-  mmdeploy-llm caption "photos/**/*.jpg" --thinking --max-tokens 200
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl
-  mmdeploy-llm report answers-*.jsonl -o all.html    one page of all shards
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
-  mmdeploy-llm chat --image photo.jpg
-  mmdeploy-llm count prompts.jsonl               tokens, without the weights
-  mmdeploy-llm bench                             tokens/s on this machine
-  mmdeploy-llm doctor                            what this machine has and lacks
 
 \b
 Without --model, commands use shapes-vl, a tiny model inside the package that
@@ -60,6 +54,13 @@ Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command in detail.
 \b
 Plugins add models, processors, parsers and commands. `mmdeploy-llm plugins`
 lists the installed ones, `mmdeploy-llm plugins new` writes a new one."""
+
+
+VERSION_EPILOG = """\b
+Examples:
+  mmdeploy-llm version
+  mmdeploy-llm --version
+  mmdeploy-llm doctor           with the versions of everything else"""
 
 
 class PrintableFormatter(logging.Formatter):
@@ -72,7 +73,7 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().format(record))
 
 
-class Program(TyperGroup):
+class Program(CommandGroup):
     """Holds the built-in commands, loads those of plugins on demand, and prints errors in one
     line."""
 
@@ -129,7 +130,6 @@ app = typer.Typer(
     cls=Program,
     name="mmdeploy-llm",
     epilog=EPILOG,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={
@@ -165,21 +165,21 @@ def program(
         typer.echo(ctx.get_help())
 
 
-app.command(epilog=CAPTION_EPILOG)(caption)
-app.command(epilog=BATCH_EPILOG)(batch)
-app.command(epilog=REPORT_EPILOG)(report)
-app.command()(generate)
-app.command()(chat)
-app.command(epilog=COUNT_EPILOG)(count)
-app.command(epilog=BENCH_EPILOG)(bench)
-app.command(epilog=QUANTIZE_EPILOG)(quantize)
-app.command(epilog=DOCTOR_EPILOG)(doctor)
-app.command("check-determinism", epilog=DETERMINISM_EPILOG)(check_determinism)
+app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
+app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
+app.command(cls=Command, epilog=REPORT_EPILOG)(report)
+app.command(cls=Command, epilog=GENERATE_EPILOG)(generate)
+app.command(cls=Command, epilog=CHAT_EPILOG)(chat)
+app.command(cls=Command, epilog=COUNT_EPILOG)(count)
+app.command(cls=Command, epilog=BENCH_EPILOG)(bench)
+app.command(cls=Command, epilog=QUANTIZE_EPILOG)(quantize)
+app.command(cls=Command, epilog=DOCTOR_EPILOG)(doctor)
+app.command("check-determinism", cls=Command, epilog=DETERMINISM_EPILOG)(check_determinism)
 
 app.add_typer(plugins)
 
 
-@app.command()
+@app.command(cls=Command, epilog=VERSION_EPILOG)
 def version() -> None:
     """Print the version of mmdeploy-llm."""
     typer.echo(__version__)

@@ -25,6 +25,19 @@ from .engines import open_async_llm, open_llm
 from .exits import SOME_FAILED, print_error
 from .interrupts import forget_interrupt
 
+# click does not rewrap a paragraph that begins with "\b".
+GENERATE_EPILOG = """\b
+Examples:
+  mmdeploy-llm generate "What is in this picture?" --image photo.jpg
+  mmdeploy-llm generate "Why is the sky blue?" --model models/acme-4b --no-thinking
+  cat story.txt | mmdeploy-llm generate --raw --max-tokens 200 -"""
+
+CHAT_EPILOG = """\b
+Examples:
+  mmdeploy-llm chat --image photo.jpg
+  mmdeploy-llm chat --system "Answer in one sentence." --model models/acme-4b
+  mmdeploy-llm chat --message "How many shapes are there?" --image drawing.png"""
+
 
 @with_groups
 def generate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -14,7 +14,7 @@ Thinking = Annotated[
     bool | None,
     typer.Option(
         "--thinking/--no-thinking",
-        help="Whether the model reasons before it answers.  [default: the model's default]",
+        help="Whether the model reasons first.  [default: the model's default]",
     ),
 ]
 
@@ -23,37 +23,44 @@ Thinking = Annotated[
 class AnswerOptions(Group):
     """How every answer is generated."""
 
+    title: ClassVar[str] = "Question and answer"
+
     thinking: Thinking = None
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Upper limit of generated tokens per answer.")
+        int, typer.Option(min=1, metavar="N", help="Upper limit of generated tokens per answer.")
     ] = 1024
     temperature: Annotated[
         float | None,
         typer.Option(
             min=0.0,
-            help="Randomness of sampling; 0 always picks the most probable token.  [default: 0, "
-            "or the model's own where --sampling has top_p, top_k, min_p or n]",
+            metavar="X",
+            help="Randomness of sampling; 0 always picks the most probable token.  [default: 0] "
+            "Where --sampling has top_p, top_k, min_p or n, the default is the model's own.",
         ),
     ] = None
     sampling: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Any other sampling parameter, such as top_p=0.9; may be repeated.",
+            help="Another sampling parameter, such as top_p=0.9. May be repeated.",
         ),
     ] = None
     reasoning_parser: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
+            hidden=True,
             help="How to separate reasoning from the answer: auto (the model's own parser), none, "
-            "or the name of a parser that `mmdeploy-llm plugins` lists."
+            "or the name of a parser that `mmdeploy-llm plugins` lists.",
         ),
     ] = "auto"
     tool_call_parser: Annotated[
         str,
         typer.Option(
+            metavar="NAME",
+            hidden=True,
             help="How to extract tool calls from the answer: auto (the model's own parser), none, "
-            "or the name of a parser."
+            "or the name of a parser.",
         ),
     ] = "auto"
 

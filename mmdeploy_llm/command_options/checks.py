@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -17,18 +17,23 @@ from .groups import Group
 class CheckOptions(Group):
     """Rules that every answer must keep."""
 
+    title: ClassVar[str] = "Question and answer"
+
     validate: Annotated[
         Path | None,
         typer.Option(
             metavar="SCHEMA",
-            help="JSON schema that every answer must keep. One that breaks it is asked again, "
-            "then recorded as an error with its text.",
+            help="File of a JSON schema that every answer must keep. One that breaks it is asked "
+            "again, then recorded as an error with its text.",
         ),
     ] = None
     validate_retries: Annotated[
         int,
         typer.Option(
-            min=0, metavar="K", help="How often an answer that breaks --validate is asked again."
+            min=0,
+            metavar="K",
+            hidden=True,
+            help="How often an answer that breaks --validate is asked again.",
         ),
     ] = VALIDATE_RETRIES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -14,12 +14,14 @@ from .groups import Group
 class ColumnChoices(Group):
     """Options of `batch` that name columns of a corpus."""
 
+    title: ClassVar[str] = "Columns of a corpus"
+
     image_column: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
             help="Column with images: bytes, paths, or the struct of Hugging Face datasets.  "
-            "[default: the only one that has images or videos]",
+            "[default: the only one with media]",
         ),
     ] = None
     video_column: Annotated[
@@ -33,7 +35,7 @@ class ColumnChoices(Group):
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Column with the id.  [default: id, else the row's number; in tars shard and key]",
+            help="Column with the id. In tars it is shard and key.  [default: id, else the row]",
         ),
     ] = None
     columns: Annotated[

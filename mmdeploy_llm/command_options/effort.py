@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -13,13 +13,18 @@ from .groups import Group
 from .model import NumThreads
 
 MaxNumSeqs = Annotated[
-    int | None, typer.Option(min=1, help="Upper limit of items that run at the same time.")
+    int | None,
+    typer.Option(
+        min=1, metavar="N", hidden=True, help="Upper limit of items that run at the same time."
+    ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffortOptions(Group):
     """How much is run at once, and when a run gives up."""
+
+    title: ClassVar[str] = "Run"
 
     max_failures: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Stop after N failed items in this run.")
@@ -29,6 +34,7 @@ class EffortOptions(Group):
         typer.Option(
             min=0,
             metavar="K",
+            hidden=True,
             help="How often in a row an engine that died is started again. Its items are done "
             "again; one that was there at two deaths is done alone.",
         ),
@@ -40,6 +46,7 @@ class EffortOptions(Group):
         typer.Option(
             "--ray",
             metavar="ADDRESS",
+            hidden=True,
             help="Answer with engines on all machines of a Ray cluster: HOST:PORT, auto (the "
             "cluster of this machine) or local (a new one). Media paths must be readable on each "
             "of them.",

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, get_args, get_origin
+
+from typer.models import OptionInfo
 
 
 class Group:
-    """The base of groups. Each method returns what the group's options set, and nothing else."""
+    """The base of groups. Each method returns what the group's options set, and nothing else.
+
+    title: the theme under which --help lists the options; groups may share one.
+    """
 
     __slots__ = ()
+    title: ClassVar[str] = ""
 
     def to_settings(self) -> dict[str, Any]:
         """Returns fields of BatchSettings. Raises ConfigError for options that contradict."""
@@ -70,13 +77,26 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flat(param: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    """Yields the options of a parameter: itself, or those of its group."""
+    """Yields the options of a parameter: itself, or those of its group under the group's title."""
     if not is_dataclass(param.annotation):
         yield param
         return
     group: Any = param.annotation
     for each in inspect.signature(group, eval_str=True).parameters.values():
-        yield from _flat(each)
+        for flat in _flat(each):
+            yield flat.replace(annotation=_titled(flat.annotation, group.title))
+
+
+def _titled(annotation: Any, title: str) -> Any:
+    """Returns the annotation of an option, listed under a title unless it has one."""
+    if not title or get_origin(annotation) is not Annotated:
+        return annotation
+    value, *notes = get_args(annotation)
+    for index, note in enumerate(notes):
+        if isinstance(note, OptionInfo) and note.rich_help_panel is None:
+            notes[index] = copy.copy(note)
+            notes[index].rich_help_panel = title
+    return Annotated[value, *notes]
 
 
 def _taken(name: str, annotation: Any, given: dict[str, Any]) -> Any:

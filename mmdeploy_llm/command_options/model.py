@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -14,23 +14,29 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Folder of a model, its Hugging Face id, a bundled model's name, or a GGUF file; the "
-        "file with its vision tower, mmproj-*.gguf, is found in the same folder.",
+        metavar="NAME",
+        help="Folder of a model, Hugging Face id, GGUF file or bundled model. The file with the "
+        "vision tower of a GGUF file, mmproj-*.gguf, is found in the same folder.",
     ),
 ]
 DType = Annotated[
     str,
-    typer.Option(help="Number format of weights: auto, bfloat16, float16 or float32."),
+    typer.Option(
+        metavar="TYPE",
+        hidden=True,
+        help="Number format of weights: auto, bfloat16, float16 or float32.",
+    ),
 ]
 Engine = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="Any other engine option, such as max_model_len=4096; may be repeated.",
+        help="Another engine option, such as max_model_len=4096. May be repeated.",
     ),
 ]
 NumThreads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads for compute.  [default: one per core]")
+    int | None,
+    typer.Option(min=1, metavar="N", help="CPU threads for compute.  [default: one per core]"),
 ]
 
 
@@ -38,11 +44,13 @@ NumThreads = Annotated[
 class ModelOptions(Group):
     """The model, and how it is computed."""
 
+    title: ClassVar[str] = "Model"
+
     model: Model = "shapes-vl"
     dtype: DType = "auto"
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")] = (
-        "auto"
-    )
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Where to compute: auto, cpu, cuda or cuda:N.")
+    ] = "auto"
     engine: Engine = None
 
     def to_engine(self) -> dict[str, Any]:

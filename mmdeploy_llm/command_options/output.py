@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -15,9 +15,11 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="Where results go: NAME.jsonl gets a line per finished item; NAME.parquet and "
-        "NAME.tar are folders of Parquet files or WebDataset tars; a URL such as "
-        "s3://bucket/NAME.parquet gets whole parts.",
+        metavar="NAME",
+        rich_help_panel="Output",
+        help="Where results go: a file NAME.jsonl, or parts. NAME.jsonl gets a line per finished "
+        "item; NAME.parquet and NAME.tar are folders of Parquet files or WebDataset tars; a URL "
+        "such as s3://bucket/NAME.parquet gets whole parts.",
     ),
 ]
 
@@ -26,10 +28,14 @@ Output = Annotated[
 class OutputOptions(Group):
     """How results are written."""
 
+    title: ClassVar[str] = "Output"
+
     format: Annotated[
         str | None,
         typer.Option(
-            help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]"
+            metavar="FORMAT",
+            hidden=True,
+            help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]",
         ),
     ] = None
     part_items: Annotated[
@@ -37,6 +43,7 @@ class OutputOptions(Group):
         typer.Option(
             min=1,
             metavar="N",
+            hidden=True,
             help="Items in a part of the output.  [default: 20000, of tars 10000]",
         ),
     ] = None
@@ -44,6 +51,7 @@ class OutputOptions(Group):
         str | None,
         typer.Option(
             metavar="FOLDER",
+            hidden=True,
             help="Where this machine keeps results that are not uploaded yet, when --output is a "
             "URL.  [default: a folder NAME-DIGEST.journal here]",
         ),
@@ -58,12 +66,13 @@ class OutputOptions(Group):
 class ShownOptions(Group):
     """How results are shown. A command reads them itself."""
 
+    title: ClassVar[str] = "Output"
+
     report: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="HTML report.  [default: in `caption` the name of --output with .html, in `batch` "
-            "none]",
+            help="HTML report.  [default: `caption`: the name of --output with .html]",
         ),
     ] = None
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -14,14 +14,16 @@ from .groups import Group
 class QuestionOptions(Group):
     """The question about every file, or every row of a corpus."""
 
+    title: ClassVar[str] = "Question and answer"
+
     prompt: Annotated[
         str | None,
         typer.Option(
             "--prompt",
             "-p",
-            help="The question about each file, or each row of a corpus, with columns in it: "
-            "'Describe {title}.'  "
-            '[default: "Describe the image." / "Describe the video."]',
+            metavar="TEXT",
+            help="The question about each item. About rows of a corpus it may have columns: "
+            "'Describe {title}.'  [default: Describe the image. / Describe the video.]",
         ),
     ] = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -16,6 +16,8 @@ from .groups import Group
 class ResumeOptions(Group):
     """How an existing output is treated."""
 
+    title: ClassVar[str] = "Output"
+
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output file.")
     ] = False
@@ -23,13 +25,14 @@ class ResumeOptions(Group):
         bool,
         typer.Option(
             "--resume",
-            help="Continue an existing output file: run items that are missing or failed.",
+            help="Continue an existing output: do what is missing or has failed.",
         ),
     ] = False
     resume_anyway: Annotated[
         bool,
         typer.Option(
             "--resume-anyway",
+            hidden=True,
             help="--resume, also when the output has results of another model, of other options "
             "or of another question: these stay.",
         ),
@@ -38,13 +41,17 @@ class ResumeOptions(Group):
         str,
         typer.Option(
             metavar="WHICH",
-            help="With --resume: which items to retry: all (that failed), or outcomes and error "
-            "codes, such as empty,truncated,408.",
+            help="With --resume: what to retry. All (that failed), or outcomes and error codes, "
+            "such as empty,truncated,408.",
         ),
     ] = "all"
     no_retry_failed: Annotated[
         bool,
-        typer.Option("--no-retry-failed", help="With --resume: leave failed items as they are."),
+        typer.Option(
+            "--no-retry-failed",
+            hidden=True,
+            help="With --resume: leave failed items as they are.",
+        ),
     ] = False
 
     def to_settings(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -12,7 +12,10 @@ from .groups import Group
 Recursive = Annotated[
     bool,
     typer.Option(
-        "--recursive/--no-recursive", "-r", help="Whether folders are read with their subfolders."
+        "--recursive/--no-recursive",
+        "-r",
+        hidden=True,
+        help="Whether folders are read with their subfolders.",
     ),
 ]
 Limit = Annotated[
@@ -24,13 +27,15 @@ Limit = Annotated[
 class SelectionOptions(Group):
     """Which items of an input are done."""
 
+    title: ClassVar[str] = "Input"
+
     recursive: Recursive = True
     limit: Limit = None
     shard: Annotated[
         str | None,
         typer.Option(
             metavar="I/N|auto",
-            help="Process only every N-th item from the I-th on, so that N runs share the input. "
+            help="Every N-th item from the I-th on: N runs share the input. "
             "auto: as torchrun, SLURM or an indexed job of Kubernetes numbers this process; the "
             "shard then stands in the output's name.",
         ),

@@ -1,0 +1,162 @@
+"""Commands of the program: options that are given twice are refused, and --help fits two screens.
+
+--help lists the arguments, the usual options by theme and three examples. --help-all lists all
+options with their whole texts, and the command's notes. An option is a rare one if it is declared
+`hidden`; the theme is that of its group. Where everything fits two screens, --help shows it all.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+TWO_SCREENS = 50  # lines
+NUM_EXAMPLES = 3
+DEFAULT_TITLE = "Options"
+EXAMPLES = "\b\nExamples:\n"
+NAMES_WIDTH = 24
+FIRST_SENTENCE = re.compile(r"(.*?)\.(?=\s|$)", re.DOTALL)
+WRITTEN_DEFAULT = re.compile(r"\[default: ([^]]*)\]")
+HELP_ALL = "--help-all"
+
+
+class Command(TyperCommand):
+    """A command of the program."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the words of the command. Refuses an option that holds one value and has two."""
+        if HELP_ALL in args and "--" not in args[: args.index(HELP_ALL)]:
+            typer.echo(help_text(self, ctx, is_whole=True), color=ctx.color)
+            raise typer.Exit
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for name in repeated(order):
+            ctx.fail(f"{name} is given twice; it has one value: give it once")
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """Returns what --help prints: everything if it fits two screens, else the usual."""
+        whole = help_text(self, ctx, is_whole=True)
+        return whole if whole.count("\n") < TWO_SCREENS else help_text(self, ctx, is_whole=False)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, whose help begins with the examples of its epilog."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help."""
+        examples, _, notes = (self.epilog or "").partition("\n\n")
+        self.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(examples)
+        self.format_help_text(ctx, formatter)
+        self.format_options(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(notes)
+
+
+def repeated(order: Iterable[Any]) -> Iterator[str]:
+    """Yields the options that were given twice, of those that hold one value. A flag says the same
+    twice, unless it has an opposite."""
+    seen = set()
+    for param in order:
+        is_single = param.param_type_name == "option" and not param.multiple and not param.count
+        if is_single and param in seen and (not param.is_flag or param.secondary_opts):
+            yield " / ".join([max(param.opts, key=len), *param.secondary_opts])
+        seen.add(param)
+
+
+def help_text(command: Any, ctx: Any, *, is_whole: bool) -> str:
+    """Returns the help of a command. is_whole: with rare options, whole texts and notes."""
+    formatter = ctx.make_formatter()
+    command.format_usage(ctx, formatter)
+    first, _, rest = (command.help or "").partition("\n\n")
+    examples, notes = _split(command.epilog or "")
+    formatter.write_paragraph()
+    formatter.write_text(first)
+    if examples:
+        _write_section(formatter, "Examples", examples if is_whole else examples[:NUM_EXAMPLES])
+    if is_whole and rest:
+        formatter.write_paragraph()
+        formatter.write_text(rest)
+    num_left = _write_options(command, ctx, formatter, is_whole=is_whole)
+    if is_whole and notes:
+        formatter.write_paragraph()
+        formatter.write_text(notes)
+    elif not is_whole:
+        formatter.write_paragraph()
+        formatter.write_text(
+            f"{ctx.command_path} {HELP_ALL}: {num_left} more options, whole texts, notes"
+        )
+    return str(formatter.getvalue()).rstrip("\n")
+
+
+def _split(epilog: str) -> tuple[list[str], str]:
+    """Returns the lines of the examples, and what stands around them."""
+    notes, found = [], []
+    for paragraph in epilog.split("\n\n"):
+        if paragraph.startswith(EXAMPLES):
+            found += paragraph.removeprefix(EXAMPLES).splitlines()
+        elif paragraph:
+            notes.append(paragraph)
+    return [line.removeprefix("  ") for line in found], "\n\n".join(notes)
+
+
+def _write_section(formatter: Any, title: str, lines: Iterable[str]) -> None:
+    formatter.write_paragraph()
+    formatter.write_heading(title)
+    for line in lines:
+        formatter.write(f"  {line}\n")
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any, *, is_whole: bool) -> int:
+    """Writes arguments and options by theme. Returns how many options were left out."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    num_left, width = 0, formatter.width - NAMES_WIDTH - 6
+    for param in command.get_params(ctx):
+        is_option = param.param_type_name == "option"
+        if is_option and param.hidden and not is_whole:
+            num_left += 1
+            continue
+        title = (param.rich_help_panel or DEFAULT_TITLE) if is_option else "Arguments"
+        record = _record(param, ctx, width, is_whole=is_whole)
+        if record is not None:
+            sections.setdefault(title, []).append(record)
+    sections[DEFAULT_TITLE] = sections.pop(DEFAULT_TITLE, [])  # the last one, with --help
+    sections[DEFAULT_TITLE].append((HELP_ALL, "Show all options, whole texts and notes"))
+    for title, rows in sections.items():
+        if is_whole:
+            formatter.write_paragraph()
+        formatter.write_heading(title)
+        formatter.indent()
+        # All sections have one column of texts, and a long name has a line of its own.
+        padded = [(f"{names:<{NAMES_WIDTH}}", text) for names, text in rows]
+        formatter.write_dl(padded, col_max=NAMES_WIDTH + 2)
+        formatter.dedent()
+    return num_left
+
+
+def _record(param: Any, ctx: Any, width: int, *, is_whole: bool) -> tuple[str, str] | None:
+    """Returns the names and the text of a parameter. Unless `is_whole` this is its first sentence
+    and its default, as far as they fit a line of `width`."""
+    shown = copy.copy(param)
+    shown.hidden = False
+    if is_whole or not shown.help:
+        return shown.get_help_record(ctx)  # type: ignore[no-any-return]
+    written = WRITTEN_DEFAULT.search(shown.help)
+    first = FIRST_SENTENCE.match(shown.help)
+    shown.help = shown.help if first is None else first[1]
+    names, whole = shown.get_help_record(ctx)
+    text, note = shown.help, ""
+    if param.param_type_name == "option" and param.required:
+        note = "  [required]"
+    elif param.param_type_name == "option" and not param.is_flag:
+        default = WRITTEN_DEFAULT.search(whole) or written
+        note = "" if default is None else f"  [{default[1].partition(';')[0]}]"
+    if len(text) > width:
+        text = text[: width - 3].rstrip() + "..."
+    return names, text + note if len(text + note) <= width else text
