@@ -52,6 +52,7 @@ LAYERS = (
     ("exporting",),
     ("batch",),
     ("report",),
+    ("bulk",),
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),

@@ -61,6 +61,7 @@ def caption(
         settings.selection,
         is_recursive=settings.is_recursive,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
     )
     job = plan_source(source, output, settings)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from .groups import Group
-from .values import named_value, template_kwargs
+from .values import named_values, template_kwargs
 
 Thinking = Annotated[
     bool | None,
@@ -42,7 +42,8 @@ class AnswerOptions(Group):
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Another sampling parameter, such as top_p=0.9. May be repeated.",
+            help="Other sampling parameters, such as top_p=0.9. May be repeated; a JSON object or "
+            'a file with one has several: \'{"top_p": 0.9, "seed": 1}\'.',
         ),
     ] = None
     reasoning_parser: Annotated[
@@ -79,7 +80,9 @@ class AnswerOptions(Group):
         """Returns the parameters; those of --sampling win."""
         from mmdeploy_llm.batch.items import DRAWS
 
-        more = dict(named_value("--sampling", text, "top_p=0.9") for text in self.sampling or [])
+        more: dict[str, Any] = {}
+        for text in self.sampling or []:
+            more |= named_values("--sampling", text, "top_p=0.9")
         is_drawn = any(name in more for name in DRAWS)
         temperature = 0.0 if self.temperature is None and not is_drawn else self.temperature
         return {"max_tokens": self.max_tokens, "temperature": temperature, **more}

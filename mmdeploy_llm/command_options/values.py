@@ -54,6 +54,26 @@ def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
         return name.replace("-", "_"), value
 
 
+def named_values(option: str, text: str, example: str) -> dict[str, Any]:
+    """Parses NAME=VALUE, a JSON object, or a file with one. Raises ConfigError."""
+    name = text.partition("=")[0]
+    if not text.lstrip().startswith("{") and "=" in text and name.isidentifier():
+        return dict([named_value(option, text, example)])
+    try:
+        source = text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8")
+        values = json.loads(source)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{option} {text!r} must be NAME=VALUE, such as {example}, a JSON object or a file "
+            "with one; there is no such file"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{option} {text[:80]!r} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{option} {text[:80]!r} holds no JSON object")
+    return values
+
+
 def read_tools(path: Path | None) -> Any:
     """Reads the JSON file of --tools; None without one. Raises ConfigError if it is not JSON."""
     if path is None:
