@@ -47,7 +47,8 @@ LAYERS = (
     ("client",),
     ("datasets",),
     ("records",),
-    ("sinks",),
+    ("finding",),
+    ("sinks", "sidecars"),
     ("questions",),
     ("exporting",),
     ("batch",),
@@ -93,7 +94,7 @@ PLUGIN_API = {"caches", "hooks", "messages", "forward", "request", "errors", "la
 PLUGIN_API |= {"attention.base", "gguf.tables", "weights.map"}
 ANY_FAMILY = "transformers_any"
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
-TORCH_FREE = {"schedule", "delivery", "datasets"} | {
+TORCH_FREE = {"schedule", "delivery", "datasets", "finding"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}

@@ -32,6 +32,9 @@ from .answers.rounds import Answerer, Restartable
 from .answers.validated import Validated
 from .apart import check_apart
 from .corpus.columns import ColumnOptions
+from .file_source import FileSource
+from .finding import FindingOptions
+from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, summary_of
@@ -55,8 +58,8 @@ class BatchSettings:
         them, by name.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
-    selection: the lines of the input to process; is_recursive: whether folders of media are read
-        with their subfolders.
+    finding: which files of a folder are read; is_recursive: whether those of subfolders are.
+    selection: the lines of the input to process.
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
     retried: the items with a record that mode "resume" does again.
@@ -76,6 +79,7 @@ class BatchSettings:
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
     allowed_media_root: str | os.PathLike[str] | None = None
+    finding: FindingOptions = field(default_factory=FindingOptions)
     selection: Selection = field(default_factory=Selection)
     is_recursive: bool = True
     format: str | None = None
@@ -110,6 +114,7 @@ class BatchSettings:
             **self.asks.values(),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
+            **self.finding.values(),
         }
         return replace(engine, values=values)
 
@@ -132,6 +137,7 @@ class BatchJob:
     needs_model: False when only lines that cannot be used are left.
     is_empty: whether nothing is left to do.
     configuration: None until the run needs it.
+    gone: ids of records whose files are gone; the run removes them where that is asked for.
     """
 
     source: Source
@@ -143,6 +149,7 @@ class BatchJob:
     needs_model: bool
     is_empty: bool
     configuration: Configuration | None = None
+    gone: frozenset[str] = frozenset()
 
 
 def plan_batch(
@@ -170,6 +177,7 @@ def plan_batch(
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
         root=settings.allowed_media_root,
+        finding=settings.finding,
         is_recursive=settings.is_recursive,
     )
     return _planned(source, sink, settings)
@@ -185,9 +193,15 @@ def plan_source(
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
-    kept, configuration = Kept(), None
+    kept, configuration, leftovers = Kept(), None, None
+    settings.finding.check(settings.mode, source)
     if settings.mode == "resume":
-        kept = sink.scan(source.place_of, retried=settings.retried)
+        place_of = source.place_of
+        if isinstance(source, FileSource) and sink.exists():
+            settle_ids(source, sink)
+            leftovers = Leftovers(source, is_pruned=settings.finding.prune)
+            place_of = leftovers.place_of
+        kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)
     left = LeftToDo(source, kept.done)
     todo = iter(left)
@@ -202,6 +216,7 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
         needs_model=len(ahead) > MAX_BAD_AHEAD or isinstance(next(iter(ahead[-1:]), None), Item),
         is_empty=not ahead,
         configuration=configuration,
+        gone=frozenset() if leftovers is None else frozenset(leftovers.ids),
     )
 
 
@@ -241,6 +256,9 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
     num_before = len(job.kept.index)
+    listed = job.settings.finding.skipped
+    if listed is not None:
+        job.source.skipped.write(listed)
     if _is_complete(job):
         return summary_of(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
@@ -253,7 +271,10 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
-            job.sink.configurations.write(job.configuration, job.kept.configs, is_new=is_new)
+            root = job.source.root if isinstance(job.source, FileSource) else None
+            job.sink.configurations.write(
+                job.configuration, job.kept.configs, is_new=is_new, root=root
+            )
         _state(job, "running").write(job.sink.state_file)
         tally = Tally(
             unit=job.source.unit,

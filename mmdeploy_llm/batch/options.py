@@ -14,6 +14,7 @@ from mmdeploy_llm.records.ids import Selection
 
 from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
+from .finding import FindingArguments, FindingOptions
 
 
 class OutputOptions(TypedDict, total=False):
@@ -62,20 +63,27 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 
-class BatchOptions(ColumnArguments, OutputOptions, total=False):
-    """Options of LLM.run_batch; see ColumnArguments and OutputOptions."""
+class BatchOptions(ColumnArguments, FindingArguments, OutputOptions, total=False):
+    """Options of LLM.run_batch; see ColumnArguments, FindingArguments and OutputOptions."""
 
 
 def option_settings(options: BatchOptions) -> dict[str, Any]:
     """Returns the fields of BatchSettings for the options. Raises ConfigError, also for an unknown
     one."""
-    columns = ColumnArguments.__annotations__
-    known = (*columns, *OutputOptions.__annotations__)
+    groups = (ColumnArguments, FindingArguments, OutputOptions)
+    known = [name for group in groups for name in group.__annotations__]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, (*known, "report", "prompt"), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"run_batch has no argument {name!r}; {hint}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if name not in columns}
-    named: Any = {name: value for name, value in options.items() if name in columns}
-    return {"columns": ColumnOptions.given(named), **output_settings(given)}
+    columns, finding, output = (
+        {name: value for name, value in options.items() if name in group.__annotations__}
+        for group in groups
+    )
+    named: Any = columns
+    return {
+        "columns": ColumnOptions.given(named),
+        "finding": FindingOptions.given(finding),
+        **output_settings(output),
+    }

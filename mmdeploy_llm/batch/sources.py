@@ -1,4 +1,5 @@
-"""Sources of a batch's items: rows of a corpus, dicts of an iterable, image and video files.
+"""Sources of a batch's items: rows of a corpus, dicts of an iterable, image and video files (in
+file_source.py).
 
 All are read lazily; a source backed by files can be iterated again.
 """
@@ -11,32 +12,34 @@ from typing import Any, Protocol
 
 from mmdeploy_llm.datasets.files import is_pattern
 from mmdeploy_llm.datasets.formats import KINDS, open_rows
-from mmdeploy_llm.datasets.names import is_media_name, is_url, is_video_name
+from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about, with_system
-from mmdeploy_llm.records.identity import digest_of, file_state
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.records.item import Item, Question
+from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 
-from .corpus.columns import ColumnOptions, check_no_columns
-from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
-from .inputs import find_media
+from .corpus.columns import ColumnOptions
+from .corpus.questions import QuestionReader
+from .file_source import FileSource
+from .finding import FindingOptions
 from .items import ItemReader
-from .order import mixed, sizes_of
 
 
 class Source(Protocol):
     """Items in order. total: their number, None when unknown. unit: the noun for one item. about:
     where its media and questions come from, "" when that is plain. mean_size: bytes of an item's
-    file, None when they are not known."""
+    file, None when they are not known. skipped: what is not read."""
 
     total: int | None
     mean_size: float | None
     unit: str
     about: str
+    skipped: Skipped
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the selected items of the input."""
@@ -58,6 +61,7 @@ class LineSource:
         self._rows, self._reader, self._selection = rows, reader, selection
         self.total = self.counted()
         self.about = reader.about
+        self.skipped = Skipped()
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items of the selected rows."""
@@ -75,68 +79,6 @@ class LineSource:
         return record.line if is_ours else None
 
 
-class FileSource:
-    """Builds one item per file: the questions about it. question: None asks for a description,
-    unless `asks` has questions."""
-
-    about = ""
-
-    def __init__(
-        self,
-        paths: Iterable[str],
-        params: SamplingParams,
-        selection: Selection,
-        *,
-        question: str | None = None,
-        asks: Asks = NO_ASKS,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        numbered = [*enumerate(paths, 1)]
-        for text in (*([] if question is None else [question]), *asks.questions.values()):
-            check_no_columns(text, (path for _, path in numbered))
-        self._lines = {path: line for line, path in numbered if selection.takes(line)}
-        self._params = params
-        self._question, self._asks = question, asks
-        self._template_kwargs = dict(template_kwargs or {})
-        self._sizes = sizes_of(self._lines)
-        self.total: int | None = len(self._lines)
-        self.mean_size: float | None = sum(self._sizes.values()) / max(1, len(self._sizes))
-        self.unit = "file" if any(map(is_video_name, self._lines)) else "image"
-
-    def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items, large files among small ones."""
-        for path in mixed(self._sizes):
-            questions = self._questions(path)
-            yield Item(
-                line=self._lines[path],
-                id=path,
-                path=path,
-                prompt=questions[0].prompt,
-                questions=questions if self._asks.questions else (),
-                params=self._params,
-                digest=digest_of(file_state(path)),
-                size=self._sizes[path],
-            )
-
-    def counted(self) -> int | None:
-        """Returns the number of files, which are listed once."""
-        return self.total
-
-    def place_of(self, record: Record) -> int | None:
-        """Returns the position of the record's file in the list; None when not selected."""
-        return self._lines.get(record.path) if record.path is not None else None
-
-    def _questions(self, path: str) -> tuple[Question, ...]:
-        """Builds the prompts, with an absolute path where the name would be read as a URL."""
-        kind = "video" if is_video_name(path) else "image"
-        plain = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
-        media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
-        messages = [{"role": "user", "content": [media]}]
-        prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
-        prompt = with_system(prompt, self._asks.system)
-        return questions_about(prompt, self._asks.questions or {"": plain})
-
-
 def open_source(
     given: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     params: SamplingParams,
@@ -148,6 +90,7 @@ def open_source(
     columns: ColumnOptions | None = None,
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
+    finding: FindingOptions | None = None,
     is_recursive: bool = True,
 ) -> Source:
     """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
@@ -177,6 +120,7 @@ def open_source(
         question=question,
         asks=asks,
         template_kwargs=template_kwargs,
+        finding=finding,
     )
 
 
@@ -189,13 +133,20 @@ def open_files(
     question: str | None = None,
     asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
+    finding: FindingOptions | None = None,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
 
     Raises ConfigError when a path does not exist or no file is found.
     """
+    finding = finding or FindingOptions()
     return FileSource(
-        find_media(paths, is_recursive=is_recursive),
+        find_media(
+            paths,
+            is_recursive=is_recursive,
+            exclude=finding.exclude,
+            animated=finding.animated,
+        ),
         params,
         selection,
         question=question,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 
 from .run import Ending, RunCounts
@@ -35,6 +36,8 @@ class BatchSummary:
     num_left: items without a record; None when the size of the input is unknown.
     disagreements: of a run that is done, what its input and its output do not have in common, in
         words; then some items are left.
+    skipped: what of the input was not read. num_gone: records whose files are gone, and which stay
+        in the output; num_pruned: those that were removed from it.
     sink, index: the output, and the positions of the records in it.
     """
 
@@ -49,6 +52,9 @@ class BatchSummary:
     index: RecordIndex
     num_again: int = 0
     disagreements: tuple[str, ...] = ()
+    skipped: Skipped = field(default_factory=Skipped)
+    num_gone: int = 0
+    num_pruned: int = 0
 
     @property
     def output(self) -> Path:
@@ -65,6 +71,19 @@ class BatchSummary:
     def num_failed(self) -> int:
         """Items of the batch whose record is an error, those of earlier runs included."""
         return sum(self.failures.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says which files were not read, and which records have no file any more, in sentences."""
+        found = [self.skipped.text] if self.skipped.text else []
+        found += self.skipped.notes
+        if self.num_gone:
+            found.append(
+                f"{self.num_gone} records are of files that are gone (--prune removes them)"
+            )
+        if self.num_pruned:
+            found.append(f"{self.num_pruned} records of files that are gone were removed")
+        return tuple(found)
 
     @property
     def num_lacking(self) -> int:
@@ -134,6 +153,8 @@ def summary_of(
         index=index,
         num_again=num_again,
         disagreements=tuple(found),
+        skipped=job.source.skipped,
+        **{"num_pruned" if job.settings.finding.prune else "num_gone": len(job.gone)},
     )
 
 

@@ -43,6 +43,7 @@ class Budgets:
         self._tokens = {
             kind: resolved(budgets.get(kind), processor) for kind, processor in processors.items()
         }
+        self._numbers = {kind: one for kind, one in budgets.items() if isinstance(one, int)}
         self._made: dict[tuple[str, int], MediaProcessor] = {}
         self._lock = threading.Lock()
 
@@ -69,12 +70,19 @@ class Budgets:
                 f"{name} = {budget!r} of one prompt or {item.kind} is above the engine's "
                 f"{allowed}; raise it in LLM({item.kind}_tokens=...)"
             )
-        return (processor if tokens is None else self._limited(item.kind, tokens)), own
+        if tokens is None:
+            return processor, own
+        try:
+            return self._limited(item.kind, tokens), own
+        except ConfigError as error:
+            if budget == "auto":  # the family cannot keep to it: its own rule holds
+                return processor, own
+            raise MediaError(str(error)) from error
 
     def check(self, item: MediaItem, made: MediaInput) -> None:
-        """Raises MediaError for an item that its plugin has given more tokens than the engine's
-        budget."""
-        allowed = self._tokens.get(item.kind)
+        """Raises MediaError for an item that its plugin has given more tokens than the number that
+        is the engine's budget."""
+        allowed = self._numbers.get(item.kind)
         if allowed is not None and made.num_tokens > allowed:
             processor = self._processors[item.kind]
             raise MediaError(
@@ -88,10 +96,7 @@ class Budgets:
             found = self._made.get((kind, tokens))
         if found is not None:
             return found
-        try:
-            made = self._processors[kind].with_budget(tokens)
-        except ConfigError as error:
-            raise MediaError(str(error)) from error
+        made = self._processors[kind].with_budget(tokens)
         with self._lock:
             if len(self._made) < MAX_KEPT:
                 self._made[kind, tokens] = made

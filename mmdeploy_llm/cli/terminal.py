@@ -117,6 +117,7 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
         lines.append(f"  answers: {', '.join(counts)}")
     lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
     lines += [f"  {words}" for words in advice(summary.lacks)]
+    lines += map(printable, summary.notes)
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ import typer
 from .answer import AnswerOptions
 from .checks import CheckOptions
 from .effort import EffortOptions
+from .files import FileOptions
 from .groups import Groups
 from .model import ModelOptions
 from .output import OutputOptions, ShownOptions
@@ -28,6 +29,7 @@ class DeskOptions(Groups):
     answer: AnswerOptions
     checks: CheckOptions
     selection: SelectionOptions
+    files: FileOptions
     output: OutputOptions
     shown: ShownOptions
     resume: ResumeOptions

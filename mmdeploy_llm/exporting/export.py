@@ -15,12 +15,12 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.outcomes import OUTCOMES, outcome_of
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.base import Readable
 from mmdeploy_llm.sinks.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.sinks.merged import MergedOutputs, OpenStored
 
-OUTCOMES = ("ok", "empty", "truncated", "repetition", "failed")
 SUPERSEDED = "an older record of an item that has a newer one"
 
 
@@ -197,18 +197,6 @@ class Export:
             left_out=self._left_out,
             notes=tuple(self.notes),
         )
-
-
-def outcome_of(record: Record) -> str:
-    """Returns the outcome of an item, also of a record that was written before records had one."""
-    known = getattr(record, "outcome", None)
-    if known:
-        return str(known)
-    if not record.is_ok:
-        return "failed"
-    if not record.text and not record.tool_calls:
-        return "empty"
-    return {"length": "truncated", "repetition": "repetition"}.get(record.finish_reason or "", "ok")
 
 
 def _check_apart(inputs: Collection[str], output: str) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from mmdeploy_llm.errors import ConfigError
 
 from .export import Export, ExportOptions, ExportSummary
+from .one_file import write_csv
 from .through_sinks import write_output
 
 
@@ -35,6 +36,12 @@ FORMATS: tuple[ExportFormat, ...] = (
         endings=(".jsonl", ".ndjson"),
         about="records, one line of JSON each",
         write=partial(write_output, form="jsonl"),
+    ),
+    ExportFormat(
+        name="csv",
+        endings=(".csv",),
+        about="a table: a row for each record",
+        write=write_csv,
     ),
     ExportFormat(
         name="parquet",

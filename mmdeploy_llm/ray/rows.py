@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmdeploy_llm.batch.corpus.columns import Template
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, RequestError
@@ -14,6 +13,7 @@ from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import record_of
+from mmdeploy_llm.records.template import Template
 
 # The columns that are added, named as the fields of a batch's record, with a value of their type.
 ADDED: Mapping[str, Any] = {

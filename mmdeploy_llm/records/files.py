@@ -144,6 +144,10 @@ class Folder(Closing):
         with os.scandir(self._fd) as entries:
             return sorted(entry.name for entry in entries if not entry.is_symlink())
 
+    def all_names(self) -> list[str]:
+        """Returns all names in it, those of links too."""
+        return os.listdir(self._fd)
+
     def states(self) -> dict[str, FileState]:
         """Returns the states of the regular files in it, by name; links are left out."""
         found = {}

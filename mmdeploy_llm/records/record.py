@@ -1,7 +1,7 @@
 """Record: the result of one item, one line of JSON. `batch` and `caption` write the same fields:
 
-id             the item's own id, else its line number; the path for files; null when the id of
-               a line cannot be used (unreadable, or used by another line)
+id             the item's own id, else its line number; for files the path beneath the input's
+               root; null when the id of a line cannot be used (unreadable, or used by another line)
 line           line number in the input, from 1; absent for files
 path           the file, as given; only for files
 text           the answer
@@ -15,7 +15,8 @@ outcome        "ok", "empty", "truncated", "repetition" or "failed", see outcome
 outcome_reason why, where the outcome alone does not say it; absent otherwise
 num_*_tokens   num_prompt_tokens includes those of images and videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
-media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one
+media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
+               only where its kind is not that of its name
 prompt         the first 200 characters of the line's question
 answers        {name: text} of several questions, or the values of a schema; absent otherwise
 columns        {name: value} of the input, those that --columns names
@@ -273,7 +274,7 @@ def record_of(
         error=None if message is None else ItemError(code=code, message=message),
         outcome="failed" if failed is not None else verdict.outcome,
         outcome_reason=verdict.reason,
-        media=() if item.path is not None else item.media,
+        media=item.media,
         prompt=item.question,
         outputs=_samples(output),
         item_digest=item.digest,

@@ -9,6 +9,7 @@ from pathlib import Path
 from mmdeploy_llm.errors import ConfigError
 
 from .base import Sink
+from .csv_table import CsvSink
 from .formats import PartFormat
 from .jsonl import JsonlSink
 from .lines import LineParts
@@ -16,8 +17,9 @@ from .parquet import ParquetParts
 from .parts import PartsSink
 from .tars import TarParts
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}
-FORMATS = ("jsonl", "parquet", "webdataset")
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}  # of parts
+FORMATS = ("jsonl", "csv", "parquet", "webdataset")
+ONE_FILE = ("jsonl", "csv")
 LOCAL_SCHEMES = ("file", "local")
 
 
@@ -30,7 +32,7 @@ def open_sink(
 ) -> Sink:
     """Returns the sink of an output; changes nothing.
 
-    output: a file of lines, a folder of parts, or a URL for parts.
+    output: a file of lines, a table in CSV, a folder of parts, or a URL for parts.
     form: one of FORMATS; None decides by the suffix of the name.
     part_items: most items of a part; None is the format's own number.
     journal: folder for the part that grows when the output is a URL; see `journal_of`.
@@ -38,23 +40,29 @@ def open_sink(
     Raises ConfigError for an unknown format, an option that does not fit, and a missing library.
     """
     name = os.fspath(output)
-    kind = form or SUFFIXES.get(os.path.splitext(name.rstrip("/"))[1].lower(), "jsonl")
+    suffix = os.path.splitext(name.rstrip("/"))[1].lower()
+    kind = form or ("csv" if suffix == ".csv" else SUFFIXES.get(suffix, "jsonl"))
     if kind not in FORMATS:
         raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {kind[:40]!r}")
     if part_items is not None and part_items < 1:
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
     if is_remote(name):
+        if kind == "csv":
+            raise ConfigError(
+                "a table in CSV is written on this machine; give a path, or a URL that ends in "
+                ".parquet"
+            )
         folder = Path(journal_of(name) if journal is None else journal)
         return PartsSink.remote(name, folder, parts_format(kind, part_items))
     if journal is not None:
         raise ConfigError(
             "a journal is for an output at a URL; one on this machine has its own beside its parts"
         )
-    if kind != "jsonl":
+    if kind not in ONE_FILE:
         return PartsSink.local(Path(name), parts_format(kind, part_items))
     if part_items is not None:
-        raise ConfigError("part_items is for an output of parts; JSON lines are one file")
-    return JsonlSink(Path(name))
+        raise ConfigError("part_items is for an output of parts; JSON lines and CSV are one file")
+    return CsvSink(Path(name)) if kind == "csv" else JsonlSink(Path(name))
 
 
 def is_remote(name: str) -> bool:

@@ -13,6 +13,7 @@ from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 
+from .base import RecordSink
 from .jsonl_writer import RecordWriter
 from .ours import beside
 from .scan import (
@@ -78,6 +79,6 @@ class JsonlSink:
         """Returns when the file was written last (ns)."""
         return os.stat(self._path).st_mtime_ns
 
-    def writer(self, mode: Mode, kept: Kept) -> RecordWriter:
+    def writer(self, mode: Mode, kept: Kept) -> RecordSink:
         """Locks the file and removes what must not stay in it."""
         return RecordWriter(self._path, mode, kept)

@@ -249,7 +249,9 @@ def open_existing(name: str) -> Readable:
         return open_sink(name, _format_of(os.listdir(path), name))
     if not path.exists():
         raise ConfigError(f"{name!r} does not exist; name outputs of batches")
-    return OnePart(path) if path.suffix.lower() in SUFFIXES else open_sink(name, "jsonl")
+    if path.suffix.lower() in SUFFIXES:
+        return OnePart(path)
+    return open_sink(name, "csv" if path.suffix.lower() == ".csv" else "jsonl")
 
 
 def _format_of(names: Sequence[str] | Mapping[str, object], output: str) -> str:

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from mmdeploy_llm.budgets.choice import resolved
-from mmdeploy_llm.errors import MMDeployLLMError, PluginContractError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, PluginContractError
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.media import CanPeek
 from mmdeploy_llm.option_types import TokenBudget
@@ -21,7 +21,7 @@ def within_budget(processor: MediaProcessor, budget: TokenBudget) -> MediaProces
     """Returns the processor with its budget, and logs what it comes to.
 
     Raises ConfigError for a number that the family cannot keep to, or whose plugin knows no budget;
-    with "auto" such a plugin's own rule holds, which is logged.
+    with "auto" the family's own rule holds then, which is logged.
     """
     kind, tokens = processor.kind, resolved(budget, processor)
     if tokens is None:
@@ -34,7 +34,13 @@ def within_budget(processor: MediaProcessor, budget: TokenBudget) -> MediaProces
                 type(processor).__module__,
             )
         return processor
-    limited = processor.with_budget(tokens, may_raise=budget != "auto")
+    try:
+        limited = processor.with_budget(tokens, may_raise=budget != "auto")
+    except ConfigError as error:
+        if budget != "auto":
+            raise
+        logger.warning("%s_tokens = 'auto' changes nothing: %s", kind, error)
+        return processor
     if not isinstance(limited, MediaProcessor) or limited.kind != kind:
         raise PluginContractError(
             f"with_budget of media processor {type(processor).__name__} (plugin "

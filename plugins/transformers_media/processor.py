@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import torch
+from mmdeploy_llm_processors.image.budget import AUTO_TOKENS
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names
+from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
+from .budget import BoundedImageProcessor, levels_of
 from .numbering import place_of_number
 from .processing import (
     image_marker,
@@ -64,8 +66,10 @@ class AnyImageProcessor(MediaProcessor):
     """
 
     kind = "image"
+    auto_tokens = AUTO_TOKENS
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        self._given = frozenset(options)
         self._processor = load_processor(checkpoint, options)
         self.token = placeholder_token(checkpoint.config, self._processor)
         self._marker = image_marker(self._processor)
@@ -75,16 +79,34 @@ class AnyImageProcessor(MediaProcessor):
         self._patch_size = patch if isinstance(patch, int) else PATCH_SIZE
         self._has_grid = GRID in self._processor.image_processor.model_input_names
         self._decoder = ImageDecoder()
+        self._use(self._processor)
+        with self._borrowed() as processor:
+            self._place_of_number = place_of_number(processor)
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> BoundedImageProcessor:
+        """See MediaProcessor and budget.py."""
+        fields = self._processor.image_processor.to_dict()
+        levels = levels_of(fields, tokens, self._given, may_raise=may_raise)
+        return BoundedImageProcessor([self._with(fields, level) for level in levels], tokens)
+
+    def _with(self, fields: Mapping[str, Any], others: Mapping[str, Any]) -> Self:
+        """Returns a processor with other options of its images."""
+        found = copy.copy(self)
+        processor = copy.copy(self._processor)
+        kind = type(processor.image_processor)
+        processor.image_processor = kind.from_dict({**fields, **others})
+        found._use(processor)
+        return found
+
+    def _use(self, processor: Any) -> None:
+        """Takes a processor of transformers, and forgets what another has made."""
+        self._processor = processor
         self._texts: dict[tuple[int, int], str] = {}  # size -> prompt text of such an image
-        settings = json.dumps(
-            self._processor.image_processor.to_dict(), sort_keys=True, default=str
-        )
-        self._settings = f"{type(self._processor).__name__}\0{settings}"
+        settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str)
+        self._settings = f"{type(processor).__name__}\0{settings}"
         # A fast tokenizer changes its own state when it is called, so no two threads may share one:
         # each call borrows a copy of `_processor`, which is itself never called.
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with self._borrowed() as processor:
-            self._place_of_number = place_of_number(processor)
 
     def close(self) -> None:
         """Ends the decoder processes."""
@@ -104,14 +126,20 @@ class AnyImageProcessor(MediaProcessor):
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
         """Returns the arguments of get_image_features, by name, and the image's prompt text."""
+        return self.processed(item.image, item.digest, options)
+
+    def processed(self, image: Any, digest: str, options: Mapping[str, Any]) -> MediaInput:
+        """Returns what `process` does for an RGB image of Pillow. digest: of the image as it
+        was given, before a budget has shrunk it."""
         _refuse(options)
-        made = self._make(item.image)
+        made = self._make(image)
         grid = made.tensors.get(GRID)
+        text = f"{self._settings}\0{digest}\0{getattr(image, 'size', None)}"
         return MediaInput(
             kind=self.kind,
             tensors=made.tensors,
             num_tokens=made.text.count(self.token),
-            key=blake2b(f"{self._settings}\0{item.digest}".encode(), digest_size=20).hexdigest(),
+            key=blake2b(text.encode(), digest_size=20).hexdigest(),
             grid_thw=None if grid is None else tuple(grid[0].tolist()),
             prompt_text=made.text,
         )
@@ -160,8 +188,8 @@ class AnyImageProcessor(MediaProcessor):
         """Returns the prompt text of an image of this size: that of a black one, cached by size."""
         text = self._texts.get(item.size)
         if text is None:
-            width, height = item.size
-            text = self._make(np.zeros((height, width, 3), dtype=np.uint8)).text
+            # Not an array, whose channels transformers seeks elsewhere in an image 3 pixels high.
+            text = self._make(Image.new("RGB", item.size)).text
             if len(self._texts) < MAX_SIZES:
                 self._texts[item.size] = text
         return text
@@ -180,7 +208,7 @@ class AnyImageProcessor(MediaProcessor):
             self._free.put(processor)
 
     def _make(self, image: Any) -> _Made:
-        """Processes one image. image: an RGB image of Pillow, or [height, width, 3] uint8."""
+        """Processes one image. image: an RGB image of Pillow."""
         with self._borrowed() as processor:
             made = processor(
                 images=[image],

@@ -82,3 +82,13 @@ def test_what_is_no_output_is_refused(photos):
     (photos / "x.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(ConfigError, match="not a record"):
         export_records(["x.jsonl"], "y.parquet")
+
+
+def test_a_table_in_csv_tells_what_looks_like_a_formula(captions, photos):
+    later = written(photos / "later.jsonl", record_at("photos/b.jpg", "=1+1"))
+    found = export_records([captions, later], "all.csv")
+    assert (photos / "all.csv").read_text().count("'=1+1") == 1
+    assert found.notes == (
+        "1 cells begin like a formula of a spreadsheet and have an apostrophe before them",
+    )
+    assert not (photos / "all.csv.jsonl").exists()

@@ -107,6 +107,18 @@ def test_what_the_family_cannot_keep_to():
         tokens(loader(Bounded()), 50, image_tokens=1)
 
 
+def test_auto_fails_no_family(caplog):
+    """Where a family cannot keep to the number of "auto", its own rule holds."""
+
+    class Large(Bounded):
+        auto_tokens = 1  # below its least
+
+    found = loader(Large(), "auto")
+    assert "'auto' changes nothing: image_tokens = 1 is below 2" in caplog.text
+    assert tokens(found, 50) == 50
+    assert tokens(loader(Large()), 50, image_tokens="auto") == 50
+
+
 def test_a_plugin_without_budgets_is_named():
     """A number is an error that names the plugin; "auto" leaves its own rule, and says so."""
     with pytest.raises(ConfigError, match=r"FakeProcessor \(plugin .*\) does not implement"):

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import os
 import re
-import string
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
 from mmdeploy_llm.datasets.folders import METADATA
 from mmdeploy_llm.datasets.names import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_media_name, is_video_name
-from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.signatures import HEAD, format_of
+from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.records.template import MAX_NAME, Template, shown
 
 IMAGE_NAMES = frozenset(("image", "images", *(name[1:] for name in IMAGE_SUFFIXES)))
 VIDEO_NAMES = frozenset(("video", "videos", *(name[1:] for name in VIDEO_SUFFIXES)))
-MAX_NAMES, MAX_NAME = 40, 60  # columns in a message, and characters of each
-IMAGE_MARKS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-VIDEO_MARKS = (b"\x1a\x45\xdf\xa3", b"\0\0\x01\xba", b"\0\0\x01\xb3")
 
 
 class ColumnArguments(TypedDict, total=False):
@@ -69,56 +68,12 @@ class ColumnOptions:
         return tuple(name for name in named if name is not None)
 
 
-class Template:
-    """A question with columns in it: "Describe {title}."; {{ and }} are braces.
-
-    Only plain names are allowed, so that a template can reach nothing but the columns. Raises
-    ConfigError for anything else.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._parts: list[tuple[str, str | None]] = []
-        try:
-            found = list(string.Formatter().parse(text))
-        except ValueError as error:
-            raise ConfigError(_fault(text, str(error))) from None
-        for words, name, spec, conversion in found:
-            if name is not None and (not name or spec or conversion or set(name) & set(".[]")):
-                raise ConfigError(_fault(text, f"{{{name}}} is not the plain name of a column"))
-            self._parts.append((words, name))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns in it."""
-        return tuple(name for _, name in self._parts if name is not None)
-
-    def fill(self, values: Mapping[str, Any]) -> str:
-        """Returns the question of a row. Raises RequestError for a column without a text."""
-        return "".join(
-            words + ("" if name is None else text_of(values, name)) for words, name in self._parts
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """A column with media. kind: "image" or "video"."""
 
     kind: str
     name: str
-
-
-def text_of(values: Mapping[str, Any], name: str) -> str:
-    """Returns the value of a column as text. Raises RequestError without one."""
-    value = values.get(name)
-    if name not in values:
-        raise RequestError(f"the row has no column {name!r}; it has {shown(values)}")
-    if value is None:
-        raise RequestError(f"the column {name!r} is empty in this row")
-    if isinstance(value, (str, int, float)):
-        return str(value)
-    raise RequestError(
-        f"the column {name!r} must be a text or a number, got {type(value).__name__}"
-    )
 
 
 def check_columns(
@@ -175,20 +130,6 @@ def by_suffix(values: Mapping[str, Any]) -> Iterator[Column]:
             yield Column(kind="video" if is_video_name(f"x.{name}") else "image", name=name)
 
 
-def shown(names: Collection[str]) -> str:
-    """Returns names for a message."""
-    first = [repr(str(name)[:MAX_NAME]) for name in list(names)[:MAX_NAMES]]
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(first) or 'none'}{more}"
-
-
-def _fault(text: str, reason: str) -> str:
-    return (
-        f"the prompt {text[:MAX_NAME]!r} cannot be filled: {reason}; write columns as {{title}}, "
-        "and a brace that is meant as {{ or }}"
-    )
-
-
 def _kind(name: str, value: Any) -> str | None:
     """Returns the kind of media in a cell; None if it is none."""
     if isinstance(value, list) and value:
@@ -211,9 +152,5 @@ def _kind(name: str, value: Any) -> str | None:
 
 def _kind_of_bytes(data: bytes) -> str | None:
     """Returns the kind of a media file by its first bytes."""
-    if data.startswith(VIDEO_MARKS) or (data[:4] == b"RIFF" and data[8:12] == b"AVI "):
-        return "video"
-    if data[4:8] == b"ftyp":
-        return "image" if data[8:12] in (b"avif", b"avis") else "video"
-    is_image = data.startswith(IMAGE_MARKS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
-    return "image" if is_image else None
+    found = format_of(data[:HEAD])
+    return found.kind if found is not None and found.kind in MEDIA_KINDS else None

@@ -15,16 +15,14 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.template import Template, shown, text_of
 
 from .columns import (
     Column,
     ColumnOptions,
-    Template,
     by_suffix,
     check_columns,
     detect,
-    shown,
-    text_of,
 )
 
 IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
