@@ -48,6 +48,7 @@ class QuestionOptions(Group):
         str | None,
         typer.Option(
             metavar="TEXT",
+            hidden=True,
             help="The system message. TEXT may be @FILE. A line's own system message wins.",
         ),
     ] = None
