@@ -48,7 +48,7 @@ LAYERS = (
     ("datasets",),
     ("records",),
     ("finding",),
-    ("sinks", "sidecars"),
+    ("sinks", "sidecars", "telling"),
     ("questions",),
     ("exporting",),
     ("batch",),

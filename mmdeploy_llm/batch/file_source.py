@@ -11,7 +11,7 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.finding.files import Found, FoundFile
 from mmdeploy_llm.finding.identity import Ids
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about, with_system
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about
 from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item, Media, Question
@@ -19,6 +19,7 @@ from mmdeploy_llm.records.record import Record
 
 from .corpus.columns import check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION
+from .items import with_system
 from .order import mixed, sizes_of
 
 
@@ -41,12 +42,14 @@ class FileSource:
         question: str | None = None,
         asks: Asks = NO_ASKS,
         template_kwargs: Mapping[str, Any] | None = None,
+        system: str | None = None,
     ) -> None:
         for text in (*([] if question is None else [question]), *asks.questions.values()):
             check_no_columns(text, (file.path for file in found.files))
         self._found, self._selection = found, selection
         self._params, self._question, self._asks = params, question, asks
         self._template_kwargs = dict(template_kwargs or {})
+        self._system = system
         self.skipped = found.skipped
         self._sizes = sizes_of(file.path for file in found.files)
         self.use_root(found.root)
@@ -109,7 +112,6 @@ class FileSource:
         kind, path = file.kind, file.path
         plain = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
         media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
-        messages = [{"role": "user", "content": [media]}]
+        messages = with_system([{"role": "user", "content": [media]}], self._system)
         prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
-        prompt = with_system(prompt, self._asks.system)
         return questions_about(prompt, self._asks.questions or {"": plain})

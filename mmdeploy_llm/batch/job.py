@@ -24,20 +24,21 @@ from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
+from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
 
 from .answers import VALIDATE_RETRIES
 from .answers.checker import Checker
 from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
 from .answers.validated import Validated
-from .apart import check_apart
+from .apart import check_apart, check_log
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .finding import FindingOptions
 from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
-from .summary import BatchSummary, InputChange, summary_of
+from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
@@ -55,7 +56,7 @@ class BatchSettings:
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
     question: the question about each file of a folder, or each row of a corpus; asks: several of
-        them, by name.
+        them, by name. system: the message before them, and in lines whose messages have none.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
     finding: which files of a folder are read; is_recursive: whether those of subfolders are.
@@ -68,7 +69,8 @@ class BatchSettings:
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
-    is_progress_shown: None shows a progress bar on a terminal only.
+    is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
+        the run tells besides.
     """
 
     mode: Mode = "new"
@@ -76,6 +78,7 @@ class BatchSettings:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
     asks: Asks = NO_ASKS
+    system: str | None = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
     allowed_media_root: str | os.PathLike[str] | None = None
@@ -93,6 +96,7 @@ class BatchSettings:
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
+    telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
         self.asks.check(self.question)
@@ -112,6 +116,7 @@ class BatchSettings:
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
             **self.asks.values(),
+            **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
             **self.finding.values(),
@@ -165,7 +170,7 @@ def plan_batch(
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     sink = _opened_sink(output, settings)
     if isinstance(given, (str, os.PathLike)):
-        check_apart(os.fspath(given), sink)
+        check_apart(os.fspath(given), sink, settings.telling.log_json)
     sink.check(settings.mode)
     source = open_source(
         given,
@@ -174,6 +179,7 @@ def plan_batch(
         question=settings.question,
         asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
+        system=settings.system,
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
         root=settings.allowed_media_root,
@@ -193,6 +199,7 @@ def plan_source(
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
+    check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
     settings.finding.check(settings.mode, source)
     if settings.mode == "resume":
@@ -255,6 +262,15 @@ def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
 def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
+    settings = job.settings
+    with Teller(settings.telling, is_shown=settings.is_progress_shown, about=about(job)) as teller:
+        teller.tell("started", **begun(job))
+        summary = _done(job, open_llm, teller)
+        teller.tell("finished", **ended(summary))
+    return summary
+
+
+def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
     num_before = len(job.kept.index)
     listed = job.settings.finding.skipped
     if listed is not None:
@@ -266,7 +282,8 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         if checker is not None:
             stack.callback(checker.close)
         llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
-        answerer = _answerer(llm, job.settings, checker)
+        teller.tell("loaded")
+        answerer = _answerer(llm, job.settings, checker, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
@@ -282,7 +299,9 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             num_before=num_before,
             mean_size=job.source.mean_size,
             is_shown=job.settings.is_progress_shown,
+            tell=teller.tell,
         )
+        teller.watch(tally.progress)
         try:
             ending = _run(job, answerer, writer, tally)
         except (OutputLostError, OutputWriteError):
@@ -315,18 +334,20 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     return replace(job, configuration=job.settings.configuration())
 
 
-def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
+def _answerer(
+    llm: Answerer, settings: BatchSettings, checker: Checker | None, tell: Tell
+) -> Answerer:
     """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
     if isinstance(llm, Restartable):
         if settings.engine_restarts:
-            llm = Restarting(llm, settings.engine_restarts)
+            llm = Restarting(llm, settings.engine_restarts, tell)
     elif settings.engine_restarts and not isinstance(llm, _NoModel):
         logger.warning(
             "engine_restarts = %d has no effect: %s does not start its engine again",
             settings.engine_restarts,
             type(llm).__name__,
         )
-    return llm if checker is None else Validated(llm, checker, settings.validate_retries)
+    return llm if checker is None else Validated(llm, checker, settings.validate_retries, tell)
 
 
 def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.telling.teller import TellingOptions
 
 from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
@@ -20,11 +21,11 @@ from .finding import FindingArguments, FindingOptions
 class OutputOptions(TypedDict, total=False):
     """Options of LLM.run_batch.
 
-    ask: several questions instead of `prompt`, by name: {"caption": "Describe.", "tags": "@f.txt"};
-        the record has `answers` by these names, and `text` is the first one's. @FILE is read.
-    system: the system message of conversations without one, or @FILE.
+    ask: several questions instead of `prompt`, by name: {"caption": "Describe.", "tags": "List."};
+        the record has `answers` by these names, and `text` is the first one's.
     shard: "2/8" answers the second of eight shards, by line number.
     limit: lines to read.
+    system: the system message before `prompt`, and of lines whose messages have none.
     recursive: whether folders of media are read with their subfolders (True).
     max_failures: failed items that end the run.
     format: "jsonl", "parquet" or "webdataset"; None decides by the suffix of the output's name.
@@ -33,12 +34,13 @@ class OutputOptions(TypedDict, total=False):
     validate: a JSON schema that every answer must keep, or a file with one. One that breaks it is
         asked again up to validate_retries (2) times, then it is an error with its text.
     engine_restarts: how often in a row an engine that died is started again (2).
+    log_json: file that gains one JSON object for each event of the run, see docs/outcomes.md.
     """
 
     ask: Mapping[str, str] | None
-    system: str | None
     shard: str | None
     limit: int | None
+    system: str | None
     recursive: bool
     max_failures: int | None
     format: str | None
@@ -47,19 +49,22 @@ class OutputOptions(TypedDict, total=False):
     validate: Mapping[str, Any] | str | os.PathLike[str] | None
     validate_retries: int
     engine_restarts: int
+    log_json: str | os.PathLike[str] | None
 
 
 def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of BatchSettings, which has the defaults, for OutputOptions. Raises
     ConfigError."""
     settings = dict(options)
-    asks = Asks.given(settings.pop("ask", None), settings.pop("system", None))
+    asks = Asks.given(settings.pop("ask", None))
     schema = settings.pop("validate", None)
     if isinstance(schema, (str, os.PathLike)):
         schema = read_schema(os.fspath(schema))
     selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
     if "recursive" in settings:
         settings["is_recursive"] = settings.pop("recursive")
+    if "log_json" in settings:
+        settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
     return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -28,6 +28,7 @@ from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import counted
 from mmdeploy_llm.records.record import Record, bad_record, duration, key_of
 from mmdeploy_llm.sinks.base import RecordSink
+from mmdeploy_llm.telling.teller import Tell, silent
 
 from .answers.rounds import Answerer
 from .clock import Clock
@@ -83,6 +84,23 @@ class RunCounts:
     def tokens_per_second(self) -> float:
         """Generated tokens per second."""
         return self.num_output_tokens / max(self.elapsed, 1e-9)
+
+
+def in_numbers(counts: RunCounts) -> dict[str, Any]:
+    """Returns the counts as values of an event."""
+    return {
+        "num_done": counts.num_done,
+        "num_failed": counts.num_failed,
+        "outcomes": dict(counts.outcomes),
+        "num_prompt_tokens": counts.num_prompt_tokens,
+        "num_output_tokens": counts.num_output_tokens,
+    }
+
+
+def _told(record: Record) -> dict[str, Any]:
+    """Returns the values of an event "item"."""
+    names = ("id", "line", "outcome", "outcome_reason", "error_code", "error_class", "error_msg")
+    return {name: getattr(record, name) for name in names}
 
 
 class LeftToDo:
@@ -183,7 +201,8 @@ class BatchRun:
 
 
 class Tally:
-    """Counts a run's items and shows its progress bar on stderr. Updated by BatchRun only.
+    """Counts a run's items, shows its progress bar on stderr, and tells each item that has not its
+    answer. Updated by BatchRun only.
 
     clock: says how far the run is, for all who show it.
     num_before: items that earlier runs completed. mean_size: of all items, see Source.
@@ -198,7 +217,9 @@ class Tally:
         num_before: int = 0,
         mean_size: float | None = None,
         is_shown: bool | None = None,
+        tell: Tell = silent,
     ) -> None:
+        self._tell = tell
         self.clock = Clock(total, num_before, mean_size)
         self._unit = unit
         self._counts = RunCounts()
@@ -230,6 +251,8 @@ class Tally:
         counts.num_images += num_media
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
+        if record.outcome != "ok":
+            self._tell("item", **_told(record))
         self.clock.end(record.key, is_new=is_first)
         self._bar.set_postfix_str(self._words(), refresh=False)
         self._bar.update(int(is_first))
@@ -247,6 +270,19 @@ class Tally:
                 counts.lacking,
             )
         )
+
+    def progress(self) -> dict[str, Any]:
+        """Returns the values of an event "progress", see telling/; called by another thread."""
+        moment, counts = self.clock.moment(), self.counts()
+        left = moment.seconds_left
+        return {
+            **in_numbers(counts),
+            "unit": self._unit,
+            "num_left": moment.num_left,
+            "items_per_second": round(moment.per_second, 4),
+            "tokens_per_second": round(counts.tokens_per_second, 2),
+            "seconds_left": None if left is None else round(left, 1),
+        }
 
     def counts(self) -> RunCounts:
         """Returns the counts so far."""

@@ -87,6 +87,7 @@ def open_source(
     question: str | None = None,
     asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
     columns: ColumnOptions | None = None,
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
@@ -101,7 +102,7 @@ def open_source(
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
     """
     columns = columns or ColumnOptions()
-    reader = ItemReader(None, params, template_kwargs, asks.system)
+    reader = ItemReader(None, params, template_kwargs, system)
     if not isinstance(given, (str, os.PathLike)):
         dicts = DictRows(given)
         return LineSource(dicts, QuestionReader(dicts, reader, columns, question, asks), selection)
@@ -121,6 +122,7 @@ def open_source(
         asks=asks,
         template_kwargs=template_kwargs,
         finding=finding,
+        system=system,
     )
 
 
@@ -134,6 +136,7 @@ def open_files(
     asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,
+    system: str | None = None,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
 
@@ -152,6 +155,7 @@ def open_files(
         question=question,
         asks=asks,
         template_kwargs=template_kwargs,
+        system=system,
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 
-from .run import Ending, RunCounts
+from .run import Ending, RunCounts, in_numbers
 
 if TYPE_CHECKING:
     from mmdeploy_llm.records.record import Record
@@ -122,6 +124,40 @@ class InputChange:
             f"the input had {self.before} items when the run began and has {self.now} now; "
             f"{self.num_read} were read, and --resume does what it has"
         )
+
+
+def about(job: BatchJob) -> dict[str, Any]:
+    """Returns the values of all events of a run: those that tell several runs apart."""
+    chosen = job.settings.selection
+    shard = {} if chosen.num_shards == 1 else {"shard": f"{chosen.shard}/{chosen.num_shards}"}
+    return {"output": job.sink.name, **shard}
+
+
+def begun(job: BatchJob) -> dict[str, Any]:
+    """Returns the values of the event "started"."""
+    return {
+        "mode": job.settings.mode,
+        "unit": job.source.unit,
+        "num_items": job.source.total,
+        "num_before": len(job.kept.index),
+        "pid": os.getpid(),
+        "version": metadata.version("mmdeploy-llm"),
+    }
+
+
+def ended(summary: BatchSummary) -> dict[str, Any]:
+    """Returns the values of the event "finished"."""
+    return {
+        "ending": summary.ending,
+        "error": None,
+        "num_left": summary.num_left,
+        "num_before": summary.num_before,
+        "run": {**in_numbers(summary.run), "seconds": round(summary.run.elapsed, 3)},
+        "all": dict(summary.outcomes),
+        "failures": dict(summary.failures),
+        "lacks": dict(summary.lacks),
+        "disagreements": list(summary.disagreements),
+    }
 
 
 def summary_of(

@@ -20,7 +20,6 @@ from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.questions.asks import text_or_file
 from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.report.page import report_batch
 from mmdeploy_llm.report.previews import FilePreviews
@@ -77,7 +76,7 @@ class BulkClient(EngineClient):
             mode=mode_of(resume, overwrite),
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
-            question=None if prompt is None else text_or_file(prompt, "prompt"),
+            question=prompt,
             retried=Retried.parse(retry_failed),
             **option_settings(options),
             max_media_bytes=self._config.max_media_bytes,

@@ -21,7 +21,8 @@ from .command import Command, CommandGroup
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
-from .exits import INTERRUPTED, STOPPED, USAGE, print_error
+from .exits import STOPPED, USAGE, print_error
+from .interrupts import interrupted_code
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
@@ -110,7 +111,7 @@ class Program(CommandGroup):
             print_error(str(error))
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(interrupted_code()) from None
         except (MemoryError, RuntimeError) as error:
             from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 

@@ -11,7 +11,8 @@ import typer
 from mmdeploy_llm.errors import MMDeployLLMError
 
 from .engines import open_answerer, open_media, open_reader
-from .exits import INTERRUPTED, SOME_FAILED, SOME_LACKING, STOPPED
+from .exits import SOME_FAILED, SOME_LACKING, STOPPED
+from .interrupts import interrupted_code
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob
@@ -75,7 +76,7 @@ def end_with_exit_code(summary: BatchSummary) -> None:
     left = "some" if summary.num_left is None else str(summary.num_left)
     if summary.ending == "interrupted":
         typer.echo(f"stopped with {left} left; the same command with --resume does them", err=True)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(interrupted_code())
     if summary.ending == "max_failures":
         typer.echo(
             f"stopped by --max-failures with {left} left; the same command with --resume continues",

@@ -22,6 +22,8 @@ from mmdeploy_llm.records.outcome import MAX_MODEL_LEN, MAX_TOKENS
 from mmdeploy_llm.records.record import Record, seconds
 from mmdeploy_llm.report.bidi import without_bidi_controls
 
+from .interrupts import Terminated
+
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.handle import Handle
     from mmdeploy_llm.batch.summary import BatchSummary
@@ -232,7 +234,9 @@ class ChatSession:
         try:
             handle = self._llm.submit(prompt, self._params)
             answer = print_answer(handle, self._out, self._aside)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Terminated):
+                raise
             if handle is not None:
                 handle.abort()
             self._note("\nstopped")

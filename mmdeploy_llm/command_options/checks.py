@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
+from mmdeploy_llm.errors import ConfigError
 
 from .groups import Group
 
@@ -42,5 +43,7 @@ class CheckOptions(Group):
         """Returns the schema and the number of retries. Raises ConfigError for a bad schema."""
         from mmdeploy_llm.batch.answers.checker import read_schema
 
+        if self.validate is None and self.validate_retries != VALIDATE_RETRIES:
+            raise ConfigError("--validate-retries has an effect only with --validate")
         schema = None if self.validate is None else read_schema(str(self.validate))
         return {"schema": schema, "validate_retries": self.validate_retries}

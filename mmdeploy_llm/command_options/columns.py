@@ -25,7 +25,10 @@ class ColumnChoices(Group):
         ),
     ] = None
     video_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with videos, as for --image-column.")
+        str | None,
+        typer.Option(
+            metavar="NAME", hidden=True, help="Column with videos, as for --image-column."
+        ),
     ] = None
     prompt_column: Annotated[
         str | None,

@@ -17,6 +17,7 @@ from .output import OutputOptions, ShownOptions
 from .question import QuestionOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
+from .telling import TellingChoices
 from .values import engine_options
 
 
@@ -32,6 +33,7 @@ class DeskOptions(Groups):
     files: FileOptions
     output: OutputOptions
     shown: ShownOptions
+    telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions
 

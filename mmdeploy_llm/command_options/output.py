@@ -75,9 +75,9 @@ class ShownOptions(Group):
             help="HTML report.  [default: `caption`: the name of --output with .html]",
         ),
     ] = None
-    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")] = (
-        False
-    )
+    no_report: Annotated[
+        bool, typer.Option("--no-report", hidden=True, help="Do not write an HTML report.")
+    ] = False
     table: Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")] = (
         False
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -11,6 +10,16 @@ import typer
 from mmdeploy_llm.errors import ConfigError
 
 from .groups import Group
+from .values import read_text, text_value
+
+System = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="System message that opens the conversation, or @FILE. A line of a batch may have "
+        "its own.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,42 +34,47 @@ class QuestionOptions(Group):
             "--prompt",
             "-p",
             metavar="TEXT",
-            help="The question about each item. About rows of a corpus it may have columns: "
-            "'Describe {title}.' @FILE is read, and @@ begins a text with @.  "
+            help="The question about each item, or @FILE. - is standard input, @@ a literal @. "
+            "About rows of a corpus it may have columns: 'Describe {title}.'  "
             "[default: Describe the image. / Describe the video.]",
         ),
     ] = None
     prompt_file: Annotated[
-        Path | None,
-        typer.Option(
-            hidden=True, metavar="FILE", help="File with the question, as --prompt @FILE."
-        ),
+        str | None,
+        typer.Option(metavar="FILE", hidden=True, help="File with the question: --prompt @FILE."),
     ] = None
     ask: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=TEXT",
             help="One of several questions about each item. May be repeated; the record has the "
-            "answers by these names. TEXT may have columns or be @FILE, as that of --prompt.",
+            "answers by these names. TEXT is as that of --prompt.",
         ),
     ] = None
-    system: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            hidden=True,
-            help="The system message. TEXT may be @FILE. A line's own system message wins.",
-        ),
-    ] = None
+    system: System = None
 
     def to_settings(self) -> dict[str, Any]:
-        """Returns the questions. Raises ConfigError for files that cannot be read."""
-        from mmdeploy_llm.questions.asks import Asks, text_or_file
+        """Returns the questions and the system message. Raises ConfigError."""
+        from mmdeploy_llm.questions.asks import Asks
 
-        prompt = self.prompt
+        if self.prompt is not None and self.prompt_file is not None:
+            raise ConfigError("--prompt and --prompt-file contradict each other; give one of them")
+        question = text_value("--prompt", self.prompt)
         if self.prompt_file is not None:
-            if prompt is not None:
-                raise ConfigError("--prompt and --prompt-file: give one of them")
-            prompt = f"@{self.prompt_file}"
-        question = None if prompt is None else text_or_file(prompt, "--prompt")
-        return {"question": question, "asks": Asks.given(self.ask or None, self.system)}
+            question = read_text("--prompt-file", self.prompt_file)
+        texts = dict(_named(text) for text in self.ask or [])
+        if len(texts) < len(self.ask or []):
+            raise ConfigError("--ask gives a name twice; names must differ")
+        return {
+            "question": question,
+            "asks": Asks.given(texts or None),
+            "system": text_value("--system", self.system),
+        }
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Returns name and question of NAME=TEXT."""
+    name, separator, question = text.partition("=")
+    if not separator:
+        raise ConfigError(f'--ask {text[:40]!r} must be NAME=TEXT, such as tags="List tags."')
+    return name, str(text_value(f"--ask {name}", question))

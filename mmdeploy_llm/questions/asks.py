@@ -1,15 +1,13 @@
-"""Asks: the questions about each item of a batch, by the names that their answers get, and the
-system message.
+"""Asks: the questions about each item of a batch, by the names that their answers get.
 
-    {"caption": "Describe.", "tags": "List tags."}  -->  "answers": {"caption": ..., "tags": ...}
+{"caption": "Describe.", "tags": "List tags."}  -->  "answers": {"caption": ..., "tags": ...}
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,55 +16,38 @@ from mmdeploy_llm.records.item import Question
 
 MAX_ASKS = 64
 MAX_SHOWN = 40  # characters of a wrong value
-MAX_FILE = 2**20  # bytes of a question
 NAME = re.compile(r"\w[\w.-]{0,63}")
 FORM = '{"caption": "Describe.", "tags": "List tags."}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asks:
-    """Holds what is asked about every item besides `prompt`.
+    """Holds the questions about every item, where it is more than one.
 
     questions: texts by name, with columns in them as in `prompt`; {}: only one question is asked.
-    system: the system message of conversations that have none. None: they have none.
     """
 
     questions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    system: str | None = None
 
     @classmethod
-    def given(cls, ask: Any = None, system: Any = None) -> Asks:
-        """Reads questions as a program gives them: a dict, or a list of texts NAME=QUESTION. A
-        question or system message @FILE is read from a file, and @@ begins one with an @.
-
-        Raises ConfigError.
-        """
-        if ask is not None and not isinstance(ask, Mapping):
-            ask = _pairs(ask)
+    def given(cls, ask: Any = None) -> Asks:
+        """Reads questions as a program gives them. Raises ConfigError."""
         try:
-            questions = read_asks(ask) if ask is not None else {}
+            return cls() if ask is None else cls(questions=MappingProxyType(read_asks(ask)))
         except RequestError as error:
             raise ConfigError(str(error)) from None
-        texts = {name: text_or_file(text, f"ask {name!r}") for name, text in questions.items()}
-        if system is not None and not (isinstance(system, str) and system.strip()):
-            raise ConfigError(f"system must be a text, got {_shown(system)}")
-        return cls(
-            questions=MappingProxyType(texts),
-            system=None if system is None else text_or_file(system, "system"),
-        )
 
     def check(self, prompt: str | None) -> None:
         """Raises ConfigError when there is a question without a name, too."""
         if prompt is not None and self.questions:
             raise ConfigError(
                 "--prompt asks one question and --ask several by name (in Python prompt and ask); "
-                "give one of them: --ask NAME=QUESTION"
+                "give one of them: --ask NAME=TEXT"
             )
 
     def values(self) -> dict[str, Any]:
-        """Returns what is set, by name, for a configuration."""
-        found: dict[str, Any] = {f"ask.{name}": text for name, text in self.questions.items()}
-        return found if self.system is None else {**found, "system": self.system}
+        """Returns the questions for a configuration."""
+        return {f"ask.{name}": text for name, text in self.questions.items()}
 
 
 NO_ASKS = Asks()
@@ -118,62 +99,6 @@ def questions_about(prompt: Mapping[str, Any], texts: Mapping[str, str]) -> tupl
         )
         for name, text in texts.items()
     )
-
-
-def with_system(prompt: Mapping[str, Any], system: str | None) -> dict[str, Any]:
-    """Returns a prompt that begins with the system message, unless it has one of its own. Raises
-    RequestError for one that is no conversation."""
-    messages = prompt.get("messages")
-    if system is None:
-        return dict(prompt)
-    if not isinstance(messages, list):
-        raise RequestError(
-            "a system message needs 'messages': the line has a prompt that is used as it is"
-        )
-    first = messages[0] if messages else None
-    if isinstance(first, Mapping) and first.get("role") in ("system", "developer"):
-        return dict(prompt)
-    return {**prompt, "messages": [{"role": "system", "content": system}, *messages]}
-
-
-def text_or_file(text: str, what: str) -> str:
-    """Returns a text, or the content of the file that @FILE names. Raises ConfigError for a file
-    that cannot be read. what: names the text in messages."""
-    if text.startswith("@@"):
-        return text[1:]
-    if not text.startswith("@"):
-        return text
-    path = Path(text[1:])
-    try:
-        if path.exists() and not path.is_file():
-            raise OSError("it is no regular file")
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
-        found = data.decode("utf-8-sig").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the file {str(path)!r} of {what} cannot be read: {error}; a text that begins with @ "
-            "is written with @@"
-        ) from None
-    if not found or len(data) > MAX_FILE:
-        size = "is empty" if not found else f"has more than {MAX_FILE >> 10} KiB"
-        raise ConfigError(f"the file {str(path)!r} of {what} {size}")
-    return found
-
-
-def _pairs(given: Any) -> dict[str, str]:
-    """Returns the questions of texts NAME=QUESTION. Raises ConfigError for a name twice."""
-    if isinstance(given, str) or not isinstance(given, (Sequence, Iterable)):
-        raise ConfigError(f"ask must be a dict of questions by name, {FORM}, got {_shown(given)}")
-    found: dict[str, str] = {}
-    for text in given:
-        name, separator, question = text.partition("=") if isinstance(text, str) else ("", "", "")
-        if not separator:
-            raise ConfigError(f'--ask {_shown(text)} must be NAME=QUESTION, such as tags="List."')
-        if name in found:
-            raise ConfigError(f"--ask {name!r} is given twice; names must differ")
-        found[name] = question
-    return found
 
 
 def _shown(value: Any) -> str:

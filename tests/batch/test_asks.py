@@ -6,9 +6,9 @@ import json
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.outputs import Completions
-from mmdeploy_llm.questions.asks import Asks, questions_about, with_system
+from mmdeploy_llm.questions.asks import Asks, questions_about
 from mmdeploy_llm.records.record import Record
 
 TWO = {"caption": "Describe.", "tags": "List tags."}
@@ -154,13 +154,9 @@ def test_the_input_has_changed_when_a_column_of_a_later_question_has(run, jsonl)
     assert found["a"]["answers"]["check"] == "To Is it y?"
 
 
-def test_a_system_message_begins_conversations_without_one(run, pictures):
-    _, _, llm = run(pictures / "sub", asks=Asks.given(TWO, "Be brief."))
-    assert {prompt["messages"][0]["content"] for prompt in llm.prompts} == {"Be brief."}
-    own = [{"role": "system", "content": "Own."}, {"role": "user", "content": "x"}]
-    assert with_system({"messages": own}, "Be brief.") == {"messages": own}
-    with pytest.raises(RequestError, match="used as it is"):
-        with_system({"prompt": "x"}, "Be brief.")
+def test_a_system_message_begins_each_conversation(run, pictures):
+    _, _, llm = run(pictures / "sub", asks=Asks.given(TWO), system="Be brief.")
+    assert [prompt["messages"][0]["content"] for prompt in llm.prompts] == ["Be brief."] * 2
 
 
 def test_reasoning_of_every_question_is_kept(fake_llm):
@@ -181,31 +177,18 @@ def test_reasoning_of_every_question_is_kept(fake_llm):
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        ("tags=List.", "must be a dict"),
-        (["tags"], "must be NAME=QUESTION"),
-        (["tags=a", "tags=b"], "given twice"),
+        ("tags=List.", "by name"),
+        (["tags"], "by name"),
         ({}, "by name"),
         ({"": "x"}, "name ''"),
         ({"a b": "x"}, "name 'a b'"),
         ({"a": " "}, "must be a question"),
-        ({"a": "@missing.txt"}, r"missing\.txt.*cannot be read"),
-        ({"a": "@/dev/zero"}, "no regular file"),
-        (7, "must be a dict"),
+        (7, "by name"),
     ],
 )
 def test_wrong_questions_are_errors_before_anything_is_loaded(ask, words):
     with pytest.raises(ConfigError, match=words):
         Asks.given(ask)
-
-
-def test_questions_may_be_in_files(tmp_path):
-    (tmp_path / "q.txt").write_text("\ufeffIs it safe?\n")
-    found = Asks.given([f"nsfw=@{tmp_path}/q.txt", "at=@@home=x"], f"@{tmp_path}/q.txt")
-    assert found.questions == {"nsfw": "Is it safe?", "at": "@home=x"}
-    assert found.system == "Is it safe?"
-    (tmp_path / "q.txt").write_text(" ")
-    with pytest.raises(ConfigError, match="is empty"):
-        Asks.given({"a": f"@{tmp_path}/q.txt"})
 
 
 def test_one_question_or_several():

@@ -270,7 +270,7 @@ class TestCaption:
             (["caption", "pics", "--model", "unknown"], "no plugin serves"),
             (["caption", "pics", "--engine", "nonsense"], "NAME=VALUE"),
             (["caption", "pics", "--engine", "max_model_length=3"], "did you mean 'max_model_len'"),
-            (["caption", "pics", "--output", "pics"], "is a folder"),
+            (["caption", "pics", "--output", "pics", "--format", "jsonl"], "is a folder"),
             (["caption", "pics", "--output", "pics/a.png/x.jsonl"], "pics/a.png"),
         ],
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mmdeploy_llm.errors import OK, InvalidAnswerError
 from mmdeploy_llm.outputs import Completions
+from mmdeploy_llm.telling.teller import Tell, silent
 
 from .checker import TooExpensiveError
 from .rounds import Answerer, Rounds
@@ -35,8 +36,8 @@ class Validated:
     answer that breaks the schema: with another seed, and with RETRY_TEMPERATURE if the answer was
     greedy. Items that have failed are not checked. Used by one call."""
 
-    def __init__(self, llm: Answerer, checker: Checks, most: int) -> None:
-        self._llm, self._checker, self._most = llm, checker, most
+    def __init__(self, llm: Answerer, checker: Checks, most: int, tell: Tell = silent) -> None:
+        self._llm, self._checker, self._most, self._tell = llm, checker, most, tell
 
     def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
         """Yields answers as they finish; one that breaks the schema to the end is an error with its
@@ -49,7 +50,10 @@ class Validated:
                     if found is None:
                         yield answer
                     elif found.can_retry and answer.ask.num_retries < self._most:
-                        rounds.again(_retry(answer.ask))
+                        rounds.again(again := _retry(answer.ask))
+                        item_id = getattr(again.item, "id", None)
+                        number = again.num_retries
+                        self._tell("retried", id=item_id, number=number, why=found.words)
                     else:
                         yield _failed(answer, found)
 
