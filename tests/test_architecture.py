@@ -48,7 +48,8 @@ LAYERS = (
     ("datasets",),
     ("records",),
     ("finding",),
-    ("sinks", "sidecars", "telling"),
+    ("sinks", "telling"),
+    ("sidecars",),
     ("questions",),
     ("exporting",),
     ("batch",),
@@ -98,7 +99,7 @@ TORCH_FREE = {"schedule", "delivery", "datasets", "finding"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
-IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec"}
+IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/remote/stores.py"),

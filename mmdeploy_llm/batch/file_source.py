@@ -8,6 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.datasets.names import is_url, is_video_name
 from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.finding.files import Found, FoundFile
 from mmdeploy_llm.finding.identity import Ids
 from mmdeploy_llm.params import SamplingParams
@@ -16,6 +17,7 @@ from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item, Media, Question
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.places import Spot
 
 from .corpus.columns import check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION
@@ -106,6 +108,14 @@ class FileSource:
         """Returns the path of the record's file; None when it is not in the list."""
         line = self.ids.get(str(record.id)) if record.path is not None else None
         return None if line is None else self._found.files[line - 1].path
+
+    def spot_of(self, record: Record) -> Spot:
+        """Returns where the record's file is. Raises RequestError when it is not in the list."""
+        line = self.ids.get(str(record.id)) if record.path is not None else None
+        if line is None:
+            raise RequestError("its file is not one of the input's")
+        place = self._found.files[line - 1].place
+        return Spot(root=place.base, relative=place.relative)
 
     def _questions(self, file: FoundFile) -> tuple[Question, ...]:
         """Builds the prompts, with an absolute path where the name would be read as a URL."""

@@ -21,6 +21,7 @@ from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.state import RunState
+from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
@@ -32,6 +33,7 @@ from .answers.restarts import Restarting
 from .answers.rounds import Answerer, Restartable
 from .answers.validated import Validated
 from .apart import check_apart, check_log
+from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .finding import FindingOptions
@@ -69,6 +71,7 @@ class BatchSettings:
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
+    sidecars: the texts that are written beside pictures; None writes none.
     is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
         the run tells besides.
     """
@@ -96,6 +99,7 @@ class BatchSettings:
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
+    sidecars: SidecarOptions | None = None
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
@@ -143,6 +147,7 @@ class BatchJob:
     is_empty: whether nothing is left to do.
     configuration: None until the run needs it.
     gone: ids of records whose files are gone; the run removes them where that is asked for.
+    folder: of a corpus, beneath which its pictures may have sidecars; see beside.folder_of.
     """
 
     source: Source
@@ -155,6 +160,7 @@ class BatchJob:
     is_empty: bool
     configuration: Configuration | None = None
     gone: frozenset[str] = frozenset()
+    folder: str | None = None
 
 
 def plan_batch(
@@ -186,7 +192,7 @@ def plan_batch(
         finding=settings.finding,
         is_recursive=settings.is_recursive,
     )
-    return _planned(source, sink, settings)
+    return replace(_planned(source, sink, settings), folder=folder_of(given))
 
 
 def plan_source(
@@ -262,7 +268,9 @@ def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
 def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
-    settings = job.settings
+    settings, listed = job.settings, job.settings.finding.skipped
+    if listed is not None:
+        job.source.skipped.write(listed)
     with Teller(settings.telling, is_shown=settings.is_progress_shown, about=about(job)) as teller:
         teller.tell("started", **begun(job))
         summary = _done(job, open_llm, teller)
@@ -272,12 +280,12 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
 
 def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
     num_before = len(job.kept.index)
-    listed = job.settings.finding.skipped
-    if listed is not None:
-        job.source.skipped.write(listed)
     if _is_complete(job):
-        return summary_of(job, "done", RunCounts(), num_before, None)
+        with sidecars_of(job) as sidecars:
+            sidecars.fill(job.kept.index)
+        return summary_of(job, "done", RunCounts(), num_before, None, sidecars=sidecars.counts)
     with ExitStack() as stack:
+        sidecars = stack.enter_context(sidecars_of(job))
         checker = None if job.settings.schema is None else Checker(job.settings.schema)
         if checker is not None:
             stack.callback(checker.close)
@@ -286,6 +294,7 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         answerer = _answerer(llm, job.settings, checker, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
+        writer = sidecars.around(writer)
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
             root = job.source.root if isinstance(job.source, FileSource) else None
@@ -312,11 +321,12 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         finally:
             tally.close()
         writer.finish(job.source.place_of)
+        sidecars.fill(writer.index)
         change = InputChange.of(job) if ending == "done" else None
         is_known = ending == "done" and job.left.is_read and change is None
         total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
-    return summary_of(job, ending, tally.counts(), num_before, writer, change)
+    return summary_of(job, ending, tally.counts(), num_before, writer, change, sidecars.counts)
 
 
 def _is_complete(job: BatchJob) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
 from mmdeploy_llm.telling.teller import TellingOptions
 
 from .answers.checker import read_schema
@@ -28,7 +29,7 @@ class OutputOptions(TypedDict, total=False):
     system: the system message before `prompt`, and of lines whose messages have none.
     recursive: whether folders of media are read with their subfolders (True).
     max_failures: failed items that end the run.
-    format: "jsonl", "parquet" or "webdataset"; None decides by the suffix of the output's name.
+    format: "jsonl", "csv", "parquet" or "webdataset"; None decides by the suffix of the output.
     part_items: most items of a part of the output; None is the format's own number.
     journal: folder on this machine for what is not uploaded yet, when the output is a URL.
     validate: a JSON schema that every answer must keep, or a file with one. One that breaks it is
@@ -68,21 +69,22 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 
-class BatchOptions(ColumnArguments, FindingArguments, OutputOptions, total=False):
-    """Options of LLM.run_batch; see ColumnArguments, FindingArguments and OutputOptions."""
+class BatchOptions(ColumnArguments, FindingArguments, SidecarArguments, OutputOptions, total=False):
+    """Options of LLM.run_batch; see ColumnArguments, FindingArguments, SidecarArguments and
+    OutputOptions."""
 
 
 def option_settings(options: BatchOptions) -> dict[str, Any]:
     """Returns the fields of BatchSettings for the options. Raises ConfigError, also for an unknown
     one."""
-    groups = (ColumnArguments, FindingArguments, OutputOptions)
+    groups = (ColumnArguments, FindingArguments, SidecarArguments, OutputOptions)
     known = [name for group in groups for name in group.__annotations__]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, (*known, "report", "prompt"), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"run_batch has no argument {name!r}; {hint}")
-    columns, finding, output = (
+    columns, finding, sidecars, output = (
         {name: value for name, value in options.items() if name in group.__annotations__}
         for group in groups
     )
@@ -90,5 +92,6 @@ def option_settings(options: BatchOptions) -> dict[str, Any]:
     return {
         "columns": ColumnOptions.given(named),
         "finding": FindingOptions.given(finding),
+        "sidecars": SidecarOptions.given(sidecars),
         **output_settings(output),
     }

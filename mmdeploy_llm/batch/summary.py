@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.finding.skipped import Skipped
+from mmdeploy_llm.sidecars.writer import SidecarCounts
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 
 from .run import Ending, RunCounts, in_numbers
@@ -40,6 +41,7 @@ class BatchSummary:
         words; then some items are left.
     skipped: what of the input was not read. num_gone: records whose files are gone, and which stay
         in the output; num_pruned: those that were removed from it.
+    sidecars: what became of the texts beside pictures; None when there were to be none.
     sink, index: the output, and the positions of the records in it.
     """
 
@@ -57,6 +59,7 @@ class BatchSummary:
     skipped: Skipped = field(default_factory=Skipped)
     num_gone: int = 0
     num_pruned: int = 0
+    sidecars: SidecarCounts | None = None
 
     @property
     def output(self) -> Path:
@@ -76,7 +79,8 @@ class BatchSummary:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Says which files were not read, and which records have no file any more, in sentences."""
+        """Says which files were not read, which records have no file any more, and what became of
+        sidecars, in sentences."""
         found = [self.skipped.text] if self.skipped.text else []
         found += self.skipped.notes
         if self.num_gone:
@@ -85,6 +89,8 @@ class BatchSummary:
             )
         if self.num_pruned:
             found.append(f"{self.num_pruned} records of files that are gone were removed")
+        if self.sidecars is not None:
+            found += self.sidecars.lines()
         return tuple(found)
 
     @property
@@ -167,6 +173,7 @@ def summary_of(
     num_before: int,
     writer: RecordSink | None,
     change: InputChange | None = None,
+    sidecars: SidecarCounts | None = None,
 ) -> BatchSummary:
     """Returns the summary of a run; logs what does not agree. writer: None when nothing was to be
     written."""
@@ -190,6 +197,7 @@ def summary_of(
         num_again=num_again,
         disagreements=tuple(found),
         skipped=job.source.skipped,
+        sidecars=sidecars,
         **{"num_pruned" if job.settings.finding.prune else "num_gone": len(job.gone)},
     )
 

@@ -22,6 +22,7 @@ from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .exits import STOPPED, USAGE, print_error
+from .exports import EXPORT_EPILOG, export
 from .interrupts import interrupted_code
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
@@ -169,6 +170,7 @@ def program(
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
 app.command(cls=Command, epilog=REPORT_EPILOG)(report)
+app.command(cls=Command, epilog=EXPORT_EPILOG)(export)
 app.command(cls=Command, epilog=GENERATE_EPILOG)(generate)
 app.command(cls=Command, epilog=CHAT_EPILOG)(chat)
 app.command(cls=Command, epilog=COUNT_EPILOG)(count)

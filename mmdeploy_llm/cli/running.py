@@ -89,5 +89,11 @@ def end_with_exit_code(summary: BatchSummary) -> None:
     if summary.num_failed:
         typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")
         raise typer.Exit(SOME_FAILED)
+    if summary.sidecars is not None and summary.sidecars.num_failed:
+        typer.echo(
+            f"{summary.sidecars.num_failed} texts beside pictures could not be written; --resume "
+            "writes those that are missing"
+        )
+        raise typer.Exit(SOME_FAILED)
     if summary.num_lacking:
         raise typer.Exit(SOME_LACKING)

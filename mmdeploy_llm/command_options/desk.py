@@ -17,6 +17,7 @@ from .output import OutputOptions, ShownOptions
 from .question import QuestionOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
+from .sidecars import SidecarChoices
 from .telling import TellingChoices
 from .values import engine_options
 
@@ -33,6 +34,7 @@ class DeskOptions(Groups):
     files: FileOptions
     output: OutputOptions
     shown: ShownOptions
+    sidecars: SidecarChoices
     telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions

@@ -18,8 +18,8 @@ Output = Annotated[
         metavar="NAME",
         rich_help_panel="Output",
         help="Where results go: a file NAME.jsonl, or parts. NAME.jsonl gets a line per finished "
-        "item; NAME.parquet and NAME.tar are folders of Parquet files or WebDataset tars; a URL "
-        "such as s3://bucket/NAME.parquet gets whole parts.",
+        "item; NAME.csv is a table; NAME.parquet and NAME.tar are folders of Parquet files or "
+        "WebDataset tars; a URL such as s3://bucket/NAME.parquet gets whole parts.",
     ),
 ]
 
@@ -35,7 +35,8 @@ class OutputOptions(Group):
         typer.Option(
             metavar="FORMAT",
             hidden=True,
-            help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]",
+            help="Format of the output: jsonl, csv, parquet or webdataset.  "
+            "[default: by its suffix]",
         ),
     ] = None
     part_items: Annotated[
