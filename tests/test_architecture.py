@@ -50,7 +50,7 @@ LAYERS = (
     ("finding",),
     ("sinks", "telling"),
     ("sidecars",),
-    ("questions",),
+    ("questions", "answers"),
     ("exporting",),
     ("batch",),
     ("report",),

@@ -10,6 +10,11 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mmdeploy_llm.answers import VALIDATE_RETRIES
+from mmdeploy_llm.answers.checker import Checker
+from mmdeploy_llm.answers.restarts import Restarting
+from mmdeploy_llm.answers.rounds import Answerer, Restartable
+from mmdeploy_llm.answers.validated import Validated
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
@@ -27,11 +32,6 @@ from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
 from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
 
-from .answers import VALIDATE_RETRIES
-from .answers.checker import Checker
-from .answers.restarts import Restarting
-from .answers.rounds import Answerer, Restartable
-from .answers.validated import Validated
 from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions

@@ -8,13 +8,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from mmdeploy_llm.answers.checker import read_schema
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
 from mmdeploy_llm.telling.teller import TellingOptions
 
-from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
 from .finding import FindingArguments, FindingOptions
 

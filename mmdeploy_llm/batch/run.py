@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
@@ -30,7 +31,6 @@ from mmdeploy_llm.records.record import Record, bad_record, duration, key_of
 from mmdeploy_llm.sinks.base import RecordSink
 from mmdeploy_llm.telling.teller import Tell, silent
 
-from .answers.rounds import Answerer
 from .clock import Clock
 from .sources import Source
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from mmdeploy_llm.batch.answers import VALIDATE_RETRIES
+from mmdeploy_llm.answers import VALIDATE_RETRIES
 from mmdeploy_llm.errors import ConfigError
 
 from .groups import Group
@@ -41,7 +41,7 @@ class CheckOptions(Group):
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the schema and the number of retries. Raises ConfigError for a bad schema."""
-        from mmdeploy_llm.batch.answers.checker import read_schema
+        from mmdeploy_llm.answers.checker import read_schema
 
         if self.validate is None and self.validate_retries != VALIDATE_RETRIES:
             raise ConfigError("--validate-retries has an effect only with --validate")

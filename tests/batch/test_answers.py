@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.answers.checker import Checker, TooExpensiveError, read_schema
-from mmdeploy_llm.batch.answers.restarts import Restarting
-from mmdeploy_llm.batch.answers.rounds import Rounds
-from mmdeploy_llm.batch.answers.validated import Validated
+from mmdeploy_llm.answers.checker import Checker, TooExpensiveError, read_schema
+from mmdeploy_llm.answers.restarts import Restarting
+from mmdeploy_llm.answers.rounds import Rounds
+from mmdeploy_llm.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask

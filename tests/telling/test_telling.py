@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.answers.restarts import Restarting
-from mmdeploy_llm.batch.answers.validated import Validated
+from mmdeploy_llm.answers.restarts import Restarting
+from mmdeploy_llm.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
