@@ -47,6 +47,7 @@ class RunCounts:
     failures: number of failed items by kind, such as "400 MediaError".
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
     answers: number of answers to each of several questions, by name.
+    asked_again: answers that were asked again, by the check that they broke.
     num_images: images and videos of finished items.
     elapsed: seconds, without loading the model.
     """
@@ -55,6 +56,7 @@ class RunCounts:
     failures: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
+    asked_again: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0

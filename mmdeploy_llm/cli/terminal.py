@@ -118,6 +118,8 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
         counts = (f"{printable(name)} {count}" for name, count in answers.items())
         lines.append(f"  answers: {', '.join(counts)}")
     lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
+    again = summary.run.asked_again
+    lines += [f"  {again[name]} x asked again: it broke {name}" for name in again]
     lines += [f"  {words}" for words in advice(summary.lacks)]
     lines += map(printable, summary.notes)
     return "\n".join(lines)

@@ -22,6 +22,11 @@ class Part:
     item: Item
     name: str
 
+    @property
+    def id(self) -> str | int:
+        """The item's."""
+        return self.item.id
+
 
 def asks_of(item: Item) -> Iterator[Ask]:
     """Yields what is asked about an item. Questions about one item are a group: its media are
