@@ -62,6 +62,7 @@ def caption(
         is_recursive=settings.is_recursive,
         finding=settings.finding,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
     )
