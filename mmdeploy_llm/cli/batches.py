@@ -17,6 +17,7 @@ from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
 from .estimates import show_estimate
+from .jobs import save_job
 from .running import run_and_report
 from .shards import shard_names
 
@@ -62,12 +63,14 @@ def caption(
         is_recursive=settings.is_recursive,
         finding=settings.finding,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
     )
     if desk.estimate.estimate is not None:
         return show_estimate(source, settings, desk, options, page)
     job = plan_source(source, output, settings)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page, is_caption=True)
 
 
@@ -94,6 +97,7 @@ def batch(
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page)
 
 

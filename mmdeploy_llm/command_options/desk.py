@@ -13,6 +13,7 @@ from .effort import EffortOptions
 from .estimate import EstimateOptions
 from .files import FileOptions
 from .groups import Groups
+from .job import JobOptions
 from .model import ModelOptions
 from .output import OutputOptions, ShownOptions
 from .question import QuestionOptions
@@ -40,6 +41,7 @@ class DeskOptions(Groups):
     resume: ResumeOptions
     effort: EffortOptions
     estimate: EstimateOptions
+    job: JobOptions
 
     def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:
         """Returns the options of LLM(), see engine_options."""

@@ -18,9 +18,10 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Prompt
+from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.record import Record, bad_record, record_of
+from mmdeploy_llm.records.record import Record, bad_record
 
 from .census import Tokens, count_tokens, kinds_of, name_of
 from .draw import Chosen, Drawn, draw
@@ -173,12 +174,14 @@ def _answered(
             if isinstance(item, BadItem):
                 found[item.line] = bad_record(item)
             else:
-                yield Ask(prompt=item.prompt, params=item.params, item=item)
+                yield from asks_of(item)
 
+    gathering = Gathering("")
     with closing(llm.answer_each(asks())) as answers:
         for answer in answers:
-            item = answer.ask.item
-            found[item.line] = record_of(item, answer.output, answer.error)
+            record = gathering.add(answer)
+            if record is not None:
+                found[item_of(answer.ask).line] = record
     return [found[line] for line in asked]
 
 
