@@ -49,7 +49,7 @@ LAYERS = (
     ("records",),
     ("finding",),
     ("sinks", "telling"),
-    ("sidecars",),
+    ("sidecars", "answers"),
     ("exporting",),
     ("batch",),
     ("report",),
@@ -97,7 +97,7 @@ TORCH_FREE = {"schedule", "delivery", "datasets", "finding"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
-IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec"}
+IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/remote/stores.py"),

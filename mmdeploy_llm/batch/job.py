@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mmdeploy_llm.answers import VALIDATE_RETRIES
+from mmdeploy_llm.answers.checks import open_checks
+from mmdeploy_llm.answers.rounds import Answerer
+from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
@@ -24,13 +28,9 @@ from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
-from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
+from mmdeploy_llm.telling.teller import Teller, TellingOptions
 
-from .answers import VALIDATE_RETRIES
-from .answers.checker import Checker
-from .answers.restarts import Restarting
-from .answers.rounds import Answerer, Restartable
-from .answers.validated import Validated
+from .answering import NoModel, answerer_of, counts_of
 from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
@@ -40,10 +40,6 @@ from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.desk.outcome import Answer
-    from mmdeploy_llm.desk.ticket import Ask
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +61,8 @@ class BatchSettings:
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
     retried: the items with a record that mode "resume" does again.
-    schema: JSON schema that every answer must keep; one that breaks it is asked again up to
-        `validate_retries` times. None checks nothing.
+    schema: JSON schema that every answer must keep; None: any answer. rules: for their texts. One
+        that breaks them is asked again up to `validate_retries` times.
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
@@ -92,6 +88,7 @@ class BatchSettings:
     max_failures: int | None = None
     retried: Retried = ALL_FAILED
     schema: Mapping[str, Any] | None = None
+    rules: TextRules = field(default_factory=TextRules)
     validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
@@ -119,6 +116,7 @@ class BatchSettings:
             **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
+            **self.rules.values(),
             **self.finding.values(),
         }
         return replace(engine, values=values)
@@ -281,12 +279,10 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         return summary_of(job, "done", RunCounts(), num_before, None, sidecars=sidecars.counts)
     with ExitStack() as stack:
         sidecars = stack.enter_context(sidecars_of(job))
-        checker = None if job.settings.schema is None else Checker(job.settings.schema)
-        if checker is not None:
-            stack.callback(checker.close)
-        llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
+        checks = stack.enter_context(open_checks(job.settings.schema, job.settings.rules))
+        llm = stack.enter_context(open_llm() if job.needs_model else NoModel())
         teller.tell("loaded")
-        answerer = _answerer(llm, job.settings, checker, teller.tell)
+        answerer = answerer_of(llm, job.settings, checks, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         writer = sidecars.around(writer)
@@ -321,7 +317,8 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         is_known = ending == "done" and job.left.is_read and change is None
         total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
-    return summary_of(job, ending, tally.counts(), num_before, writer, change, sidecars.counts)
+    counts = counts_of(tally, answerer)
+    return summary_of(job, ending, counts, num_before, writer, change, sidecars.counts)
 
 
 def _is_complete(job: BatchJob) -> bool:
@@ -337,22 +334,6 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     if job.configuration is not None or not job.needs_model:
         return job
     return replace(job, configuration=job.settings.configuration())
-
-
-def _answerer(
-    llm: Answerer, settings: BatchSettings, checker: Checker | None, tell: Tell
-) -> Answerer:
-    """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
-    if isinstance(llm, Restartable):
-        if settings.engine_restarts:
-            llm = Restarting(llm, settings.engine_restarts, tell)
-    elif settings.engine_restarts and not isinstance(llm, _NoModel):
-        logger.warning(
-            "engine_restarts = %d has no effect: %s does not start its engine again",
-            settings.engine_restarts,
-            type(llm).__name__,
-        )
-    return llm if checker is None else Validated(llm, checker, settings.validate_retries, tell)
 
 
 def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
@@ -372,19 +353,3 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
     most = job.settings.max_failures
     run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
     return run.run(llm)
-
-
-class _NoModel:
-    """Stands in for the model when only lines that cannot be used are left."""
-
-    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Exhausts the asks, which must be empty: bad lines are recorded on the way."""
-        for ask in asks:
-            raise AssertionError(f"an item reached a run without a model: {ask.prompt!r}")
-        yield from ()
-
-    def __enter__(self) -> _NoModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None

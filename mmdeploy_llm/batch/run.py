@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
@@ -29,7 +30,6 @@ from mmdeploy_llm.records.record import Record, bad_record, duration, key_of, re
 from mmdeploy_llm.sinks.base import RecordSink
 from mmdeploy_llm.telling.teller import Tell, silent
 
-from .answers.rounds import Answerer
 from .clock import Clock
 from .sources import Source
 
@@ -45,6 +45,7 @@ class RunCounts:
     num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
+    asked_again: answers that were asked again, by the check that they broke.
     num_images: images and videos of finished items.
     elapsed: seconds, without loading the model.
     """
@@ -52,6 +53,7 @@ class RunCounts:
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    asked_again: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0

@@ -115,6 +115,8 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     kinds = {**summary.failures, **summary.lacks}
     lines = [_first_line(summary, done)]
     lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
+    again = summary.run.asked_again
+    lines += [f"  {again[name]} x asked again: it broke {name}" for name in again]
     lines += [f"  {words}" for words in advice(summary.lacks)]
     lines += map(printable, summary.notes)
     return "\n".join(lines)

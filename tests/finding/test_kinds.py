@@ -56,6 +56,8 @@ def test_every_image_that_pillow_writes_is_one(form):
 def test_formats_are_told_apart(head, name):
     found = format_of(head)
     assert (found and found.name) == name
+    if name in ("AVIF", "HEIF"):
+        assert sniff_image(head) == name
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
