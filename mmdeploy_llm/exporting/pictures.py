@@ -134,6 +134,8 @@ class Pictures:
                     return place
             if not self._is_copied:
                 raise LeftOutError(f"it is not beneath {str(self._folder.path)!r}")
+            if not is_media_name(f"x.{blob.suffix}"):
+                raise LeftOutError("it is no image or video")
             name = self._free(wanted, blob)
             with ExitStack() as stack:
                 folder = self._folder
