@@ -18,6 +18,7 @@ from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.records.ids import Selection
@@ -52,8 +53,8 @@ class BatchSettings:
     """How a batch is run.
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
-    question: the question about each file of a folder, or each row of a corpus.
-    system: the system message before it, and of lines whose messages have none.
+    question: the question about each file of a folder, or each row of a corpus; asks: several of
+        them, by name. system: the message before them, and in lines whose messages have none.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
     finding: which files of a folder are read; is_recursive: whether those of subfolders are.
@@ -75,6 +76,7 @@ class BatchSettings:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
+    asks: Asks = NO_ASKS
     system: str | None = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
@@ -98,6 +100,7 @@ class BatchSettings:
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
+        self.asks.check(self.question)
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
         for name in ("validate_retries", "engine_restarts"):
@@ -113,6 +116,7 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **self.asks.values(),
             **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
@@ -177,6 +181,7 @@ def plan_batch(
         settings.sampling_params,
         settings.selection,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
         columns=settings.columns,
