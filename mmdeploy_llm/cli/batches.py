@@ -16,9 +16,8 @@ from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
-from .estimates import show_estimate
 from .jobs import save_job
-from .running import run_and_report
+from .running import run_and_report, show_estimate
 from .shards import shard_names
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What would take less time, and how much less: measured where that is cheap, else computed."""
+"""Finds what would take less time, and how much less: measured where that is cheap."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a batch will take on this machine, and the items by which that was found out.
+    """The time and size of a batch on this machine, and the items by which that was found out.
 
     total: items of the input. kinds: see Kind. tokens: None when no item has media or could be
         counted.

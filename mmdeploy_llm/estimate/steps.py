@@ -1,4 +1,4 @@
-"""What a step of the engine costs, measured, and how long any number of prompts takes.
+"""Measures what a step of the engine costs, and so how long any number of prompts takes.
 
     seconds of a step = fixed + token * sampled tokens + prefill * prompt tokens + media * items
 
@@ -35,7 +35,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What computes: most sequences at once, and the threads of the intake."""
+    """The engine: most sequences at once, and the threads of the intake."""
 
     max_seqs: int
     num_threads: int
