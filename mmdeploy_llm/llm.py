@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from .batch.engine import describe_engine
+from .batch.finding import with_reader
 from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
 from .batch.options import BatchOptions, option_settings
 from .batch.summary import BatchSummary
@@ -205,6 +206,7 @@ class LLM(EngineClient):
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
+        settings = with_reader(settings, lambda: open_reader(self._config))
         return self._batch(plan_batch(input, output, settings), report)
 
     def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:

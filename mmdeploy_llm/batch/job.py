@@ -34,6 +34,7 @@ from .answers.validated import Validated
 from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
+from .duplicates import duplicates_of
 from .file_source import FileSource
 from .finding import FindingOptions
 from .resumed import Leftovers, settle_ids
@@ -370,8 +371,16 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
-    run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
-    return run.run(llm)
+    with duplicates_of(job.settings.finding, job.sink, digest) as same:
+        run = BatchRun(
+            job.items,
+            writer,
+            tally=tally,
+            max_failures=most,
+            config_digest=digest,
+            duplicates=same,
+        )
+        return run.run(llm)
 
 
 class _NoModel:

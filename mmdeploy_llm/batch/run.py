@@ -31,6 +31,7 @@ from mmdeploy_llm.telling.teller import Tell, silent
 
 from .answers.rounds import Answerer
 from .clock import Clock
+from .duplicates import Duplicates
 from .sources import Source
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
@@ -45,7 +46,8 @@ class RunCounts:
     num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
-    num_images: images and videos of finished items.
+    num_images: images and videos of finished items, each that was computed.
+    num_same: items whose answer is another one's, see duplicates.py.
     elapsed: seconds, without loading the model.
     """
 
@@ -53,6 +55,7 @@ class RunCounts:
     failures: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
+    num_same: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     elapsed: float = 0.0
@@ -133,7 +136,8 @@ class BatchRun:
     """One run over items; used once. Locks its state, because an engine may pull prompts in
     another thread than the one that iterates its answers.
 
-    config_digest: of the configuration, for the records.
+    config_digest: of the configuration, for the records. duplicates: finds items that ask the same;
+    None: each is asked.
     """
 
     def __init__(
@@ -144,8 +148,9 @@ class BatchRun:
         tally: Tally,
         max_failures: int | None = None,
         config_digest: str = "",
+        duplicates: Duplicates | None = None,
     ) -> None:
-        self._items = items
+        self._items, self._duplicates = items, duplicates
         self._config_digest = config_digest
         self._writer = writer
         self._tally = tally
@@ -176,16 +181,28 @@ class BatchRun:
             self._tally.clock.begin(key_of(item.id, item.line), size)
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
-            else:
+            elif not self._is_same(item):
                 yield Ask(prompt=item.prompt, params=item.params, item=item)
             if self._is_over:
                 return
+
+    def _is_same(self, item: Item) -> bool:
+        """Whether another item has or gets the answer; it is written when it is there."""
+        found = self._duplicates is not None and self._duplicates.met(item)
+        if isinstance(found, Record):
+            self._take(found, item, num_media=0)
+        return found is not False
 
     def _collect(self, answer: Answer) -> None:
         """Writes the record of an item that has finished."""
         item = answer.ask.item
         record = record_of(item, answer.output, answer.error, self._config_digest)
+        others: list[tuple[Item, Record]] = []
+        if self._duplicates is not None:
+            record, others = self._duplicates.answered(item, record)
         self._take(record, item, num_media=1 if item.path else len(item.media))
+        for other, copy in others:
+            self._take(copy, other, num_media=0)
 
     def _take(self, record: Record, item: Item | BadItem, num_media: int) -> None:
         # Ctrl-C waits until what is written is counted too.
@@ -245,6 +262,7 @@ class Tally:
         else:
             counts.outcomes[str(record.outcome)] += 1
         counts.num_images += num_media
+        counts.num_same += record.same_as is not None
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
         if record.outcome != "ok":

@@ -109,14 +109,16 @@ def batch_settings(
     """Builds the settings of a run. engine: options of LLM(). more: further fields. Raises
     ConfigError for options that contradict each other."""
     from mmdeploy_llm.batch.engine import describe_engine
+    from mmdeploy_llm.batch.finding import with_reader
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
+    from mmdeploy_llm.startup.media import open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
         check_cluster(ctx)
-    return BatchSettings(
+    settings = BatchSettings(
         sampling_params=sampling_params(desk.to_sampling()),
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         allowed_media_root=engine.get("allowed_media_root"),
@@ -124,6 +126,7 @@ def batch_settings(
         **desk.to_settings(),
         **more,
     )
+    return with_reader(settings, lambda: open_reader(config))
 
 
 def check_cluster(ctx: typer.Context) -> None:

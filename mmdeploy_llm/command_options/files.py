@@ -37,6 +37,14 @@ class FileOptions(Group):
             metavar="FILE", help="List what is not read here, a line each with the reason."
         ),
     ] = None
+    dedupe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bytes|pixels",
+            help="Answer items with files of the same bytes, or images of the same pixels, once, "
+            "and record the answer for each.",
+        ),
+    ] = None
     prune: Annotated[
         bool,
         typer.Option(
@@ -48,7 +56,5 @@ class FileOptions(Group):
         """Returns the options of finding. Raises ConfigError for wrong ones."""
         from mmdeploy_llm.batch.finding import FindingOptions
 
-        given = {"exclude": self.exclude, "animated": self.animated}
-        return {
-            "finding": FindingOptions.given({**given, "skipped": self.skipped, "prune": self.prune})
-        }
+        names = ("exclude", "animated", "skipped", "dedupe", "prune")
+        return {"finding": FindingOptions.given({name: getattr(self, name) for name in names})}
