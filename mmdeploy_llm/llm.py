@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from .batch.engine import describe_engine
-from .batch.finding import with_reader
 from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
 from .batch.options import BatchOptions, option_settings
 from .batch.summary import BatchSummary
@@ -33,6 +32,7 @@ from .desk.feed import Feed
 from .desk.outcome import Answer, refused
 from .desk.ticket import Ask
 from .errors import EngineError
+from .finding.options import with_reader
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams

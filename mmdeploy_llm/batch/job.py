@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.duplicates import duplicates_of
+from mmdeploy_llm.finding.options import FindingOptions
+from mmdeploy_llm.finding.resumed import known_again
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
@@ -34,10 +37,7 @@ from .answers.validated import Validated
 from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
-from .duplicates import duplicates_of
 from .file_source import FileSource
-from .finding import FindingOptions
-from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
@@ -203,12 +203,12 @@ def plan_source(
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
-    settings.finding.check(settings.mode, source)
+    is_corpus = not isinstance(source, FileSource)
+    settings.finding.check(settings.mode, source.skipped, is_corpus=is_corpus)
     if settings.mode == "resume":
         place_of = source.place_of
         if isinstance(source, FileSource) and sink.exists():
-            settle_ids(source, sink)
-            leftovers = Leftovers(source, is_pruned=settings.finding.prune)
+            leftovers = known_again(source, sink, is_pruned=settings.finding.prune)
             place_of = leftovers.place_of
         kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
 from mmdeploy_llm.telling.teller import TellingOptions
 
 from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
-from .finding import FindingArguments, FindingOptions
 
 
 class OutputOptions(TypedDict, total=False):

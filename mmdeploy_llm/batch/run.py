@@ -21,6 +21,7 @@ from tqdm import tqdm
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.finding.duplicates import Duplicates
 from mmdeploy_llm.processes import interrupted_later
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
@@ -31,7 +32,6 @@ from mmdeploy_llm.telling.teller import Tell, silent
 
 from .answers.rounds import Answerer
 from .clock import Clock
-from .duplicates import Duplicates
 from .sources import Source
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
@@ -47,7 +47,8 @@ class RunCounts:
     failures: number of failed items by kind, such as "400 MediaError".
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
     num_images: images and videos of finished items, each that was computed.
-    num_same: items whose answer is another one's, see duplicates.py.
+    num_same: items whose answer is another one's, see
+        finding/duplicates.py.
     elapsed: seconds, without loading the model.
     """
 

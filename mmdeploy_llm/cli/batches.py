@@ -109,10 +109,10 @@ def batch_settings(
     """Builds the settings of a run. engine: options of LLM(). more: further fields. Raises
     ConfigError for options that contradict each other."""
     from mmdeploy_llm.batch.engine import describe_engine
-    from mmdeploy_llm.batch.finding import with_reader
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
+    from mmdeploy_llm.finding.options import with_reader
     from mmdeploy_llm.startup.media import open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first

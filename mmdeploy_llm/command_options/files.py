@@ -54,7 +54,7 @@ class FileOptions(Group):
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the options of finding. Raises ConfigError for wrong ones."""
-        from mmdeploy_llm.batch.finding import FindingOptions
+        from mmdeploy_llm.finding.options import FindingOptions
 
         names = ("exclude", "animated", "skipped", "dedupe", "prune")
         return {"finding": FindingOptions.given({name: getattr(self, name) for name in names})}

@@ -16,13 +16,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mmdeploy_llm.finding.contents import Contents
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import ItemError, Record, Timings
 from mmdeploy_llm.sinks.base import Sink
 
-from .finding import FindingOptions
+from .contents import Contents
+from .options import FindingOptions
+
+OF_CONTENT = (400, 413, 415)  # faults that every file of this content has
 
 
 class Duplicates(Closing):
@@ -40,7 +42,7 @@ class Duplicates(Closing):
         self._waiting: defaultdict[str, list[Item]] = defaultdict(list)
         self.num = 0
         for record in known:
-            if record.content and record.same_as is None and record.outcome == "ok":
+            if record.content and record.same_as is None and record.is_ok:
                 self._keep(record.content, record)
 
     def close(self) -> None:
@@ -72,7 +74,7 @@ class Duplicates(Closing):
             if not content:
                 return record, []
             record = replace(record, content=content)
-            if record.outcome == "ok":
+            if record.is_ok or record.error_code in OF_CONTENT:
                 self._keep(content, record)
             others = self._waiting.pop(content, [])
             self.num += len(others)

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.contents import Reader, check_dedupe
-from mmdeploy_llm.finding.files import check_animated
-from mmdeploy_llm.finding.names import Patterns
 from mmdeploy_llm.sinks.scan import Mode
 
-from .file_source import FileSource
+from .contents import Reader, check_dedupe
+from .files import check_animated
+from .names import Patterns
+from .skipped import Skipped
 
 if TYPE_CHECKING:
-    from .job import BatchSettings
-    from .sources import Source
+    from mmdeploy_llm.batch.job import BatchSettings
 
 
 class FindingArguments(TypedDict, total=False):
@@ -67,15 +66,15 @@ class FindingOptions:
         listed = values.pop("skipped", None)
         return cls(exclude=patterns, skipped=None if listed is None else Path(listed), **values)
 
-    def check(self, mode: Mode, source: Source) -> None:
+    def check(self, mode: Mode, skipped: Skipped, *, is_corpus: bool) -> None:
         """Raises ConfigError for options that would have no effect, and where the list of what is
         skipped cannot be written."""
         if self.prune and mode != "resume":
             raise ConfigError("prune needs resume: a new output has no records to remove")
         if self.skipped is not None:
-            source.skipped.check_target(self.skipped)
+            skipped.check_target(self.skipped)
         is_default = not self.exclude and self.animated == "image" and not self.prune
-        if not is_default and not isinstance(source, FileSource):
+        if not is_default and is_corpus:
             raise ConfigError(
                 "exclude, animated and prune are for folders and files of media; this input is a "
                 "corpus"
