@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mmdeploy_llm.answers import VALIDATE_RETRIES
+from mmdeploy_llm.answers.checks import open_checks
+from mmdeploy_llm.answers.rounds import Answerer
+from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
@@ -17,6 +21,7 @@ from mmdeploy_llm.finding.duplicates import duplicates_of
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.resumed import known_again
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.records.ids import Selection
@@ -27,13 +32,9 @@ from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
-from mmdeploy_llm.telling.teller import Tell, Teller, TellingOptions
+from mmdeploy_llm.telling.teller import Teller, TellingOptions
 
-from .answers import VALIDATE_RETRIES
-from .answers.checker import Checker
-from .answers.restarts import Restarting
-from .answers.rounds import Answerer, Restartable
-from .answers.validated import Validated
+from .answering import NoModel, answerer_of, counts_of
 from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
@@ -41,10 +42,6 @@ from .file_source import FileSource
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.desk.outcome import Answer
-    from mmdeploy_llm.desk.ticket import Ask
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +54,8 @@ class BatchSettings:
     """How a batch is run.
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
-    question: the question about each file of a folder, or each row of a corpus.
-    system: the system message before it, and of lines whose messages have none.
+    question: the question about each file of a folder, or each row of a corpus; asks: several of
+        them, by name. system: the message before them, and in lines whose messages have none.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
     finding: which files of a folder are read; is_recursive: whether those of subfolders are.
@@ -66,8 +63,8 @@ class BatchSettings:
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
     retried: the items with a record that mode "resume" does again.
-    schema: JSON schema that every answer must keep; one that breaks it is asked again up to
-        `validate_retries` times. None checks nothing.
+    schema: JSON schema that every answer must keep; None: any answer. rules: for their texts. One
+        that breaks them is asked again up to `validate_retries` times.
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
@@ -80,6 +77,7 @@ class BatchSettings:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
+    asks: Asks = NO_ASKS
     system: str | None = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
@@ -93,6 +91,7 @@ class BatchSettings:
     max_failures: int | None = None
     retried: Retried = ALL_FAILED
     schema: Mapping[str, Any] | None = None
+    rules: TextRules = field(default_factory=TextRules)
     validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
@@ -102,6 +101,7 @@ class BatchSettings:
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
+        self.asks.check(self.question)
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
         for name in ("validate_retries", "engine_restarts"):
@@ -117,9 +117,11 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **self.asks.values(),
             **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
+            **self.rules.values(),
             **self.finding.values(),
         }
         return replace(engine, values=values)
@@ -180,6 +182,7 @@ def plan_batch(
         settings.sampling_params,
         settings.selection,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
         columns=settings.columns,
@@ -282,12 +285,10 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         return summary_of(job, "done", RunCounts(), num_before, None, sidecars=sidecars.counts)
     with ExitStack() as stack:
         sidecars = stack.enter_context(sidecars_of(job))
-        checker = None if job.settings.schema is None else Checker(job.settings.schema)
-        if checker is not None:
-            stack.callback(checker.close)
-        llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
+        checks = stack.enter_context(open_checks(job.settings.schema, job.settings.rules))
+        llm = stack.enter_context(open_llm() if job.needs_model else NoModel())
         teller.tell("loaded")
-        answerer = _answerer(llm, job.settings, checker, teller.tell)
+        answerer = answerer_of(llm, job.settings, checks, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         writer = sidecars.around(writer)
@@ -322,7 +323,8 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         is_known = ending == "done" and job.left.is_read and change is None
         total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
-    return summary_of(job, ending, tally.counts(), num_before, writer, change, sidecars.counts)
+    counts = counts_of(tally, answerer)
+    return summary_of(job, ending, counts, num_before, writer, change, sidecars.counts)
 
 
 def _is_complete(job: BatchJob) -> bool:
@@ -338,22 +340,6 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     if job.configuration is not None or not job.needs_model:
         return job
     return replace(job, configuration=job.settings.configuration())
-
-
-def _answerer(
-    llm: Answerer, settings: BatchSettings, checker: Checker | None, tell: Tell
-) -> Answerer:
-    """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
-    if isinstance(llm, Restartable):
-        if settings.engine_restarts:
-            llm = Restarting(llm, settings.engine_restarts, tell)
-    elif settings.engine_restarts and not isinstance(llm, _NoModel):
-        logger.warning(
-            "engine_restarts = %d has no effect: %s does not start its engine again",
-            settings.engine_restarts,
-            type(llm).__name__,
-        )
-    return llm if checker is None else Validated(llm, checker, settings.validate_retries, tell)
 
 
 def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
@@ -381,19 +367,3 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
             duplicates=same,
         )
         return run.run(llm)
-
-
-class _NoModel:
-    """Stands in for the model when only lines that cannot be used are left."""
-
-    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Exhausts the asks, which must be empty: bad lines are recorded on the way."""
-        for ask in asks:
-            raise AssertionError(f"an item reached a run without a model: {ask.prompt!r}")
-        yield from ()
-
-    def __enter__(self) -> _NoModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None

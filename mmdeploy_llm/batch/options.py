@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
+from mmdeploy_llm.answers.checker import read_schema
+from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
+from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
 from mmdeploy_llm.telling.teller import TellingOptions
 
-from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
 
 
 class OutputOptions(TypedDict, total=False):
     """Options of LLM.run_batch.
 
+    ask: several questions instead of `prompt`, by name: {"caption": "Describe.", "tags": "List."};
+        the record has `answers` by these names, and `text` is the first one's.
     shard: "2/8" answers the second of eight shards, by line number.
     limit: lines to read.
     system: the system message before `prompt`, and of lines whose messages have none.
@@ -29,12 +33,15 @@ class OutputOptions(TypedDict, total=False):
     format: "jsonl", "csv", "parquet" or "webdataset"; None decides by the suffix of the output.
     part_items: most items of a part of the output; None is the format's own number.
     journal: folder on this machine for what is not uploaded yet, when the output is a URL.
-    validate: a JSON schema that every answer must keep, or a file with one. One that breaks it is
-        asked again up to validate_retries (2) times, then it is an error with its text.
+    validate: a JSON schema that every answer must keep, or a file with one. avoid: openings of
+        answers that are not wanted, such as "This image"; max_words, max_chars: of an answer. One
+        that breaks these is asked again up to validate_retries (2) times, then it is an error
+        with its text.
     engine_restarts: how often in a row an engine that died is started again (2).
     log_json: file that gains one JSON object for each event of the run, see docs/outcomes.md.
     """
 
+    ask: Mapping[str, str] | None
     shard: str | None
     limit: int | None
     system: str | None
@@ -44,6 +51,9 @@ class OutputOptions(TypedDict, total=False):
     part_items: int | None
     journal: str | os.PathLike[str] | None
     validate: Mapping[str, Any] | str | os.PathLike[str] | None
+    avoid: str | Collection[str] | None
+    max_words: int | None
+    max_chars: int | None
     validate_retries: int
     engine_restarts: int
     log_json: str | os.PathLike[str] | None
@@ -53,15 +63,18 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of BatchSettings, which has the defaults, for OutputOptions. Raises
     ConfigError."""
     settings = dict(options)
+    asks = Asks.given(settings.pop("ask", None))
     schema = settings.pop("validate", None)
     if isinstance(schema, (str, os.PathLike)):
         schema = read_schema(os.fspath(schema))
     selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
     if "recursive" in settings:
         settings["is_recursive"] = settings.pop("recursive")
+    names = ("avoid", "max_words", "max_chars")
+    settings["rules"] = TextRules.given(*(settings.pop(name, None) for name in names))
     if "log_json" in settings:
         settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
-    return {**settings, "selection": selection, "schema": schema}
+    return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 
 class BatchOptions(ColumnArguments, FindingArguments, SidecarArguments, OutputOptions, total=False):

@@ -18,19 +18,20 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.finding.duplicates import Duplicates
 from mmdeploy_llm.processes import interrupted_later
+from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import counted
-from mmdeploy_llm.records.record import Record, bad_record, duration, key_of, record_of
+from mmdeploy_llm.records.record import Record, bad_record, duration, key_of
 from mmdeploy_llm.sinks.base import RecordSink
 from mmdeploy_llm.telling.teller import Tell, silent
 
-from .answers.rounds import Answerer
 from .clock import Clock
 from .sources import Source
 
@@ -46,15 +47,18 @@ class RunCounts:
     num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
+    answers: number of answers to each of several questions, by name.
+    asked_again: answers that were asked again, by the check that they broke.
     num_images: images and videos of finished items, each that was computed.
-    num_same: items whose answer is another one's, see
-        finding/duplicates.py.
+    num_same: items whose answer is another one's, see finding/duplicates.py.
     elapsed: seconds, without loading the model.
     """
 
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    asked_again: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
     num_same: int = 0
     num_prompt_tokens: int = 0
@@ -152,7 +156,7 @@ class BatchRun:
         duplicates: Duplicates | None = None,
     ) -> None:
         self._items, self._duplicates = items, duplicates
-        self._config_digest = config_digest
+        self._gathering = Gathering(config_digest)
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
@@ -183,7 +187,7 @@ class BatchRun:
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
             elif not self._is_same(item):
-                yield Ask(prompt=item.prompt, params=item.params, item=item)
+                yield from asks_of(item)
             if self._is_over:
                 return
 
@@ -196,8 +200,9 @@ class BatchRun:
 
     def _collect(self, answer: Answer) -> None:
         """Writes the record of an item that has finished."""
-        item = answer.ask.item
-        record = record_of(item, answer.output, answer.error, self._config_digest)
+        item, record = item_of(answer.ask), self._gathering.add(answer)
+        if record is None:
+            return
         others: list[tuple[Item, Record]] = []
         if self._duplicates is not None:
             record, others = self._duplicates.answered(item, record)
@@ -262,6 +267,7 @@ class Tally:
             counts.num_done += 1
         else:
             counts.outcomes[str(record.outcome)] += 1
+        counts.answers.update(record.answers.keys())
         counts.num_images += num_media
         counts.num_same += record.same_as is not None
         counts.num_prompt_tokens += record.num_prompt_tokens
@@ -302,8 +308,13 @@ class Tally:
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
         own, elapsed = self._counts, self.clock.moment().elapsed
-        failures, outcomes = Counter(own.failures), Counter(own.outcomes)
-        return replace(own, failures=failures, outcomes=outcomes, elapsed=elapsed)
+        return replace(
+            own,
+            elapsed=elapsed,
+            failures=Counter(own.failures),
+            outcomes=Counter(own.outcomes),
+            answers=Counter(own.answers),
+        )
 
     def close(self) -> None:
         """Closes the progress bar."""

@@ -162,6 +162,7 @@ def ended(summary: BatchSummary) -> dict[str, Any]:
         "num_before": summary.num_before,
         "run": {**in_numbers(summary.run), "seconds": round(summary.run.elapsed, 3)},
         "all": dict(summary.outcomes),
+        "asked_again": dict(summary.run.asked_again),
         "failures": dict(summary.failures),
         "lacks": dict(summary.lacks),
         "disagreements": list(summary.disagreements),

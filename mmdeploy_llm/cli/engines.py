@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
-    from mmdeploy_llm.batch.answers.rounds import Answerer
+    from mmdeploy_llm.answers.rounds import Answerer
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
 

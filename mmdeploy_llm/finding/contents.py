@@ -58,13 +58,47 @@ class Contents:
     def of(self, item: Item) -> str:
         """Returns the digest of what an item asks; "" where it has media that cannot be compared:
         URLs, objects of a program, and files that cannot be read."""
+        prompts = {question.name: question.prompt for question in item.questions}
+        asked = _Asked(self)
         try:
-            asked = self._of_prompt(item.prompt)
+            found = [asked.of_prompt(prompt) for prompt in (item.prompt, *prompts.values())]
         except _NotComparable:
             return ""
-        return digest_of(asked, item.params.model_dump(mode="json", exclude_defaults=True))
+        params = item.params.model_dump(mode="json", exclude_defaults=True)
+        return digest_of(found, [*prompts], params)
 
-    def _of_prompt(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+    def of_media(self, kind: str, value: Any) -> str:
+        """Returns the digest of one media item. Raises _NotComparable."""
+        if kind == "image" and self._how == "pixels" and isinstance(value, (str, bytes)):
+            digest = self._pixels(value)
+            if digest is not None:
+                return digest
+        return _digest_of_bytes(value)
+
+    def _pixels(self, value: str | bytes) -> str | None:
+        """Returns the digest of the pixels; None for an image that cannot be read."""
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._open_reader()
+        source: Any = MediaRef(kind="image", uri=value) if isinstance(value, str) else value
+        try:
+            made = self._reader.previews(
+                MediaItem(kind="image", source=source, options={}), self._maker
+            )
+        except RequestError:
+            return None
+        return f"pixels {bytes(made[0]).decode()}"
+
+
+class _Asked:
+    """Replaces the media of an item's prompts by their digests, each file read once."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._known: dict[tuple[str, str], str] = {}
+
+    def of_prompt(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a prompt with digests for media."""
         found = dict(prompt)
         for name in ("multimodal_data", "multi_modal_data"):
             data = found.get(name)
@@ -96,25 +130,11 @@ class Contents:
             }
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
-        if kind == "image" and self._how == "pixels" and isinstance(value, (str, bytes)):
-            digest = self._pixels(value)
-            if digest is not None:
-                return digest
-        return _digest_of_bytes(value)
-
-    def _pixels(self, value: str | bytes) -> str | None:
-        """Returns the digest of the pixels; None for an image that cannot be read."""
-        with self._lock:
-            if self._reader is None:
-                self._reader = self._open_reader()
-        source: Any = MediaRef(kind="image", uri=value) if isinstance(value, str) else value
-        try:
-            made = self._reader.previews(
-                MediaItem(kind="image", source=source, options={}), self._maker
-            )
-        except RequestError:
-            return None
-        return f"pixels {bytes(made[0]).decode()}"
+        if not isinstance(value, str):
+            return self._contents.of_media(kind, value)
+        if (kind, value) not in self._known:
+            self._known[kind, value] = self._contents.of_media(kind, value)
+        return self._known[kind, value]
 
 
 def _digest_of_bytes(value: Any) -> str:

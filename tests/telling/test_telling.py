@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.answers.restarts import Restarting
-from mmdeploy_llm.batch.answers.validated import Validated
+from mmdeploy_llm.answers.restarts import Restarting
+from mmdeploy_llm.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
@@ -33,11 +33,11 @@ EVENTS = {
     "item": {
         *("id", "line", "outcome", "outcome_reason", "error_code", "error_class", "error_msg"),
     },
-    "retried": {"id", "number", "why"},
+    "retried": {"id", "number", "check", "why"},
     "engine_restarted": {"reason", "num_items"},
     "finished": {
         *("ending", "error", "num_left", "num_before", "run", "all", "failures", "lacks"),
-        "disagreements",
+        *("disagreements", "asked_again"),
     },
 }
 
@@ -144,6 +144,8 @@ class Dying(Model):
 class NoA:
     """Wants no "a" in the first answer."""
 
+    name = "no_a"
+
     def __init__(self):
         self.left = 1
 
@@ -167,10 +169,10 @@ def test_what_is_asked_again_is_told():
     def tell(event, **values):
         told.append({"event": event, **values})
 
-    llm = Validated(Restarting(Dying(), 2, tell), NoA(), 2, tell)
+    llm = Validated(Restarting(Dying(), 2, tell), [NoA()], 2, tell)
     assert len(list(llm.answer_each(asks))) == 2
     assert told == [
-        {"event": "retried", "id": "a", "number": 1, "why": "it has an a"},
+        {"event": "retried", "id": "a", "number": 1, "check": "no_a", "why": "it has an a"},
         {"event": "engine_restarted", "reason": "killed", "num_items": 1},
     ]
 

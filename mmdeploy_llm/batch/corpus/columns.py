@@ -77,10 +77,10 @@ class Column:
 
 
 def check_columns(
-    columns: Sequence[str], options: ColumnOptions, template: Template | None
+    columns: Sequence[str], options: ColumnOptions, templates: Iterable[Template]
 ) -> None:
     """Raises ConfigError for a column that a table does not have."""
-    wanted = (*options.names, *(template.names if template is not None else ()))
+    wanted = (*options.names, *(name for own in templates for name in own.names))
     for name in wanted:
         if name not in columns:
             raise ConfigError(f"there is no column {name!r}; the columns are {shown(columns)}")
