@@ -79,26 +79,22 @@ def show_estimate(
     """Answers the items of --estimate, prints their answers and what all items will take, and
     writes a page of them beside the report, if that is wanted. Raises ConfigError with --ray."""
     from mmdeploy_llm.estimate.estimate import estimate
-    from mmdeploy_llm.estimate.page import SUFFIX, write_page
-    from mmdeploy_llm.report.target import check_page
+    from mmdeploy_llm.estimate.page import beside, write_page
 
     from .terminal import caption_table, make_console, printable
 
     if desk.effort.ray is not None:
         raise ConfigError("--estimate measures an engine of this process; leave out --ray")
-    target = None if page is None else Path(page).with_suffix(SUFFIX)
-    if target is not None:
-        check_page(target)
+    target = beside(page)
     model, wanted = desk.model.model, desk.estimate
     draw = {"num_items": wanted.estimate or 1, "seed": wanted.estimate_seed}
     with open_llm(model, options) as llm:
         found = estimate(source, settings.selection, llm, **draw)
     make_console().print(caption_table(found.records))
+    typer.echo(printable(f"\n{found}"))
     if target is not None:
         write_page(target, found, model, settings, previews_of(model, options))
-    typer.echo()
-    for label, value in (found.lines() | ({"report": str(target)} if target else {})).items():
-        typer.echo(printable(f"{label + ':':<18}{value}"))
+        typer.echo(printable(f"report: {target}"))
 
 
 def end_with_exit_code(summary: BatchSummary) -> None:

@@ -9,11 +9,21 @@ from pathlib import Path
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.report.page import ReportHead, write_report
 from mmdeploy_llm.report.previews import MakePreviews
+from mmdeploy_llm.report.target import check_page
 from mmdeploy_llm.sinks.scan import RecordIndex
 
 from .result import Estimate
 
 SUFFIX = ".estimate.html"
+
+
+def beside(page: str | None) -> Path | None:
+    """Returns the file beside a report; None without one. Raises ConfigError as check_page does."""
+    if page is None:
+        return None
+    target = Path(page).with_suffix(SUFFIX)
+    check_page(target)
+    return target
 
 
 def write_page(
