@@ -85,9 +85,7 @@ def show_estimate(
 
     if desk.effort.ray is not None:
         raise ConfigError("--estimate measures an engine of this process; leave out --ray")
-    target = beside(page)
-    model, wanted = desk.model.model, desk.estimate
-    draw = {"num_items": wanted.estimate or 1, "seed": wanted.estimate_seed}
+    target, model, draw = beside(page), desk.model.model, desk.estimate.draw
     with open_llm(model, options) as llm:
         found = estimate(source, settings.selection, llm, **draw)
     make_console().print(caption_table(found.records))

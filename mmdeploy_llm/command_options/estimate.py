@@ -29,3 +29,8 @@ class EstimateOptions(Group):
         int,
         typer.Option(hidden=True, metavar="SEED", help="Which random items --estimate draws."),
     ] = 0
+
+    @property
+    def draw(self) -> dict[str, int]:
+        """The number of items and the seed, as arguments of `estimate`."""
+        return {"num_items": self.estimate or 1, "seed": self.estimate_seed}
