@@ -66,7 +66,7 @@ class LineSource:
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items of the selected rows."""
         for row in self._rows.read(self._selection):
-            yield row if isinstance(row, BadItem) else self._reader.read(row)
+            yield self._reader.read(row)
 
     def counted(self) -> int | None:
         """Counts the selected rows that the input has now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -44,13 +44,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadItem:
-    """A row that cannot be used. id: None when it is missing, unreadable or a duplicate."""
+    """A row that cannot be used. id: None when it is missing, unreadable or a duplicate.
+
+    values: those of its values that are certain.
+    """
 
     line: int
     message: str
     id: str | int | None = None
     code: int = RequestError.code
     kind: str = RequestError.__name__
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
