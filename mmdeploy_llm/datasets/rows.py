@@ -44,10 +44,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadItem:
-    """A row that cannot be used. id: None when it is missing, unreadable or a duplicate.
-
-    values: those of its values that are certain.
-    """
+    """A row, or a file, that cannot be used. id: None when it is missing, unreadable or a
+    duplicate. path: of a file. values: those of a row's values that are certain."""
 
     line: int
     message: str
@@ -55,6 +53,7 @@ class BadItem:
     code: int = RequestError.code
     kind: str = RequestError.__name__
     values: Mapping[str, Any] = field(default_factory=dict)
+    path: str | None = None
 
     @property
     def digest(self) -> str:
