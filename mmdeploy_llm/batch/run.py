@@ -138,7 +138,7 @@ class BatchRun:
     """One run over items; used once. Locks its state, because an engine may pull prompts in
     another thread than the one that iterates its answers.
 
-    config_digest: of the configuration, for the records.
+    config_digest: of the configuration, for the records. is_json: see Gathering.
     """
 
     def __init__(
@@ -149,9 +149,10 @@ class BatchRun:
         tally: Tally,
         max_failures: int | None = None,
         config_digest: str = "",
+        is_json: bool = False,
     ) -> None:
         self._items = items
-        self._gathering = Gathering(config_digest)
+        self._gathering = Gathering(config_digest, is_json=is_json)
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
