@@ -16,6 +16,7 @@ from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
+from .jobs import save_job
 from .running import run_and_report
 from .shards import shard_names
 
@@ -66,6 +67,7 @@ def caption(
         system=settings.system,
     )
     job = plan_source(source, output, settings)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page, is_caption=True)
 
 
@@ -90,6 +92,7 @@ def batch(
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page)
 
 

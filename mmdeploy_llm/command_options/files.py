@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -15,18 +15,21 @@ from .groups import Group
 class FileOptions(Group):
     """Which files of folders and globs are read, and what is told of the others."""
 
+    title: ClassVar[str] = "Input"
+
     exclude: Annotated[
         list[str] | None,
         typer.Option(
             metavar="GLOB",
-            help="Leave out files and folders: '*_thumb.*' by name, 'drafts/**' by path beneath "
-            "the folder; may be repeated.",
+            help="Leave out files and folders, such as '*_thumb.*' or 'drafts/**'. A pattern "
+            "without / is of names, another of paths beneath the folder; may be repeated.",
         ),
     ] = None
     animated: Annotated[
         str,
         typer.Option(
             metavar="image|video",
+            hidden=True,
             help="What a GIF, WebP or PNG of several frames is: an image, of which the first frame "
             "is used, or a video.",
         ),
@@ -40,7 +43,9 @@ class FileOptions(Group):
     prune: Annotated[
         bool,
         typer.Option(
-            "--prune", help="With --resume: remove the records of files that are certainly gone."
+            "--prune",
+            hidden=True,
+            help="With --resume: remove the records of files that are certainly gone.",
         ),
     ] = False
 
