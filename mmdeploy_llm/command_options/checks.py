@@ -49,11 +49,15 @@ class CheckOptions(Group):
     max_words: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Most words of an answer; a longer one is asked again."
+            min=1,
+            metavar="N",
+            hidden=True,
+            help="Most words of an answer; a longer one is asked again.",
         ),
     ] = None
     max_chars: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The same for characters.")
+        int | None,
+        typer.Option(min=1, metavar="N", hidden=True, help="The same for characters."),
     ] = None
     validate_retries: Annotated[
         int,

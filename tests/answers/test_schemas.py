@@ -72,7 +72,7 @@ def test_a_module_that_raises_is_a_wrong_option(folder):
 
 
 def test_modules_of_the_working_folder_hide_none(folder):
-    )
+    (folder / "colorsys.py").write_text("class Own: ...\n")
     with pytest.raises(ConfigError, match="no attribute 'Own'"):
         AnswerSchema.given("colorsys:Own")
 
