@@ -32,6 +32,7 @@ from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
+from mmdeploy_llm.finding.options import with_reader
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.outcome import Retried
@@ -100,6 +101,7 @@ class BulkClient(EngineClient):
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
+        settings = with_reader(settings, lambda: open_reader(self._config))
         return self._batch(plan_batch(input, output, settings), report)
 
     def extract(
