@@ -47,7 +47,12 @@ if TYPE_CHECKING:
         RequestOutput,
         ToolCall,
     )
-    from .params import EarlyStopParams, GuidedDecodingParams, SamplingParams
+    from .params import (
+        EarlyStopParams,
+        GuidedDecodingParams,
+        NoRepeatNGramParams,
+        SamplingParams,
+    )
 
 __version__ = "0.1.0"
 
@@ -73,6 +78,7 @@ __all__ = [
     "ModelError",
     "ModelNotSupportedError",
     "ModelPool",
+    "NoRepeatNGramParams",
     "OutOfBlocksError",
     "PluginConflictError",
     "PluginContractError",
@@ -101,6 +107,7 @@ _HOMES = {
     "EngineConfig": "config",
     "EarlyStopParams": "params",
     "GuidedDecodingParams": "params",
+    "NoRepeatNGramParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",
     "Completions": "outputs",

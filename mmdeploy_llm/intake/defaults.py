@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
-from mmdeploy_llm.params import MAX_SEED, EarlyStopParams, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.params import (
+    MAX_SEED,
+    EarlyStopParams,
+    GuidedDecodingParams,
+    NoRepeatNGramParams,
+    SamplingParams,
+)
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .unicode_text import check_unicode
@@ -27,6 +33,8 @@ TEXTS = ("stop", "bad_words")
 MAX_STOPS = 64
 MAX_STOP_SIZE = 1024  # characters or ids
 
+NO_REPEAT = "no_repeat_ngram"
+Encode = Callable[[str], Sequence[int]]
 CheckProcessors = Callable[[SamplingParams], None]
 
 
@@ -35,6 +43,17 @@ class Grammars(Protocol):
 
     def validate(self, params: GuidedDecodingParams) -> None:
         """Raises RequestError for a constraint that cannot become a grammar."""
+
+    def _no_repeat_ngram(self, params: SamplingParams) -> NoRepeatNGramParams | None:
+        """Returns what must not repeat; None for nothing. What is usual for the family would make
+        some constraints impossible, and gives way to the caller's own n-grams."""
+        own = params.no_repeat_ngram
+        if isinstance(own, NoRepeatNGramParams):
+            return own.with_ids(self._encode)
+        if own is True:
+            return self._no_repeat or NoRepeatNGramParams()
+        is_usual = own is None and params.guided_decoding is None
+        return self._no_repeat if is_usual and not params.no_repeat_ngram_size else None
 
     def interrupt(self) -> None:
         """Ends a check that is under way; may be called from any thread."""
@@ -49,6 +68,7 @@ class ParamsResolver:
     generation: generation_config.json.
     vocab_size: number of ids that the model knows.
     grammars: checks constraints, and ends with this object; None when guided decoding is off.
+    encode: returns the ids of a text; without it no text has any.
     check_processors: raises RequestError for logits processors or arguments of them that are not
         valid; None when there are none.
 
@@ -63,18 +83,25 @@ class ParamsResolver:
         generation: Mapping[str, Any],
         grammars: Grammars | None,
         check_processors: CheckProcessors | None = None,
+        encode: Encode = lambda _: (),
     ) -> None:
+        self._encode = encode
         self._config = config
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._check_processors = check_processors
         self._is_greedy = generation.get("do_sample") is False
-        own = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
+        names = (*DEFAULTS, NO_REPEAT)
+        own = {name: generation[name] for name in names if generation.get(name) is not None}
         try:
-            SamplingParams(**own)
+            usual = SamplingParams(**own).no_repeat_ngram
         except ConfigError as error:
             raise CheckpointError(f"generation_config.json of the model: {error}") from error
         self._defaults = {**DEFAULTS, **own}
+        self._defaults.pop(NO_REPEAT, None)
+        self._no_repeat: NoRepeatNGramParams | None = None
+        if isinstance(usual, NoRepeatNGramParams):
+            self._no_repeat = usual.with_ids(encode)
 
     def check(self, params: SamplingParams) -> None:
         """Raises RequestError for values that this engine cannot serve, whatever the prompt."""
@@ -90,6 +117,10 @@ class ParamsResolver:
             self._check_ids("stop_token_sequences", sequence)
         self._check_ids("bad_words_token_ids", params.bad_words_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
+        if isinstance(params.no_repeat_ngram, NoRepeatNGramParams):
+            for text in params.no_repeat_ngram.may_repeat:
+                check_unicode(text, "no_repeat_ngram")
+            self._check_ids("no_repeat_ngram", params.no_repeat_ngram.may_repeat_token_ids)
         if params.guided_decoding is not None:
             self._check_guided(params.guided_decoding)
         if params.logits_processors or params.logits_processors_args:
@@ -118,6 +149,7 @@ class ParamsResolver:
         if params.seed is None:
             filled["seed"] = derive_seed(self._config.seed, number)
         filled["early_stop"] = self._early_stop(params)
+        filled[NO_REPEAT] = self._no_repeat_ngram(params)
         return params.model_copy(update=filled)
 
     def _early_stop(self, params: SamplingParams) -> EarlyStopParams | None:
@@ -127,6 +159,17 @@ class ParamsResolver:
             own = engine or EarlyStopParams()
         found = engine if own is None else own
         return found if isinstance(found, EarlyStopParams) and found.enable_early_stop else None
+
+    def _no_repeat_ngram(self, params: SamplingParams) -> NoRepeatNGramParams | None:
+        """Returns what must not repeat; None for nothing. What is usual for the family would make
+        some constraints impossible, and gives way to the caller's own n-grams."""
+        own = params.no_repeat_ngram
+        if isinstance(own, NoRepeatNGramParams):
+            return own.with_ids(self._encode)
+        if own is True:
+            return self._no_repeat or NoRepeatNGramParams()
+        is_usual = own is None and params.guided_decoding is None
+        return self._no_repeat if is_usual and not params.no_repeat_ngram_size else None
 
     def interrupt(self) -> None:
         """Ends a check that is under way, so that `close` need not wait."""

@@ -92,6 +92,7 @@ class Intake:
             generation=generation,
             grammars=grammars,
             check_processors=check_processors,
+            encode=tokenizer.encode,
         )
         self._config = config
         self._vocab_size = vocab_size

@@ -10,12 +10,14 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from .early_stop import EarlyStopParams, read_early_stop
 from .frozen import MAX_INT, FrozenParams, check_plain
+from .no_repeat import NoRepeatNGramParams
 
 __all__ = [
     "MAX_SEED",
     "EarlyStopParams",
     "FrozenParams",
     "GuidedDecodingParams",
+    "NoRepeatNGramParams",
     "SamplingParams",
     "read_early_stop",
 ]
@@ -288,6 +290,12 @@ class SamplingParams(FrozenParams):
         description="never generates a sequence of this many tokens that the prompt or the output "
         "already contains; 0: off",
     )
+    no_repeat_ngram: NoRepeatNGramParams | bool | None = Field(
+        default=None,
+        description="NoRepeatNGramParams, or a dict with their values: the same in a window of "
+        "the answer, with tokens that may repeat; True: as the model's family has it, else with "
+        "its defaults; False: never; None: as the family, but not with guided_decoding",
+    )
     logit_bias: Mapping[TokenId, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description="dict of token id to a number that is added to the token's logit",
@@ -365,6 +373,8 @@ class SamplingParams(FrozenParams):
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
+        if self.no_repeat_ngram_size and self.no_repeat_ngram:
+            raise ValueError("give no_repeat_ngram_size or no_repeat_ngram, not both")
         if self.max_tokens is None:
             return self
         if self.min_tokens > self.max_tokens:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdeploy_llm.params import EarlyStopParams, SamplingParams
+from mmdeploy_llm.params import EarlyStopParams, NoRepeatNGramParams, SamplingParams
 
 from .draw import DrawParams
 from .grammar import GrammarBackend
@@ -304,8 +304,12 @@ def _counts(request: SlotRequest, vocab_size: int) -> TokenCounts | None:
 
 
 def _ngrams(request: SlotRequest) -> NGrams | None:
-    size = request.params.no_repeat_ngram_size
-    return NGrams(size, request.prompt_token_ids) if size else None
+    size, own = request.params.no_repeat_ngram_size, request.params.no_repeat_ngram
+    if size:
+        return NGrams(size, request.prompt_token_ids)
+    if not isinstance(own, NoRepeatNGramParams):
+        return None
+    return NGrams(own.size, window=own.window, may_repeat=own.may_repeat_token_ids)
 
 
 def _bad_sequences(request: SlotRequest) -> BadSequences | None:
