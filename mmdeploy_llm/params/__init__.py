@@ -293,8 +293,8 @@ class SamplingParams(FrozenParams):
     no_repeat_ngram: NoRepeatNGramParams | bool | None = Field(
         default=None,
         description="NoRepeatNGramParams, or a dict with their values: the same in a window of "
-        "the answer, with tokens that may repeat; True: as the model's family has it, else with "
-        "its defaults; False: never; None: as the family, but not with guided_decoding",
+        "the answer, with tokens that may repeat; True: as the model's family has it, else the "
+        "defaults; False: never; None: as the family, without guided_decoding",
     )
     logit_bias: Mapping[TokenId, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict,
