@@ -12,9 +12,10 @@ from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.finding.files import Found, FoundFile
 from mmdeploy_llm.finding.identity import Ids
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about
 from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.records.item import Item, Media
+from mmdeploy_llm.records.item import Item, Media, Question
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.places import Spot
 
@@ -25,7 +26,8 @@ from .order import mixed, sizes_of
 
 
 class FileSource:
-    """Builds one item per file: a question about it. question: None asks for a description.
+    """Builds one item per file: the questions about it. question: None asks for a description,
+    unless `asks` has questions.
 
     root: the folder that ids are relative to; None where they are the paths themselves, as in
     outputs of an earlier version.
@@ -40,13 +42,14 @@ class FileSource:
         selection: Selection,
         *,
         question: str | None = None,
+        asks: Asks = NO_ASKS,
         template_kwargs: Mapping[str, Any] | None = None,
         system: str | None = None,
     ) -> None:
-        if question is not None:
-            check_no_columns(question, (file.path for file in found.files))
+        for text in (*([] if question is None else [question]), *asks.questions.values()):
+            check_no_columns(text, (file.path for file in found.files))
         self._found, self._selection = found, selection
-        self._params, self._question = params, question
+        self._params, self._question, self._asks = params, question, asks
         self._template_kwargs = dict(template_kwargs or {})
         self._system = system
         self.skipped = found.skipped
@@ -78,11 +81,13 @@ class FileSource:
             file = self._files[own]
             path = file.path
             is_named = is_video_name(path) == (file.kind == "video")
+            questions = self._questions(file)
             yield Item(
                 line=self.ids[own],
                 id=own,
                 path=path,
-                prompt=self._prompt(file),
+                prompt=questions[0].prompt,
+                questions=questions if self._asks.questions else (),
                 params=self._params,
                 # Where the name says something else, the record says what the file is.
                 media=() if is_named else (Media(kind=file.kind, name=os.path.abspath(path)),),
@@ -112,13 +117,11 @@ class FileSource:
         place = self._found.files[line - 1].place
         return Spot(root=place.base, relative=place.relative)
 
-    def _prompt(self, file: FoundFile) -> dict[str, Any]:
-        """Builds the prompt, with an absolute path where the name would be read as a URL."""
+    def _questions(self, file: FoundFile) -> tuple[Question, ...]:
+        """Builds the prompts, with an absolute path where the name would be read as a URL."""
         kind, path = file.kind, file.path
-        question = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
-        content = [
-            {"type": kind, kind: os.path.abspath(path) if is_url(path) else path},
-            {"type": "text", "text": question},
-        ]
-        messages = with_system([{"role": "user", "content": content}], self._system)
-        return {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
+        plain = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
+        media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
+        messages = with_system([{"role": "user", "content": [media]}], self._system)
+        prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
+        return questions_about(prompt, self._asks.questions or {"": plain})

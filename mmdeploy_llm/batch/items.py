@@ -2,7 +2,8 @@
 its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
- "sampling_params": {...}, and the other keys of a prompt's dict, see intake/prompts.py}
+ "sampling_params": {...}, "ask": {name: question}, and the other keys of a prompt's dict, see
+ intake/prompts.py}
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import questions_about, read_asks
 from mmdeploy_llm.records.identity import digest_of, file_paths, file_state
 from mmdeploy_llm.records.item import Item, Media
 
-KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
+KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params", "ask")
 TEMPLATE_MARK = re.compile(r"\{[{%]")
 SYSTEM_ROLES = ("system", "developer")
 DRAWS = ("temperature", "top_p", "top_k", "min_p", "n")  # they choose how tokens are drawn
@@ -72,6 +74,9 @@ class ItemReader:
             _check_keys(fields)
             media = _Media(self._folder if folder is None else folder)
             prompt = self._prompt(fields, media)
+            asked = fields.get("ask")
+            questions = () if asked is None else questions_about(prompt, read_asks(asked))
+            prompt = dict(questions[0].prompt) if questions else prompt
             carried = {"columns": columns} if columns else {}
             return Item(
                 line=line,
@@ -82,6 +87,7 @@ class ItemReader:
                 question=_question(prompt),
                 digest=digest_of({**fields, **carried}, *map(file_state, media.files)),
                 columns=columns or {},
+                questions=questions,
             )
         except (MMDeployLLMError, RecursionError) as error:
             message = str(error) or "the line is nested too deeply"

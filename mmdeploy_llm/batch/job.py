@@ -17,7 +17,11 @@ from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.duplicates import duplicates_of
+from mmdeploy_llm.finding.options import FindingOptions
+from mmdeploy_llm.finding.resumed import known_again
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.records.ids import Selection
@@ -35,8 +39,6 @@ from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
-from .finding import FindingOptions
-from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
@@ -52,8 +54,8 @@ class BatchSettings:
     """How a batch is run.
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
-    question: the question about each file of a folder, or each row of a corpus.
-    system: the system message before it, and of lines whose messages have none.
+    question: the question about each file of a folder, or each row of a corpus; asks: several of
+        them, by name. system: the message before them, and in lines whose messages have none.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
     finding: which files of a folder are read; is_recursive: whether those of subfolders are.
@@ -75,6 +77,7 @@ class BatchSettings:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
+    asks: Asks = NO_ASKS
     system: str | None = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
@@ -98,6 +101,7 @@ class BatchSettings:
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
+        self.asks.check(self.question)
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
         for name in ("validate_retries", "engine_restarts"):
@@ -113,6 +117,7 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **self.asks.values(),
             **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
@@ -177,6 +182,7 @@ def plan_batch(
         settings.sampling_params,
         settings.selection,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
         columns=settings.columns,
@@ -200,12 +206,12 @@ def plan_source(
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
-    settings.finding.check(settings.mode, source)
+    is_corpus = not isinstance(source, FileSource)
+    settings.finding.check(settings.mode, source.skipped, is_corpus=is_corpus)
     if settings.mode == "resume":
         place_of = source.place_of
         if isinstance(source, FileSource) and sink.exists():
-            settle_ids(source, sink)
-            leftovers = Leftovers(source, is_pruned=settings.finding.prune)
+            leftovers = known_again(source, sink, is_pruned=settings.finding.prune)
             place_of = leftovers.place_of
         kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)
@@ -351,5 +357,13 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
-    run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
-    return run.run(llm)
+    with duplicates_of(job.settings.finding, job.sink, digest) as same:
+        run = BatchRun(
+            job.items,
+            writer,
+            tally=tally,
+            max_failures=most,
+            config_digest=digest,
+            duplicates=same,
+        )
+        return run.run(llm)

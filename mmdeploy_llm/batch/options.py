@@ -11,17 +11,20 @@ from typing import Any, TypedDict
 from mmdeploy_llm.answers.checker import read_schema
 from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
+from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
 from mmdeploy_llm.telling.teller import TellingOptions
 
 from .corpus.columns import ColumnArguments, ColumnOptions
-from .finding import FindingArguments, FindingOptions
 
 
 class OutputOptions(TypedDict, total=False):
     """Options of LLM.run_batch.
 
+    ask: several questions instead of `prompt`, by name: {"caption": "Describe.", "tags": "List."};
+        the record has `answers` by these names, and `text` is the first one's.
     shard: "2/8" answers the second of eight shards, by line number.
     limit: lines to read.
     system: the system message before `prompt`, and of lines whose messages have none.
@@ -38,6 +41,7 @@ class OutputOptions(TypedDict, total=False):
     log_json: file that gains one JSON object for each event of the run, see docs/outcomes.md.
     """
 
+    ask: Mapping[str, str] | None
     shard: str | None
     limit: int | None
     system: str | None
@@ -59,6 +63,7 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of BatchSettings, which has the defaults, for OutputOptions. Raises
     ConfigError."""
     settings = dict(options)
+    asks = Asks.given(settings.pop("ask", None))
     schema = settings.pop("validate", None)
     if isinstance(schema, (str, os.PathLike)):
         schema = read_schema(os.fspath(schema))
@@ -69,7 +74,7 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     settings["rules"] = TextRules.given(*(settings.pop(name, None) for name in names))
     if "log_json" in settings:
         settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
-    return {**settings, "selection": selection, "schema": schema}
+    return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 
 class BatchOptions(ColumnArguments, FindingArguments, SidecarArguments, OutputOptions, total=False):

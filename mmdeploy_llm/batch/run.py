@@ -22,11 +22,13 @@ from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.finding.duplicates import Duplicates
 from mmdeploy_llm.processes import interrupted_later
+from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import counted
-from mmdeploy_llm.records.record import Record, bad_record, duration, key_of, record_of
+from mmdeploy_llm.records.record import Record, bad_record, duration, key_of
 from mmdeploy_llm.sinks.base import RecordSink
 from mmdeploy_llm.telling.teller import Tell, silent
 
@@ -45,16 +47,20 @@ class RunCounts:
     num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
+    answers: number of answers to each of several questions, by name.
     asked_again: answers that were asked again, by the check that they broke.
-    num_images: images and videos of finished items.
+    num_images: images and videos of finished items, each that was computed.
+    num_same: items whose answer is another one's, see finding/duplicates.py.
     elapsed: seconds, without loading the model.
     """
 
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
     asked_again: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
+    num_same: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     elapsed: float = 0.0
@@ -135,7 +141,8 @@ class BatchRun:
     """One run over items; used once. Locks its state, because an engine may pull prompts in
     another thread than the one that iterates its answers.
 
-    config_digest: of the configuration, for the records.
+    config_digest: of the configuration, for the records. duplicates: finds items that ask the same;
+    None: each is asked.
     """
 
     def __init__(
@@ -146,9 +153,10 @@ class BatchRun:
         tally: Tally,
         max_failures: int | None = None,
         config_digest: str = "",
+        duplicates: Duplicates | None = None,
     ) -> None:
-        self._items = items
-        self._config_digest = config_digest
+        self._items, self._duplicates = items, duplicates
+        self._gathering = Gathering(config_digest)
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
@@ -178,16 +186,29 @@ class BatchRun:
             self._tally.clock.begin(key_of(item.id, item.line), size)
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
-            else:
-                yield Ask(prompt=item.prompt, params=item.params, item=item)
+            elif not self._is_same(item):
+                yield from asks_of(item)
             if self._is_over:
                 return
 
+    def _is_same(self, item: Item) -> bool:
+        """Whether another item has or gets the answer; it is written when it is there."""
+        found = self._duplicates is not None and self._duplicates.met(item)
+        if isinstance(found, Record):
+            self._take(found, item, num_media=0)
+        return found is not False
+
     def _collect(self, answer: Answer) -> None:
         """Writes the record of an item that has finished."""
-        item = answer.ask.item
-        record = record_of(item, answer.output, answer.error, self._config_digest)
+        item, record = item_of(answer.ask), self._gathering.add(answer)
+        if record is None:
+            return
+        others: list[tuple[Item, Record]] = []
+        if self._duplicates is not None:
+            record, others = self._duplicates.answered(item, record)
         self._take(record, item, num_media=1 if item.path else len(item.media))
+        for other, copy in others:
+            self._take(copy, other, num_media=0)
 
     def _take(self, record: Record, item: Item | BadItem, num_media: int) -> None:
         # Ctrl-C waits until what is written is counted too.
@@ -246,7 +267,9 @@ class Tally:
             counts.num_done += 1
         else:
             counts.outcomes[str(record.outcome)] += 1
+        counts.answers.update(record.answers.keys())
         counts.num_images += num_media
+        counts.num_same += record.same_as is not None
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
         if record.outcome != "ok":
@@ -285,8 +308,13 @@ class Tally:
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
         own, elapsed = self._counts, self.clock.moment().elapsed
-        failures, outcomes = Counter(own.failures), Counter(own.outcomes)
-        return replace(own, failures=failures, outcomes=outcomes, elapsed=elapsed)
+        return replace(
+            own,
+            elapsed=elapsed,
+            failures=Counter(own.failures),
+            outcomes=Counter(own.outcomes),
+            answers=Counter(own.answers),
+        )
 
     def close(self) -> None:
         """Closes the progress bar."""

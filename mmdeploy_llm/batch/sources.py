@@ -16,8 +16,10 @@ from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
@@ -25,7 +27,6 @@ from mmdeploy_llm.records.record import Record
 from .corpus.columns import ColumnOptions
 from .corpus.questions import QuestionReader
 from .file_source import FileSource
-from .finding import FindingOptions
 from .items import ItemReader
 
 
@@ -84,6 +85,7 @@ def open_source(
     selection: Selection,
     *,
     question: str | None = None,
+    asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
     system: str | None = None,
     columns: ColumnOptions | None = None,
@@ -103,12 +105,12 @@ def open_source(
     reader = ItemReader(None, params, template_kwargs, system)
     if not isinstance(given, (str, os.PathLike)):
         dicts = DictRows(given)
-        return LineSource(dicts, QuestionReader(dicts, reader, columns, question), selection)
+        return LineSource(dicts, QuestionReader(dicts, reader, columns, question, asks), selection)
     name = os.fspath(given)
     _check_name(name)
     rows = open_rows(name, max_bytes, root)
     if rows is not None:
-        return LineSource(rows, QuestionReader(rows, reader, columns, question), selection)
+        return LineSource(rows, QuestionReader(rows, reader, columns, question, asks), selection)
     if columns.values():
         raise ConfigError(f"{name!r} is a folder of media, which has no columns; {KINDS}")
     return open_files(
@@ -117,6 +119,7 @@ def open_source(
         selection,
         is_recursive=is_recursive,
         question=question,
+        asks=asks,
         template_kwargs=template_kwargs,
         finding=finding,
         system=system,
@@ -130,6 +133,7 @@ def open_files(
     *,
     is_recursive: bool = True,
     question: str | None = None,
+    asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,
     system: str | None = None,
@@ -149,6 +153,7 @@ def open_files(
         params,
         selection,
         question=question,
+        asks=asks,
         template_kwargs=template_kwargs,
         system=system,
     )

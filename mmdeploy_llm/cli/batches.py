@@ -16,6 +16,7 @@ from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
+from .jobs import save_job
 from .running import run_and_report
 from .shards import shard_names
 
@@ -61,10 +62,12 @@ def caption(
         is_recursive=settings.is_recursive,
         finding=settings.finding,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
     )
     job = plan_source(source, output, settings)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page, is_caption=True)
 
 
@@ -89,6 +92,7 @@ def batch(
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page)
 
 
@@ -112,11 +116,13 @@ def batch_settings(
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
+    from mmdeploy_llm.finding.options import with_reader
+    from mmdeploy_llm.startup.media import open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
         check_cluster(ctx)
-    return BatchSettings(
+    settings = BatchSettings(
         sampling_params=sampling_params(desk.to_sampling()),
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         allowed_media_root=engine.get("allowed_media_root"),
@@ -124,6 +130,7 @@ def batch_settings(
         **desk.to_settings(),
         **more,
     )
+    return with_reader(settings, lambda: open_reader(config))
 
 
 def check_cluster(ctx: typer.Context) -> None:

@@ -24,6 +24,7 @@ from .doctor import DOCTOR_EPILOG, doctor
 from .exits import STOPPED, USAGE, print_error
 from .exports import EXPORT_EPILOG, export
 from .interrupts import interrupted_code
+from .jobs import MORE_WORDS, RUN_EPILOG, run
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
@@ -169,6 +170,7 @@ def program(
 
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
+app.command(cls=Command, epilog=RUN_EPILOG, context_settings=MORE_WORDS)(run)
 app.command(cls=Command, epilog=REPORT_EPILOG)(report)
 app.command(cls=Command, epilog=EXPORT_EPILOG)(export)
 app.command(cls=Command, epilog=GENERATE_EPILOG)(generate)

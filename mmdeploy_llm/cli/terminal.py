@@ -114,6 +114,9 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     """Describes a run: counts, speed, and failures by kind. done: verb for successful items."""
     kinds = {**summary.failures, **summary.lacks}
     lines = [_first_line(summary, done)]
+    if answers := summary.run.answers:
+        counts = (f"{printable(name)} {count}" for name, count in answers.items())
+        lines.append(f"  answers: {', '.join(counts)}")
     lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
     again = summary.run.asked_again
     lines += [f"  {again[name]} x asked again: it broke {name}" for name in again]

@@ -24,6 +24,7 @@ class CheckOptions(Group):
         Path | None,
         typer.Option(
             metavar="SCHEMA",
+            hidden=True,
             help="File of a JSON schema that every answer must keep. One that breaks it is asked "
             "again, then recorded as an error with its text.",
         ),

@@ -20,7 +20,7 @@ class ColumnChoices(Group):
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Column with images: bytes, paths, or the struct of Hugging Face datasets.  "
+            help="Column with images. It has bytes, paths, or structs of Hugging Face datasets.  "
             "[default: the only one with media]",
         ),
     ] = None
@@ -43,7 +43,9 @@ class ColumnChoices(Group):
     ] = None
     columns: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Columns that each record repeats, with commas between."),
+        typer.Option(
+            metavar="A,B", help="Columns that each record repeats, with commas; * for all."
+        ),
     ] = None
 
     def to_settings(self) -> dict[str, Any]:

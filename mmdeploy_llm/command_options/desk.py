@@ -12,6 +12,7 @@ from .checks import CheckOptions
 from .effort import EffortOptions
 from .files import FileOptions
 from .groups import Groups
+from .job import JobOptions
 from .model import ModelOptions
 from .output import OutputOptions, ShownOptions
 from .question import QuestionOptions
@@ -38,6 +39,7 @@ class DeskOptions(Groups):
     telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions
+    job: JobOptions
 
     def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:
         """Returns the options of LLM(), see engine_options."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -15,18 +15,21 @@ from .groups import Group
 class FileOptions(Group):
     """Which files of folders and globs are read, and what is told of the others."""
 
+    title: ClassVar[str] = "Input"
+
     exclude: Annotated[
         list[str] | None,
         typer.Option(
             metavar="GLOB",
-            help="Leave out files and folders: '*_thumb.*' by name, 'drafts/**' by path beneath "
-            "the folder; may be repeated.",
+            help="Leave out files and folders, such as '*_thumb.*' or 'drafts/**'. A pattern "
+            "without / is of names, another of paths beneath the folder; may be repeated.",
         ),
     ] = None
     animated: Annotated[
         str,
         typer.Option(
             metavar="image|video",
+            hidden=True,
             help="What a GIF, WebP or PNG of several frames is: an image, of which the first frame "
             "is used, or a video.",
         ),
@@ -37,18 +40,26 @@ class FileOptions(Group):
             metavar="FILE", help="List what is not read here, a line each with the reason."
         ),
     ] = None
+    dedupe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bytes|pixels",
+            help="Answer items with files of the same bytes, or images of the same pixels, once, "
+            "and record the answer for each.",
+        ),
+    ] = None
     prune: Annotated[
         bool,
         typer.Option(
-            "--prune", help="With --resume: remove the records of files that are certainly gone."
+            "--prune",
+            hidden=True,
+            help="With --resume: remove the records of files that are certainly gone.",
         ),
     ] = False
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the options of finding. Raises ConfigError for wrong ones."""
-        from mmdeploy_llm.batch.finding import FindingOptions
+        from mmdeploy_llm.finding.options import FindingOptions
 
-        given = {"exclude": self.exclude, "animated": self.animated}
-        return {
-            "finding": FindingOptions.given({**given, "skipped": self.skipped, "prune": self.prune})
-        }
+        names = ("exclude", "animated", "skipped", "dedupe", "prune")
+        return {"finding": FindingOptions.given({name: getattr(self, name) for name in names})}

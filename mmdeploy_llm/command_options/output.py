@@ -79,6 +79,6 @@ class ShownOptions(Group):
     no_report: Annotated[
         bool, typer.Option("--no-report", hidden=True, help="Do not write an HTML report.")
     ] = False
-    table: Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")] = (
-        False
-    )
+    table: Annotated[
+        bool, typer.Option("--table", hidden=True, help="Print a table of results at the end.")
+    ] = False

@@ -43,13 +43,38 @@ class QuestionOptions(Group):
         str | None,
         typer.Option(metavar="FILE", hidden=True, help="File with the question: --prompt @FILE."),
     ] = None
+    ask: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TEXT",
+            help="One of several questions about each item. May be repeated; the record has the "
+            "answers by these names. TEXT is as that of --prompt.",
+        ),
+    ] = None
     system: System = None
 
     def to_settings(self) -> dict[str, Any]:
-        """Returns the question and the system message. Raises ConfigError."""
+        """Returns the questions and the system message. Raises ConfigError."""
+        from mmdeploy_llm.questions.asks import Asks
+
         if self.prompt is not None and self.prompt_file is not None:
             raise ConfigError("--prompt and --prompt-file contradict each other; give one of them")
         question = text_value("--prompt", self.prompt)
         if self.prompt_file is not None:
             question = read_text("--prompt-file", self.prompt_file)
-        return {"question": question, "system": text_value("--system", self.system)}
+        texts = dict(_named(text) for text in self.ask or [])
+        if len(texts) < len(self.ask or []):
+            raise ConfigError("--ask gives a name twice; names must differ")
+        return {
+            "question": question,
+            "asks": Asks.given(texts or None),
+            "system": text_value("--system", self.system),
+        }
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Returns name and question of NAME=TEXT."""
+    name, separator, question = text.partition("=")
+    if not separator:
+        raise ConfigError(f'--ask {text[:40]!r} must be NAME=TEXT, such as tags="List tags."')
+    return name, str(text_value(f"--ask {name}", question))

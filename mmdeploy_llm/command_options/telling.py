@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -14,12 +14,14 @@ from .groups import Group
 class TellingChoices(Group):
     """Options of what a run tells while it runs."""
 
+    title: ClassVar[str] = "Run"
+
     log_json: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Add one JSON object to this file for each event: started, loaded, progress, an "
-            "item without its answer, finished and others.",
+            help="Add a JSON object to this file for each event. These are started, loaded, "
+            "progress, an item without its answer, finished and others.",
         ),
     ] = None
 

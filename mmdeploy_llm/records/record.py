@@ -18,8 +18,11 @@ timings        seconds: preprocess, queue, first_token, generate, total; null if
 media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
                only where its kind is not that of its name
 prompt         the first 200 characters of the line's question
+answers        {name: text} of several questions, or the values of a schema; absent otherwise
 columns        {name: value} of the input, those that --columns names
 outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
+content        digest of what the item asks, with the content of its media; with --dedupe only
+same_as        id of the item whose answer this is: it asked the same; no counts and no times then
 item_digest    of the item's input, with size and modification time of its files; resume compares it
 config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
 exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
@@ -45,7 +48,8 @@ NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.
 OPTIONAL = (
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
-    *("item_digest", "config_digest", "columns", "outcome_reason"),
+    *("item_digest", "config_digest", "columns", "answers", "outcome_reason"),
+    *("content", "same_as"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 LOWEST_LOGPROB = -1e30
@@ -100,6 +104,9 @@ class Record:
     item_digest: str = ""
     config_digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
+    same_as: str | int | None = None
 
     def __post_init__(self) -> None:
         if self.outcome is None:

@@ -18,6 +18,7 @@ from mmdeploy_llm.records.template import MAX_NAME, Template, shown
 
 IMAGE_NAMES = frozenset(("image", "images", *(name[1:] for name in IMAGE_SUFFIXES)))
 VIDEO_NAMES = frozenset(("video", "videos", *(name[1:] for name in VIDEO_SUFFIXES)))
+ALL = "*"  # among the carried columns: all that a record can repeat
 
 
 class ColumnArguments(TypedDict, total=False):
@@ -64,7 +65,8 @@ class ColumnOptions:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are named."""
-        named = (self.image, self.video, self.prompt, self.id, *self.carried)
+        carried = (name for name in self.carried if name != ALL)
+        named = (self.image, self.video, self.prompt, self.id, *carried)
         return tuple(name for name in named if name is not None)
 
 
@@ -77,10 +79,10 @@ class Column:
 
 
 def check_columns(
-    columns: Sequence[str], options: ColumnOptions, template: Template | None
+    columns: Sequence[str], options: ColumnOptions, templates: Iterable[Template]
 ) -> None:
     """Raises ConfigError for a column that a table does not have."""
-    wanted = (*options.names, *(template.names if template is not None else ()))
+    wanted = (*options.names, *(name for own in templates for name in own.names))
     for name in wanted:
         if name not in columns:
             raise ConfigError(f"there is no column {name!r}; the columns are {shown(columns)}")
