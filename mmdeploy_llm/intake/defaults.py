@@ -44,17 +44,6 @@ class Grammars(Protocol):
     def validate(self, params: GuidedDecodingParams) -> None:
         """Raises RequestError for a constraint that cannot become a grammar."""
 
-    def _no_repeat_ngram(self, params: SamplingParams) -> NoRepeatNGramParams | None:
-        """Returns what must not repeat; None for nothing. What is usual for the family would make
-        some constraints impossible, and gives way to the caller's own n-grams."""
-        own = params.no_repeat_ngram
-        if isinstance(own, NoRepeatNGramParams):
-            return own.with_ids(self._encode)
-        if own is True:
-            return self._no_repeat or NoRepeatNGramParams()
-        is_usual = own is None and params.guided_decoding is None
-        return self._no_repeat if is_usual and not params.no_repeat_ngram_size else None
-
     def interrupt(self) -> None:
         """Ends a check that is under way; may be called from any thread."""
 
