@@ -80,17 +80,14 @@ class ParamsResolver:
         self._grammars = grammars
         self._check_processors = check_processors
         self._is_greedy = generation.get("do_sample") is False
-        names = (*DEFAULTS, NO_REPEAT)
-        own = {name: generation[name] for name in names if generation.get(name) is not None}
+        own = {n: generation[n] for n in (*DEFAULTS, NO_REPEAT) if generation.get(n) is not None}
         try:
             usual = SamplingParams(**own).no_repeat_ngram
         except ConfigError as error:
             raise CheckpointError(f"generation_config.json of the model: {error}") from error
-        self._defaults = {**DEFAULTS, **own}
-        self._defaults.pop(NO_REPEAT, None)
-        self._no_repeat: NoRepeatNGramParams | None = None
+        self._defaults: dict[str, Any] = {**DEFAULTS, **own, NO_REPEAT: None}
         if isinstance(usual, NoRepeatNGramParams):
-            self._no_repeat = usual.with_ids(encode)
+            self._defaults[NO_REPEAT] = usual.with_ids(encode)
 
     def check(self, params: SamplingParams) -> None:
         """Raises RequestError for values that this engine cannot serve, whatever the prompt."""
@@ -106,10 +103,6 @@ class ParamsResolver:
             self._check_ids("stop_token_sequences", sequence)
         self._check_ids("bad_words_token_ids", params.bad_words_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
-        if isinstance(params.no_repeat_ngram, NoRepeatNGramParams):
-            for text in params.no_repeat_ngram.may_repeat:
-                check_unicode(text, "no_repeat_ngram")
-            self._check_ids("no_repeat_ngram", params.no_repeat_ngram.may_repeat_token_ids)
         if params.guided_decoding is not None:
             self._check_guided(params.guided_decoding)
         if params.logits_processors or params.logits_processors_args:
@@ -138,7 +131,8 @@ class ParamsResolver:
         if params.seed is None:
             filled["seed"] = derive_seed(self._config.seed, number)
         filled["early_stop"] = self._early_stop(params)
-        filled[NO_REPEAT] = self._no_repeat_ngram(params)
+        if params.no_repeat_ngram is not None or filled[NO_REPEAT] is not None:
+            filled[NO_REPEAT] = self._no_repeat_ngram(params)
         return params.model_copy(update=filled)
 
     def _early_stop(self, params: SamplingParams) -> EarlyStopParams | None:
@@ -152,13 +146,15 @@ class ParamsResolver:
     def _no_repeat_ngram(self, params: SamplingParams) -> NoRepeatNGramParams | None:
         """Returns what must not repeat; None for nothing. What is usual for the family would make
         some constraints impossible, and gives way to the caller's own n-grams."""
-        own = params.no_repeat_ngram
+        own, usual = params.no_repeat_ngram, self._defaults[NO_REPEAT]
         if isinstance(own, NoRepeatNGramParams):
+            check_unicode(own.may_repeat, NO_REPEAT)
+            self._check_ids(NO_REPEAT, own.may_repeat_token_ids)
             return own.with_ids(self._encode)
         if own is True:
-            return self._no_repeat or NoRepeatNGramParams()
+            return usual or NoRepeatNGramParams()
         is_usual = own is None and params.guided_decoding is None
-        return self._no_repeat if is_usual and not params.no_repeat_ngram_size else None
+        return usual if is_usual and not params.no_repeat_ngram_size else None
 
     def interrupt(self) -> None:
         """Ends a check that is under way, so that `close` need not wait."""

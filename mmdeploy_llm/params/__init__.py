@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from .early_stop import EarlyStopParams, read_early_stop
 from .frozen import MAX_INT, FrozenParams, check_plain
@@ -343,6 +343,13 @@ class SamplingParams(FrozenParams):
         "one at the end; other calls say by their name what they return",
     )
 
+    @field_validator("no_repeat_ngram")
+    @classmethod
+    def _is_the_only_rule(cls, value: object, info: ValidationInfo) -> object:
+        if value and info.data.get("no_repeat_ngram_size"):
+            raise ValueError("give no_repeat_ngram_size or no_repeat_ngram, not both")
+        return value
+
     @field_validator("logits_processors_args")
     @classmethod
     def _args_are_plain(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -373,8 +380,6 @@ class SamplingParams(FrozenParams):
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
-        if self.no_repeat_ngram_size and self.no_repeat_ngram:
-            raise ValueError("give no_repeat_ngram_size or no_repeat_ngram, not both")
         if self.max_tokens is None:
             return self
         if self.min_tokens > self.max_tokens:

@@ -305,11 +305,9 @@ def _counts(request: SlotRequest, vocab_size: int) -> TokenCounts | None:
 
 def _ngrams(request: SlotRequest) -> NGrams | None:
     size, own = request.params.no_repeat_ngram_size, request.params.no_repeat_ngram
-    if size:
-        return NGrams(size, request.prompt_token_ids)
-    if not isinstance(own, NoRepeatNGramParams):
-        return None
-    return NGrams(own.size, window=own.window, may_repeat=own.may_repeat_token_ids)
+    if isinstance(own, NoRepeatNGramParams):
+        return NGrams(own.size, window=own.window, may_repeat=own.may_repeat_token_ids)
+    return NGrams(size, request.prompt_token_ids) if size else None
 
 
 def _bad_sequences(request: SlotRequest) -> BadSequences | None:
