@@ -116,11 +116,8 @@ class ParamsResolver:
         self, params: SamplingParams, num_prompt_tokens: int, number: int
     ) -> SamplingParams:
         """Returns params with every open field filled and `max_tokens` limited to what the context
-        has left.
-
-        number: index of the request in this engine; with the engine's seed it determines the seed
-            of params that have none. Raises PromptTooLongError.
-        """
+        has left. number: of the request in this engine, from which, with the engine's seed, the
+        seed of params that have none is derived. Raises PromptTooLongError."""
         num_left = self._num_tokens_left(num_prompt_tokens, params.min_tokens)
         filled = {
             name: value for name, value in self._defaults.items() if getattr(params, name) is None
