@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         NoRepeatNGramParams,
         SamplingParams,
     )
+    from .records.record import ItemError
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,7 @@ __all__ = [
     "GuidedDecodingParams",
     "Handle",
     "InvalidAnswerError",
+    "ItemError",
     "Logprob",
     "MMDeployLLMError",
     "MediaError",
@@ -110,6 +112,7 @@ _HOMES = {
     "NoRepeatNGramParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",
+    "ItemError": "records.record",
     "Completions": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
