@@ -47,7 +47,13 @@ if TYPE_CHECKING:
         RequestOutput,
         ToolCall,
     )
-    from .params import EarlyStopParams, GuidedDecodingParams, SamplingParams
+    from .params import (
+        EarlyStopParams,
+        GuidedDecodingParams,
+        NoRepeatNGramParams,
+        SamplingParams,
+    )
+    from .records.record import ItemError
 
 __version__ = "0.1.0"
 
@@ -65,6 +71,7 @@ __all__ = [
     "GuidedDecodingParams",
     "Handle",
     "InvalidAnswerError",
+    "ItemError",
     "Logprob",
     "MMDeployLLMError",
     "MediaError",
@@ -73,6 +80,7 @@ __all__ = [
     "ModelError",
     "ModelNotSupportedError",
     "ModelPool",
+    "NoRepeatNGramParams",
     "OutOfBlocksError",
     "PluginConflictError",
     "PluginContractError",
@@ -101,8 +109,10 @@ _HOMES = {
     "EngineConfig": "config",
     "EarlyStopParams": "params",
     "GuidedDecodingParams": "params",
+    "NoRepeatNGramParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",
+    "ItemError": "records.record",
     "Completions": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +11,6 @@ from mmdeploy_llm.command_options.model import Engine, Model
 from mmdeploy_llm.command_options.values import engine_options
 
 from .engines import previews_of
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.report.page import ReportHead
-    from mmdeploy_llm.sinks.merged import MergedOutputs
 
 REPORT_EPILOG = """\b
 An output is a JSONL file, a folder of Parquet files or WebDataset tars that a
@@ -59,7 +53,7 @@ def report(
 
     --model is the one whose frames of videos are shown."""
     from mmdeploy_llm.records.outcome import counted
-    from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, write_report
+    from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
     from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.sinks.merged import MergedOutputs
 
@@ -73,7 +67,7 @@ def report(
     write_report(
         output,
         merged.records(MAX_CARDS),
-        head_of(merged),
+        merged_head(merged),
         merged.index,
         previews,
         num_shown=num_shown,
@@ -91,19 +85,4 @@ def report(
             f"together: {len(merged.index)} items, {', '.join(lacking)}, "
             f"{merged.index.num_output_tokens} generated tokens\nreport: {output}"
         )
-    )
-
-
-def head_of(merged: MergedOutputs) -> ReportHead:
-    """Returns the head of the page, with the outputs and what is missing among its settings."""
-    from mmdeploy_llm.report.page import ReportHead
-
-    outputs = {each.label: f"{each.num_items} items" for each in merged.outputs}
-    missing = merged.missing()
-    return ReportHead(
-        model=", ".join(merged.models) or "an unknown model",
-        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
-        version=metadata.version("mmdeploy-llm"),
-        missing=missing,
-        settings=outputs,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,23 +41,21 @@ def run_and_report(
     model = desk.model.model
     report, fault = None, None
     if page is not None:
-        port = desk.shown.live_port if desk.shown.live else None
-        shown = ReportOptions(model=model, about=options, is_caption=is_caption, live_port=port)
+        shown = ReportOptions(
+            model=model, about=options, is_caption=is_caption, live_port=desk.shown.port
+        )
         report = RunReport(job, Path(page), previews_of(model, options), shown)
-        job = report.job
         if report.url is not None:
             typer.echo(f"the report, while the run goes on: {report.url}", err=True)
+    run = partial(run_batch, job) if report is None else report.run
     try:
-        summary = run_batch(job, lambda: open_answerer(model, options, desk.effort.ray))
+        summary = run(lambda: open_answerer(model, options, desk.effort.ray))
     except (OutputLostError, OutputWriteError):  # says where the finished items are
         raise
     except Exception:
         if job.sink.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
-    finally:
-        if report is not None and "summary" not in locals():
-            report.close()
     if report is not None:
         try:
             report.write(summary)

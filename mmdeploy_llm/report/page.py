@@ -31,6 +31,7 @@ from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.merged import MergedOutputs
 from mmdeploy_llm.sinks.scan import RecordIndex
 
 from .cards import CardMaker, Row, environment
@@ -118,6 +119,7 @@ def report_batch(
     head = replace(
         head_of(settings, model, about, is_caption=is_caption),
         speeds=speeds if run.num_items else {},
+        facts={"input": "; ".join(summary.notes)} if summary.notes else {},
     )
     num_shown = min(summary.num_records, MAX_CARDS)
     write_report(
@@ -155,6 +157,17 @@ def head_of(
         done="captioned" if is_caption else "answered",
         settings={name: str(value) for name, value in options.items()},
         running=running,
+    )
+
+
+def merged_head(merged: MergedOutputs) -> ReportHead:
+    """Returns the head of a page over several outputs, with what is missing and the outputs."""
+    return ReportHead(
+        model=", ".join(merged.models) or "an unknown model",
+        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
+        version=metadata.version("mmdeploy-llm"),
+        missing=merged.missing(),
+        settings={each.label: f"{each.num_items} items" for each in merged.outputs},
     )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.batch.job import BatchJob
+from mmdeploy_llm.batch.job import BatchJob, OpenLLM, run_batch
 from mmdeploy_llm.batch.summary import BatchSummary
 
 from .growing import GrowingReport
@@ -57,6 +57,14 @@ class RunReport:
         port = options.live_port
         self._live = None if port is None else LiveReport(page, self._growing.state, port)
         self.url = None if self._live is None else self._live.url
+
+    def run(self, open_llm: OpenLLM) -> BatchSummary:
+        """Runs the job. Raises as run_batch does."""
+        try:
+            return run_batch(self.job, open_llm)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, summary: BatchSummary) -> None:
         """Writes the page of the run that has ended. One that was interrupted is not waited for:
