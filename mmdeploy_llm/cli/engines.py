@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
     from mmdeploy_llm.batch.answers.rounds import Answerer
@@ -22,12 +24,41 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
         yield llm
 
 
+@contextmanager
+def open_captioner(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
+    """Opens the model, and says what a photo costs: the first lever of a captioner."""
+    with open_llm(model, options) as llm:
+        said = cost_of_a_photo(llm, options.get("image_tokens", "full"))
+        if said is not None:
+            typer.echo(said, err=True)
+        yield llm
+
+
+def cost_of_a_photo(llm: LLM, budget: object) -> str | None:
+    """Returns a line with the tokens of a photo; None for a model that takes none. budget: the
+    option image_tokens."""
+    import numpy as np
+
+    from mmdeploy_llm.errors import RequestError
+    from mmdeploy_llm.startup.budgets import PHOTO
+
+    width, height = PHOTO
+    photo = np.broadcast_to(np.uint8(0), (height, width, 3))
+    message = {"role": "user", "content": [{"type": "image", "image": photo}]}
+    try:
+        found = llm.count_tokens({"messages": [message]}).num_input_image_tokens
+    except RequestError:
+        return None
+    return f"12 MP photos become {width}x{height} -> {found:,} tokens (--image-tokens {budget})"
+
+
 def open_answerer(
-    model: str, options: Mapping[str, Any], cluster: str | None
+    model: str, options: Mapping[str, Any], cluster: str | None, *, is_caption: bool = False
 ) -> AbstractContextManager[Answerer]:
-    """Opens the model in this process, or on the Ray cluster with this address."""
+    """Opens the model in this process, or on the Ray cluster with this address. is_caption: says
+    what a photo costs."""
     if cluster is None:
-        return open_llm(model, options)
+        return open_captioner(model, options) if is_caption else open_llm(model, options)
     from mmdeploy_llm.ray import ClusterLLM
 
     return ClusterLLM(model, address=cluster, **options)

@@ -41,7 +41,9 @@ def run_and_report(
     if page is not None:
         check_page(Path(page))
     try:
-        summary = run_batch(job, lambda: open_answerer(model, options, desk.effort.ray))
+        summary = run_batch(
+            job, lambda: open_answerer(model, options, desk.effort.ray, is_caption=is_caption)
+        )
     except (OutputLostError, OutputWriteError):  # says where the finished items are
         raise
     except Exception:

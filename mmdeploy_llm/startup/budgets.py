@@ -25,7 +25,8 @@ def within_budget(processor: MediaProcessor, budget: TokenBudget) -> MediaProces
     """
     kind, tokens = processor.kind, resolved(budget, processor)
     if tokens is None:
-        if budget == "auto":
+        has_none = type(processor).with_budget is MediaProcessor.with_budget
+        if budget == "auto" and has_none:
             logger.warning(
                 "%s_tokens = 'auto' changes nothing: media processor %s (plugin %s) names no "
                 "number",

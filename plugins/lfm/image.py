@@ -116,6 +116,8 @@ class LfmImageProcessor(TileProcessor):
         file = checkpoint.read_json("processor_config.json")
         self._has_markers = file.get("use_image_special_tokens", True) is not False
         self._given = frozenset(options)
+        if {"max_tiles", "max_image_tokens"} & self._given:
+            self.auto_tokens = self.options.most_tokens
         super().__init__(self.options.pixels)
 
     def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:

@@ -158,6 +158,26 @@ def test_own_bounds_stay(tmp_path):
         own.with_budget(500)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen-image", {"max_pixels": 3000 * 784}),
+        ("glm-image", {"max_pixels": 2 * 3000 * 784}),
+        ("ernie-image", {"size": {"shortest_edge": 784, "longest_edge": 3000 * 784}}),
+        ("internvl-image", {"max_patches": 12}),
+        ("gemma4-image", {"max_soft_tokens": 1120}),
+        ("lfm2-image", {"max_tiles": 10}),
+        ("minicpm-image", {"max_slice_nums": 30}),
+    ],
+)
+def test_auto_leaves_the_users_own_bound(name, options, tmp_path):
+    """An option of the family that is given is what "auto" stands for."""
+    own = processor_of(name, tmp_path, options)
+    limited = own.with_budget(own.auto_tokens)
+    assert tokens_of(limited, PHOTO) == tokens_of(own, PHOTO)
+    assert tokens_of(own, PHOTO) > (1000 if name == "gemma4-image" else 1280)
+
+
 def test_a_number_raises_what_the_family_sets(tmp_path):
     """A number of an engine replaces the family's bound upwards too; that of a prompt does not."""
     processor = processor_of("gemma4-image", tmp_path)
