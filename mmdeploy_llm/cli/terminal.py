@@ -114,6 +114,9 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     lines = [_first_line(summary, done)]
     lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
     lines += [f"  {words}" for words in advice(summary.lacks)]
+    if summary.index.num_video_frames:
+        covered = seconds(summary.index.video_seconds)
+        lines.append(f"  videos: {summary.index.num_video_frames} frames, from {covered} of them")
     return "\n".join(lines)
 
 

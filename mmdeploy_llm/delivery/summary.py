@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 from mmdeploy_llm.errors import ABORTED, EngineError
 from mmdeploy_llm.messages import MEDIA_KINDS
@@ -64,6 +65,14 @@ def num_media_tokens(request: Request) -> dict[str, int]:
     return {kind: request.num_media_tokens(kind) for kind in kinds}
 
 
+def media_fields(request: Request) -> dict[str, Any]:
+    """Returns what an output says about the media of its request."""
+    tokens = {f"num_input_{kind}_tokens": request.num_media_tokens(kind) for kind in MEDIA_KINDS}
+    items = [span.item for span in request.media]
+    frames, seconds = sum(one.num_frames for one in items), sum(one.seconds for one in items)
+    return {**tokens, "num_input_video_frames": frames, "input_video_seconds": seconds}
+
+
 def with_id(call: ToolCall, request_id: str) -> ToolCall:
     """Gives the call an id in FastDeploy's format, unless it has one."""
     digest = hashlib.blake2b(f"{request_id} {call.index}".encode(), digest_size=16).hexdigest()
@@ -71,8 +80,7 @@ def with_id(call: ToolCall, request_id: str) -> ToolCall:
 
 
 def can_end_here(request: Request) -> bool:
-    """Whether delivery may end the request: at a stop string or sequence, or in a stream when a
-    parser fails."""
+    """Whether delivery may end the request: at a stop text, or in a stream when a parser fails."""
     params = request.params
     return request.stream or bool(params.stop or params.stop_token_sequences)
 

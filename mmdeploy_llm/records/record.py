@@ -14,6 +14,8 @@ error          {"code", "message"} with the same values; null for success
 outcome        "ok", "empty", "truncated", "repetition" or "failed", see outcome.py
 outcome_reason why, where the outcome alone does not say it; absent otherwise
 num_*_tokens   num_prompt_tokens includes those of images and videos
+num_video_frames, video_seconds   frames used of the item's videos, and the seconds that they
+               cover; absent without videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
 media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one
 prompt         the first 200 characters of the line's question
@@ -43,12 +45,16 @@ from .unicode_text import escaped, replaced, unescaped
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.
 OPTIONAL = (
+    *("num_video_frames", "video_seconds"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
     *("item_digest", "config_digest", "columns", "outcome_reason"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 LOWEST_LOGPROB = -1e30
-COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
+COUNTS = (
+    *("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens"),
+    "num_video_frames",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,8 @@ class Record:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_video_frames: int = 0
+    video_seconds: float = 0.0
     timings: Timings = Timings()
     error: ItemError | None = None
     outcome: Outcome | None = None  # derived where it is not given, so never None afterwards
@@ -267,6 +275,8 @@ def record_of(
         num_prompt_tokens=len(output.prompt_token_ids),
         num_output_tokens=sum(len(own.token_ids) for own in samples),
         num_cached_tokens=output.num_cached_tokens,
+        num_video_frames=output.num_input_video_frames,
+        video_seconds=round(output.input_video_seconds, NUM_DECIMALS),
         timings=_timings(output.metrics),
         error=None if message is None else ItemError(code=code, message=message),
         outcome="failed" if failed is not None else verdict.outcome,

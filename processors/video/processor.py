@@ -80,6 +80,18 @@ class VideoPlan:
         are merged by twos."""
         return len(self.indices) + len(self.indices) % self.group
 
+    @property
+    def seconds(self) -> float:
+        """The time from the first frame to the end of the last."""
+        return covered_seconds(self.timeline, self.indices)
+
+
+def covered_seconds(timeline: Timeline, indices: Sequence[int]) -> float:
+    """Returns the seconds from the first of these frames to the end of the last."""
+    after = indices[-1] + 1
+    end = timeline.time_of(after) if after < timeline.num_frames else timeline.duration
+    return max(0.0, end - timeline.time_of(indices[0]))
+
 
 class VideoOpener(MediaProcessor):
     """Opens videos for a processor that chooses frames of them. Safe for use from several
@@ -181,6 +193,8 @@ class VideoProcessor(VideoOpener):
             key=self._key(item, plan),
             grid_thw=(steps, rows, columns),
             prompt_text=self.written(plan),
+            num_frames=len(plan.indices),
+            seconds=plan.seconds,
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:

@@ -157,3 +157,12 @@ def test_other_json_is_refused(line):
 )
 def test_durations_in_words(value, words):
     assert seconds(value) == words
+
+
+def test_a_record_says_what_of_its_videos_was_used():
+    """Frames and seconds stand in the record of an item with videos, and in no other."""
+    record = Record(id="a.mp4", path="a.mp4", num_video_frames=12, video_seconds=59.5)
+    values = json.loads(record.to_json())
+    assert (values["num_video_frames"], values["video_seconds"]) == (12, 59.5)
+    assert Record.from_json(record.to_json()) == record
+    assert "video_seconds" not in json.loads(Record(id="a", path="a").to_json())
