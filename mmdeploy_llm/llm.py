@@ -3,17 +3,11 @@ out; or any iterable in, results as they finish."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
-from .batch.engine import describe_engine
-from .batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
-from .batch.options import BatchOptions, option_settings
-from .batch.summary import BatchSummary
+from .bulk.client import BulkClient
 from .client.arguments import (
     Asks,
     as_conversations,
@@ -22,10 +16,8 @@ from .client.arguments import (
     asks_of_chats,
     chat_options,
     is_conversation,
-    one_params,
     params_for,
 )
-from .client.client import EngineClient
 from .client.progress import Progress
 from .config import EngineConfig
 from .desk.feed import Feed
@@ -35,17 +27,12 @@ from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
-from .records.outcome import Retried
-from .report.page import report_batch
-from .report.previews import FilePreviews
-from .report.target import check_page
-from .startup.media import open_media, open_reader
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(EngineClient):
+class LLM(BulkClient):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of
@@ -76,8 +63,7 @@ class LLM(EngineClient):
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        self._config = EngineConfig.from_options(model, options)
-        super().__init__(self._config)
+        super().__init__(EngineConfig.from_options(model, options))
 
     def generate(
         self,
@@ -154,81 +140,6 @@ class LLM(EngineClient):
         asks = Asks(prompts, sampling_params)
         return self._outputs(self.answer_each(asks), asks)
 
-    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Yields results as generate_iter does, each with its ask. Closing the generator aborts the
-        requests that are still running."""
-        return self._answers(Feed(self._desk, asks))
-
-    def run_batch(
-        self,
-        input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
-        output: str | os.PathLike[str],
-        *,
-        resume: bool | Literal["anyway"] = False,
-        overwrite: bool = False,
-        retry_failed: bool | Collection[int | str] | str = True,
-        prompt: str | None = None,
-        sampling_params: SamplingParams | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        report: str | os.PathLike[str] | None = None,
-        use_tqdm: bool = True,
-        **options: Unpack[BatchOptions],
-    ) -> BatchSummary:
-        """Answers a whole batch and adds each result to `output` as it finishes: a line of a JSONL
-        file, or by its suffix or URL an item of a part.
-
-        input: a folder of images and videos (`prompt` is asked about each), a corpus in one of the
-        formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL line, read
-        lazily; media paths in a file are relative to its folder.
-        options: image_column, video_column, prompt_column, id_column of a corpus, and columns,
-        which records repeat; `prompt` may name columns too: "Describe {title}."; and those of the
-        output, see OutputOptions.
-        sampling_params, chat_template_kwargs: used where a line has none of its own.
-        resume: keep the output; answer items that are missing, have changed or, with retry_failed,
-        failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
-        "anyway": also if other results are of another model or of other parameters.
-        overwrite: replace the output, which otherwise must not exist. report: an HTML page.
-        Raises ConfigError for a wrong call, and when the output is lost, OutputLostError or
-        OutputWriteError, which say how to continue; an item with an error becomes a line with it.
-        Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
-        """
-        settings = BatchSettings(
-            mode=mode_of(resume, overwrite),
-            sampling_params=one_params(sampling_params),
-            chat_template_kwargs=dict(chat_template_kwargs or {}),
-            question=prompt,
-            retried=Retried.parse(retry_failed),
-            **option_settings(options),
-            max_media_bytes=self._config.max_media_bytes,
-            allowed_media_root=self._config.allowed_media_root,
-            is_any_config_kept=resume == "anyway",
-            describe_engine=partial(describe_engine, self._config),
-            is_progress_shown=None if use_tqdm else False,
-        )
-        return self._batch(plan_batch(input, output, settings), report)
-
-    def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:
-        """Runs a batch and writes its report, if one is wanted."""
-        if report is not None:
-            check_page(Path(report))
-        summary = run_batch(job, self._lent)
-        if summary.ending == "interrupted":
-            raise KeyboardInterrupt
-        if report is not None:
-            self._report(summary, report, job.settings)
-        return summary
-
-    def _report(
-        self, summary: BatchSummary, path: str | os.PathLike[str], settings: BatchSettings
-    ) -> None:
-        """Writes the HTML page of a batch, with the frames of its videos."""
-        config, media = self._config, self._desk.media
-        previews = FilePreviews(
-            lambda: open_reader(config) if media is None else media,
-            lambda: open_media(config) if media is None else media,
-        )
-        report_batch(summary, path, settings, model=config.model, previews=previews)
-
     def stream(
         self,
         prompts: Prompts | Conversation,
@@ -269,11 +180,6 @@ class LLM(EngineClient):
         feed = Feed(self._desk, asks)
         feed.fill()
         return self._outputs(self._answers(feed))
-
-    def _answers(self, feed: Feed) -> Generator[Answer, None, None]:
-        """Yields the answers of a feed; holds this object, whose engine would end with it."""
-        with closing(feed.answers()) as answers:
-            yield from answers
 
     def _outputs(
         self, answers: Generator[Answer, None, None], asks: Asks | None = None

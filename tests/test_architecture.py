@@ -47,10 +47,14 @@ LAYERS = (
     ("client",),
     ("datasets",),
     ("records",),
-    ("sinks", "sidecars"),
+    ("finding",),
+    ("sinks", "telling"),
+    ("sidecars",),
+    ("questions", "answers"),
     ("exporting",),
     ("batch",),
     ("report",),
+    ("bulk",),
     ("llm", "aio"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
@@ -91,11 +95,11 @@ PLUGIN_API = {"caches", "hooks", "messages", "forward", "request", "errors", "la
 PLUGIN_API |= {"attention.base", "gguf.tables", "weights.map"}
 ANY_FAMILY = "transformers_any"
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
-TORCH_FREE = {"schedule", "delivery", "datasets"} | {
+TORCH_FREE = {"schedule", "delivery", "datasets", "finding"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
-IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec"}
+IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/remote/stores.py"),

@@ -18,10 +18,11 @@ from mmdeploy_llm.sinks.base import Sink
 _BRACES = re.compile(r"\{[^{}]*\}")
 
 
-def check_apart(given: str, sink: Sink) -> None:
-    """Raises ConfigError when the output is the input, lies in it so that a resumed run would read
-    it, or has the input among its files. given: a path, a pattern or a URL."""
-    for own in sink.places:
+def check_apart(given: str, sink: Sink, log: str | os.PathLike[str] | None = None) -> None:
+    """Raises ConfigError when the output, or the log of events, is the input, lies in it so that a
+    resumed run would read it, or has the input among its files. given: a path, a pattern or a
+    URL."""
+    for own in (*sink.places, *([] if log is None else [Path(log)])):
         if is_url(given) or is_url(str(own)):
             _check_urls(given, str(own))
         elif os.path.lexists(given):
@@ -30,6 +31,17 @@ def check_apart(given: str, sink: Sink) -> None:
             raise ConfigError(
                 f"{str(own)!r} fits the pattern of the input, {given!r}: a run that is resumed "
                 "would read its own results; write the output elsewhere"
+            )
+
+
+def check_log(log: str | os.PathLike[str] | None, sink: Sink) -> None:
+    """Raises ConfigError when the log of events is a file of the output."""
+    if log is None:
+        return
+    for own in sink.places:
+        if not is_url(str(own)) and _is_same(os.fspath(log), own):
+            raise ConfigError(
+                f"{os.fspath(log)!r} belongs to the output; name another file with --log-json"
             )
 
 

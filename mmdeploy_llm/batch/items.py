@@ -2,7 +2,8 @@
 its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
- "sampling_params": {...}, and the other keys of a prompt's dict, see intake/prompts.py}
+ "sampling_params": {...}, "ask": {name: question}, and the other keys of a prompt's dict, see
+ intake/prompts.py}
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import questions_about, read_asks
 from mmdeploy_llm.records.identity import digest_of, file_paths, file_state
 from mmdeploy_llm.records.item import Item, Media
 
-KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
+KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params", "ask")
 TEMPLATE_MARK = re.compile(r"\{[{%]")
+SYSTEM_ROLES = ("system", "developer")
 DRAWS = ("temperature", "top_p", "top_k", "min_p", "n")  # they choose how tokens are drawn
 MAX_QUESTION = 200  # characters of the question that a record repeats
 
@@ -35,6 +38,7 @@ class ItemReader:
     folder: base of relative media paths; None leaves them as they are.
     defaults: sampling parameters that a line does not set itself.
     template_kwargs: chat_template_kwargs that a line does not set itself.
+    system: the system message of messages that have none.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class ItemReader:
         folder: str | None,
         defaults: SamplingParams,
         template_kwargs: Mapping[str, Any] | None = None,
+        system: str | None = None,
     ) -> None:
         self._folder = folder
         self._defaults = defaults
         self._template_kwargs = dict(template_kwargs or {})
+        self._system = system
 
     def read(
         self,
@@ -68,6 +74,9 @@ class ItemReader:
             _check_keys(fields)
             media = _Media(self._folder if folder is None else folder)
             prompt = self._prompt(fields, media)
+            asked = fields.get("ask")
+            questions = () if asked is None else questions_about(prompt, read_asks(asked))
+            prompt = dict(questions[0].prompt) if questions else prompt
             carried = {"columns": columns} if columns else {}
             return Item(
                 line=line,
@@ -78,6 +87,7 @@ class ItemReader:
                 question=_question(prompt),
                 digest=digest_of({**fields, **carried}, *map(file_state, media.files)),
                 columns=columns or {},
+                questions=questions,
             )
         except (MMDeployLLMError, RecursionError) as error:
             message = str(error) or "the line is nested too deeply"
@@ -89,8 +99,10 @@ class ItemReader:
             if isinstance(prompt.get(name), Mapping):
                 prompt[name] = media.of_kinds(prompt[name])
         if "messages" not in prompt:
+            if self._system is not None:
+                raise RequestError("a system message is for messages, and this line has none")
             return prompt
-        prompt["messages"] = media.of_messages(prompt["messages"])
+        prompt["messages"] = with_system(media.of_messages(prompt["messages"]), self._system)
         _check_template(prompt.get("chat_template"))
         own = prompt.get("chat_template_kwargs", {})
         if not isinstance(own, Mapping):
@@ -110,6 +122,16 @@ class ItemReader:
         if defaults.get("temperature") == 0 and any(name in own for name in DRAWS):
             del defaults["temperature"]  # top_p of a line has an effect only on what is drawn
         return SamplingParams(**{**defaults, **own})
+
+
+def with_system(messages: Any, system: str | None) -> Any:
+    """Returns messages that begin with a system message, unless they have one."""
+    if system is None or not isinstance(messages, Sequence):
+        return messages
+    roles = [each.get("role") for each in messages if isinstance(each, Mapping)]
+    if any(role in SYSTEM_ROLES for role in roles):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _explicit(params: SamplingParams) -> dict[str, Any]:

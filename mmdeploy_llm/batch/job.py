@@ -5,39 +5,42 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mmdeploy_llm.answers import VALIDATE_RETRIES
+from mmdeploy_llm.answers.checks import open_checks
+from mmdeploy_llm.answers.rounds import Answerer
+from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.state import RunState
+from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
+from mmdeploy_llm.telling.teller import Teller, TellingOptions
 
-from .answers import VALIDATE_RETRIES
-from .answers.checker import Checker
-from .answers.restarts import Restarting
-from .answers.rounds import Answerer, Restartable
-from .answers.validated import Validated
-from .apart import check_apart
+from .answering import NoModel, answerer_of, counts_of
+from .apart import check_apart, check_log
+from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
+from .file_source import FileSource
+from .finding import FindingOptions
+from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
-from .summary import BatchSummary, InputChange, summary_of
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.desk.outcome import Answer
-    from mmdeploy_llm.desk.ticket import Ask
+from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,29 +53,35 @@ class BatchSettings:
     """How a batch is run.
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
-    question: the question about each file of a folder, or each row of a corpus.
+    question: the question about each file of a folder, or each row of a corpus; asks: several of
+        them, by name. system: the message before them, and in lines whose messages have none.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it;
         allowed_media_root: of the engine, to which its links may lead.
-    selection: the lines of the input to process; is_recursive: whether folders of media are read
-        with their subfolders.
+    finding: which files of a folder are read; is_recursive: whether those of subfolders are.
+    selection: the lines of the input to process.
     format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
     retried: the items with a record that mode "resume" does again.
-    schema: JSON schema that every answer must keep; one that breaks it is asked again up to
-        `validate_retries` times. None checks nothing.
+    schema: JSON schema that every answer must keep; None: any answer. rules: for their texts. One
+        that breaks them is asked again up to `validate_retries` times.
     engine_restarts: how often in a row an engine that died is started again, where it can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
-    is_progress_shown: None shows a progress bar on a terminal only.
+    sidecars: the texts that are written beside pictures; None writes none.
+    is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
+        the run tells besides.
     """
 
     mode: Mode = "new"
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
+    asks: Asks = NO_ASKS
+    system: str | None = None
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
     allowed_media_root: str | os.PathLike[str] | None = None
+    finding: FindingOptions = field(default_factory=FindingOptions)
     selection: Selection = field(default_factory=Selection)
     is_recursive: bool = True
     format: str | None = None
@@ -81,13 +90,17 @@ class BatchSettings:
     max_failures: int | None = None
     retried: Retried = ALL_FAILED
     schema: Mapping[str, Any] | None = None
+    rules: TextRules = field(default_factory=TextRules)
     validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
+    sidecars: SidecarOptions | None = None
+    telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
+        self.asks.check(self.question)
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
         for name in ("validate_retries", "engine_restarts"):
@@ -103,8 +116,12 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **self.asks.values(),
+            **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else {"validate": self.schema}),
+            **self.rules.values(),
+            **self.finding.values(),
         }
         return replace(engine, values=values)
 
@@ -127,6 +144,8 @@ class BatchJob:
     needs_model: False when only lines that cannot be used are left.
     is_empty: whether nothing is left to do.
     configuration: None until the run needs it.
+    gone: ids of records whose files are gone; the run removes them where that is asked for.
+    folder: of a corpus, beneath which its pictures may have sidecars; see beside.folder_of.
     """
 
     source: Source
@@ -138,6 +157,8 @@ class BatchJob:
     needs_model: bool
     is_empty: bool
     configuration: Configuration | None = None
+    gone: frozenset[str] = frozenset()
+    folder: str | None = None
 
 
 def plan_batch(
@@ -153,20 +174,23 @@ def plan_batch(
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     sink = _opened_sink(output, settings)
     if isinstance(given, (str, os.PathLike)):
-        check_apart(os.fspath(given), sink)
+        check_apart(os.fspath(given), sink, settings.telling.log_json)
     sink.check(settings.mode)
     source = open_source(
         given,
         settings.sampling_params,
         settings.selection,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
+        system=settings.system,
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
         root=settings.allowed_media_root,
+        finding=settings.finding,
         is_recursive=settings.is_recursive,
     )
-    return _planned(source, sink, settings)
+    return replace(_planned(source, sink, settings), folder=folder_of(given))
 
 
 def plan_source(
@@ -179,9 +203,16 @@ def plan_source(
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
-    kept, configuration = Kept(), None
+    check_log(settings.telling.log_json, sink)
+    kept, configuration, leftovers = Kept(), None, None
+    settings.finding.check(settings.mode, source)
     if settings.mode == "resume":
-        kept = sink.scan(source.place_of, retried=settings.retried)
+        place_of = source.place_of
+        if isinstance(source, FileSource) and sink.exists():
+            settle_ids(source, sink)
+            leftovers = Leftovers(source, is_pruned=settings.finding.prune)
+            place_of = leftovers.place_of
+        kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)
     left = LeftToDo(source, kept.done)
     todo = iter(left)
@@ -196,6 +227,7 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
         needs_model=len(ahead) > MAX_BAD_AHEAD or isinstance(next(iter(ahead[-1:]), None), Item),
         is_empty=not ahead,
         configuration=configuration,
+        gone=frozenset() if leftovers is None else frozenset(leftovers.ids),
     )
 
 
@@ -234,20 +266,37 @@ def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
 def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
+    settings, listed = job.settings, job.settings.finding.skipped
+    if listed is not None:
+        job.source.skipped.write(listed)
+    with Teller(settings.telling, is_shown=settings.is_progress_shown, about=about(job)) as teller:
+        teller.tell("started", **begun(job))
+        summary = _done(job, open_llm, teller)
+        teller.tell("finished", **ended(summary))
+    return summary
+
+
+def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
     num_before = len(job.kept.index)
     if _is_complete(job):
-        return summary_of(job, "done", RunCounts(), num_before, None)
+        with sidecars_of(job) as sidecars:
+            sidecars.fill(job.kept.index)
+        return summary_of(job, "done", RunCounts(), num_before, None, sidecars=sidecars.counts)
     with ExitStack() as stack:
-        checker = None if job.settings.schema is None else Checker(job.settings.schema)
-        if checker is not None:
-            stack.callback(checker.close)
-        llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
-        answerer = _answerer(llm, job.settings, checker)
+        sidecars = stack.enter_context(sidecars_of(job))
+        checks = stack.enter_context(open_checks(job.settings.schema, job.settings.rules))
+        llm = stack.enter_context(open_llm() if job.needs_model else NoModel())
+        teller.tell("loaded")
+        answerer = answerer_of(llm, job.settings, checks, teller.tell)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
+        writer = sidecars.around(writer)
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
-            job.sink.configurations.write(job.configuration, job.kept.configs, is_new=is_new)
+            root = job.source.root if isinstance(job.source, FileSource) else None
+            job.sink.configurations.write(
+                job.configuration, job.kept.configs, is_new=is_new, root=root
+            )
         _state(job, "running").write(job.sink.state_file)
         tally = Tally(
             unit=job.source.unit,
@@ -255,7 +304,9 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             num_before=num_before,
             mean_size=job.source.mean_size,
             is_shown=job.settings.is_progress_shown,
+            tell=teller.tell,
         )
+        teller.watch(tally.progress)
         try:
             ending = _run(job, answerer, writer, tally)
         except (OutputLostError, OutputWriteError):
@@ -266,11 +317,13 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         finally:
             tally.close()
         writer.finish(job.source.place_of)
+        sidecars.fill(writer.index)
         change = InputChange.of(job) if ending == "done" else None
         is_known = ending == "done" and job.left.is_read and change is None
         total = job.left.num_met if is_known else None
         _state(job, ending, total).write(job.sink.state_file)
-    return summary_of(job, ending, tally.counts(), num_before, writer, change)
+    counts = counts_of(tally, answerer)
+    return summary_of(job, ending, counts, num_before, writer, change, sidecars.counts)
 
 
 def _is_complete(job: BatchJob) -> bool:
@@ -286,20 +339,6 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     if job.configuration is not None or not job.needs_model:
         return job
     return replace(job, configuration=job.settings.configuration())
-
-
-def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
-    """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
-    if isinstance(llm, Restartable):
-        if settings.engine_restarts:
-            llm = Restarting(llm, settings.engine_restarts)
-    elif settings.engine_restarts and not isinstance(llm, _NoModel):
-        logger.warning(
-            "engine_restarts = %d has no effect: %s does not start its engine again",
-            settings.engine_restarts,
-            type(llm).__name__,
-        )
-    return llm if checker is None else Validated(llm, checker, settings.validate_retries)
 
 
 def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
@@ -319,19 +358,3 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
     most = job.settings.max_failures
     run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
     return run.run(llm)
-
-
-class _NoModel:
-    """Stands in for the model when only lines that cannot be used are left."""
-
-    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Exhausts the asks, which must be empty: bad lines are recorded on the way."""
-        for ask in asks:
-            raise AssertionError(f"an item reached a run without a model: {ask.prompt!r}")
-        yield from ()
-
-    def __enter__(self) -> _NoModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None

@@ -5,70 +5,101 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
+from mmdeploy_llm.answers.checker import read_schema
+from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
+from mmdeploy_llm.telling.teller import TellingOptions
 
-from .answers.checker import read_schema
 from .corpus.columns import ColumnArguments, ColumnOptions
+from .finding import FindingArguments, FindingOptions
 
 
 class OutputOptions(TypedDict, total=False):
     """Options of LLM.run_batch.
 
+    ask: several questions instead of `prompt`, by name: {"caption": "Describe.", "tags": "List."};
+        the record has `answers` by these names, and `text` is the first one's.
     shard: "2/8" answers the second of eight shards, by line number.
     limit: lines to read.
+    system: the system message before `prompt`, and of lines whose messages have none.
     recursive: whether folders of media are read with their subfolders (True).
     max_failures: failed items that end the run.
-    format: "jsonl", "parquet" or "webdataset"; None decides by the suffix of the output's name.
+    format: "jsonl", "csv", "parquet" or "webdataset"; None decides by the suffix of the output.
     part_items: most items of a part of the output; None is the format's own number.
     journal: folder on this machine for what is not uploaded yet, when the output is a URL.
-    validate: a JSON schema that every answer must keep, or a file with one. One that breaks it is
-        asked again up to validate_retries (2) times, then it is an error with its text.
+    validate: a JSON schema that every answer must keep, or a file with one. avoid: openings of
+        answers that are not wanted, such as "This image"; max_words, max_chars: of an answer. One
+        that breaks these is asked again up to validate_retries (2) times, then it is an error
+        with its text.
     engine_restarts: how often in a row an engine that died is started again (2).
+    log_json: file that gains one JSON object for each event of the run, see docs/outcomes.md.
     """
 
+    ask: Mapping[str, str] | None
     shard: str | None
     limit: int | None
+    system: str | None
     recursive: bool
     max_failures: int | None
     format: str | None
     part_items: int | None
     journal: str | os.PathLike[str] | None
     validate: Mapping[str, Any] | str | os.PathLike[str] | None
+    avoid: str | Collection[str] | None
+    max_words: int | None
+    max_chars: int | None
     validate_retries: int
     engine_restarts: int
+    log_json: str | os.PathLike[str] | None
 
 
 def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of BatchSettings, which has the defaults, for OutputOptions. Raises
     ConfigError."""
     settings = dict(options)
+    asks = Asks.given(settings.pop("ask", None))
     schema = settings.pop("validate", None)
     if isinstance(schema, (str, os.PathLike)):
         schema = read_schema(os.fspath(schema))
     selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
     if "recursive" in settings:
         settings["is_recursive"] = settings.pop("recursive")
-    return {**settings, "selection": selection, "schema": schema}
+    names = ("avoid", "max_words", "max_chars")
+    settings["rules"] = TextRules.given(*(settings.pop(name, None) for name in names))
+    if "log_json" in settings:
+        settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
+    return {**settings, "selection": selection, "schema": schema, "asks": asks}
 
 
-class BatchOptions(ColumnArguments, OutputOptions, total=False):
-    """Options of LLM.run_batch; see ColumnArguments and OutputOptions."""
+class BatchOptions(ColumnArguments, FindingArguments, SidecarArguments, OutputOptions, total=False):
+    """Options of LLM.run_batch; see ColumnArguments, FindingArguments, SidecarArguments and
+    OutputOptions."""
 
 
 def option_settings(options: BatchOptions) -> dict[str, Any]:
     """Returns the fields of BatchSettings for the options. Raises ConfigError, also for an unknown
     one."""
-    columns = ColumnArguments.__annotations__
-    known = (*columns, *OutputOptions.__annotations__)
+    groups = (ColumnArguments, FindingArguments, SidecarArguments, OutputOptions)
+    known = [name for group in groups for name in group.__annotations__]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, (*known, "report", "prompt"), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"run_batch has no argument {name!r}; {hint}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if name not in columns}
-    named: Any = {name: value for name, value in options.items() if name in columns}
-    return {"columns": ColumnOptions.given(named), **output_settings(given)}
+    columns, finding, sidecars, output = (
+        {name: value for name, value in options.items() if name in group.__annotations__}
+        for group in groups
+    )
+    named: Any = columns
+    return {
+        "columns": ColumnOptions.given(named),
+        "finding": FindingOptions.given(finding),
+        "sidecars": SidecarOptions.given(sidecars),
+        **output_settings(output),
+    }

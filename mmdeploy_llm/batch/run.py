@@ -14,21 +14,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
+from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.processes import interrupted_later
+from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import counted
-from mmdeploy_llm.records.record import Record, bad_record, duration, key_of, record_of
+from mmdeploy_llm.records.record import Record, bad_record, duration, key_of
 from mmdeploy_llm.sinks.base import RecordSink
+from mmdeploy_llm.telling.teller import Tell, silent
 
-from .answers.rounds import Answerer
 from .clock import Clock
 from .sources import Source
 
@@ -44,6 +46,8 @@ class RunCounts:
     num_done: items with the outcome "ok".
     failures: number of failed items by kind, such as "400 MediaError".
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
+    answers: number of answers to each of several questions, by name.
+    asked_again: answers that were asked again, by the check that they broke.
     num_images: images and videos of finished items.
     elapsed: seconds, without loading the model.
     """
@@ -51,6 +55,8 @@ class RunCounts:
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
+    asked_again: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
@@ -80,6 +86,23 @@ class RunCounts:
     def tokens_per_second(self) -> float:
         """Generated tokens per second."""
         return self.num_output_tokens / max(self.elapsed, 1e-9)
+
+
+def in_numbers(counts: RunCounts) -> dict[str, Any]:
+    """Returns the counts as values of an event."""
+    return {
+        "num_done": counts.num_done,
+        "num_failed": counts.num_failed,
+        "outcomes": dict(counts.outcomes),
+        "num_prompt_tokens": counts.num_prompt_tokens,
+        "num_output_tokens": counts.num_output_tokens,
+    }
+
+
+def _told(record: Record) -> dict[str, Any]:
+    """Returns the values of an event "item"."""
+    names = ("id", "line", "outcome", "outcome_reason", "error_code", "error_class", "error_msg")
+    return {name: getattr(record, name) for name in names}
 
 
 class LeftToDo:
@@ -128,7 +151,7 @@ class BatchRun:
         config_digest: str = "",
     ) -> None:
         self._items = items
-        self._config_digest = config_digest
+        self._gathering = Gathering(config_digest)
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
@@ -159,15 +182,15 @@ class BatchRun:
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
             else:
-                yield Ask(prompt=item.prompt, params=item.params, item=item)
+                yield from asks_of(item)
             if self._is_over:
                 return
 
     def _collect(self, answer: Answer) -> None:
         """Writes the record of an item that has finished."""
-        item = answer.ask.item
-        record = record_of(item, answer.output, answer.error, self._config_digest)
-        self._take(record, item, num_media=1 if item.path else len(item.media))
+        item, record = item_of(answer.ask), self._gathering.add(answer)
+        if record is not None:
+            self._take(record, item, num_media=1 if item.path else len(item.media))
 
     def _take(self, record: Record, item: Item | BadItem, num_media: int) -> None:
         # Ctrl-C waits until what is written is counted too.
@@ -180,7 +203,8 @@ class BatchRun:
 
 
 class Tally:
-    """Counts a run's items and shows its progress bar on stderr. Updated by BatchRun only.
+    """Counts a run's items, shows its progress bar on stderr, and tells each item that has not its
+    answer. Updated by BatchRun only.
 
     clock: says how far the run is, for all who show it.
     num_before: items that earlier runs completed. mean_size: of all items, see Source.
@@ -195,7 +219,9 @@ class Tally:
         num_before: int = 0,
         mean_size: float | None = None,
         is_shown: bool | None = None,
+        tell: Tell = silent,
     ) -> None:
+        self._tell = tell
         self.clock = Clock(total, num_before, mean_size)
         self._unit = unit
         self._counts = RunCounts()
@@ -223,9 +249,12 @@ class Tally:
             counts.num_done += 1
         else:
             counts.outcomes[str(record.outcome)] += 1
+        counts.answers.update(record.answers.keys())
         counts.num_images += num_media
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
+        if record.outcome != "ok":
+            self._tell("item", **_told(record))
         self.clock.end(record.key, is_new=is_first)
         self._bar.set_postfix_str(self._words(), refresh=False)
         self._bar.update(int(is_first))
@@ -244,11 +273,29 @@ class Tally:
             )
         )
 
+    def progress(self) -> dict[str, Any]:
+        """Returns the values of an event "progress", see telling/; called by another thread."""
+        moment, counts = self.clock.moment(), self.counts()
+        left = moment.seconds_left
+        return {
+            **in_numbers(counts),
+            "unit": self._unit,
+            "num_left": moment.num_left,
+            "items_per_second": round(moment.per_second, 4),
+            "tokens_per_second": round(counts.tokens_per_second, 2),
+            "seconds_left": None if left is None else round(left, 1),
+        }
+
     def counts(self) -> RunCounts:
         """Returns the counts so far."""
         own, elapsed = self._counts, self.clock.moment().elapsed
-        failures, outcomes = Counter(own.failures), Counter(own.outcomes)
-        return replace(own, failures=failures, outcomes=outcomes, elapsed=elapsed)
+        return replace(
+            own,
+            elapsed=elapsed,
+            failures=Counter(own.failures),
+            outcomes=Counter(own.outcomes),
+            answers=Counter(own.answers),
+        )
 
     def close(self) -> None:
         """Closes the progress bar."""

@@ -1,4 +1,5 @@
-"""Sources of a batch's items: rows of a corpus, dicts of an iterable, image and video files.
+"""Sources of a batch's items: rows of a corpus, dicts of an iterable, image and video files (in
+file_source.py).
 
 All are read lazily; a source backed by files can be iterated again.
 """
@@ -11,31 +12,34 @@ from typing import Any, Protocol
 
 from mmdeploy_llm.datasets.files import is_pattern
 from mmdeploy_llm.datasets.formats import KINDS, open_rows
-from mmdeploy_llm.datasets.names import is_media_name, is_url, is_video_name
+from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.identity import digest_of, file_state
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
 
-from .corpus.columns import ColumnOptions, check_no_columns
-from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
-from .inputs import find_media
+from .corpus.columns import ColumnOptions
+from .corpus.questions import QuestionReader
+from .file_source import FileSource
+from .finding import FindingOptions
 from .items import ItemReader
-from .order import mixed, sizes_of
 
 
 class Source(Protocol):
     """Items in order. total: their number, None when unknown. unit: the noun for one item. about:
     where its media and questions come from, "" when that is plain. mean_size: bytes of an item's
-    file, None when they are not known."""
+    file, None when they are not known. skipped: what is not read."""
 
     total: int | None
     mean_size: float | None
     unit: str
     about: str
+    skipped: Skipped
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the selected items of the input."""
@@ -57,6 +61,7 @@ class LineSource:
         self._rows, self._reader, self._selection = rows, reader, selection
         self.total = self.counted()
         self.about = reader.about
+        self.skipped = Skipped()
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items of the selected rows."""
@@ -74,75 +79,19 @@ class LineSource:
         return record.line if is_ours else None
 
 
-class FileSource:
-    """Builds one item per file: a question about it. question: None asks for a description."""
-
-    about = ""
-
-    def __init__(
-        self,
-        paths: Iterable[str],
-        params: SamplingParams,
-        selection: Selection,
-        *,
-        question: str | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        numbered = [*enumerate(paths, 1)]
-        if question is not None:
-            check_no_columns(question, (path for _, path in numbered))
-        self._lines = {path: line for line, path in numbered if selection.takes(line)}
-        self._params = params
-        self._question = question
-        self._template_kwargs = dict(template_kwargs or {})
-        self._sizes = sizes_of(self._lines)
-        self.total: int | None = len(self._lines)
-        self.mean_size: float | None = sum(self._sizes.values()) / max(1, len(self._sizes))
-        self.unit = "file" if any(map(is_video_name, self._lines)) else "image"
-
-    def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items, large files among small ones."""
-        for path in mixed(self._sizes):
-            yield Item(
-                line=self._lines[path],
-                id=path,
-                path=path,
-                prompt=self._prompt(path),
-                params=self._params,
-                digest=digest_of(file_state(path)),
-                size=self._sizes[path],
-            )
-
-    def counted(self) -> int | None:
-        """Returns the number of files, which are listed once."""
-        return self.total
-
-    def place_of(self, record: Record) -> int | None:
-        """Returns the position of the record's file in the list; None when not selected."""
-        return self._lines.get(record.path) if record.path is not None else None
-
-    def _prompt(self, path: str) -> dict[str, Any]:
-        """Builds the prompt, with an absolute path where the name would be read as a URL."""
-        kind = "video" if is_video_name(path) else "image"
-        question = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
-        content = [
-            {"type": kind, kind: os.path.abspath(path) if is_url(path) else path},
-            {"type": "text", "text": question},
-        ]
-        messages = [{"role": "user", "content": content}]
-        return {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
-
-
 def open_source(
     given: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     params: SamplingParams,
     selection: Selection,
     *,
     question: str | None = None,
+    asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
+    system: str | None = None,
     columns: ColumnOptions | None = None,
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
+    finding: FindingOptions | None = None,
     is_recursive: bool = True,
 ) -> Source:
     """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
@@ -153,15 +102,15 @@ def open_source(
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
     """
     columns = columns or ColumnOptions()
-    reader = ItemReader(None, params, template_kwargs)
+    reader = ItemReader(None, params, template_kwargs, system)
     if not isinstance(given, (str, os.PathLike)):
         dicts = DictRows(given)
-        return LineSource(dicts, QuestionReader(dicts, reader, columns, question), selection)
+        return LineSource(dicts, QuestionReader(dicts, reader, columns, question, asks), selection)
     name = os.fspath(given)
     _check_name(name)
     rows = open_rows(name, max_bytes, root)
     if rows is not None:
-        return LineSource(rows, QuestionReader(rows, reader, columns, question), selection)
+        return LineSource(rows, QuestionReader(rows, reader, columns, question, asks), selection)
     if columns.values():
         raise ConfigError(f"{name!r} is a folder of media, which has no columns; {KINDS}")
     return open_files(
@@ -170,7 +119,10 @@ def open_source(
         selection,
         is_recursive=is_recursive,
         question=question,
+        asks=asks,
         template_kwargs=template_kwargs,
+        finding=finding,
+        system=system,
     )
 
 
@@ -181,18 +133,29 @@ def open_files(
     *,
     is_recursive: bool = True,
     question: str | None = None,
+    asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
+    finding: FindingOptions | None = None,
+    system: str | None = None,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
 
     Raises ConfigError when a path does not exist or no file is found.
     """
+    finding = finding or FindingOptions()
     return FileSource(
-        find_media(paths, is_recursive=is_recursive),
+        find_media(
+            paths,
+            is_recursive=is_recursive,
+            exclude=finding.exclude,
+            animated=finding.animated,
+        ),
         params,
         selection,
         question=question,
+        asks=asks,
         template_kwargs=template_kwargs,
+        system=system,
     )
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mmdeploy_llm.finding.skipped import Skipped
+from mmdeploy_llm.sidecars.writer import SidecarCounts
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 
-from .run import Ending, RunCounts
+from .run import Ending, RunCounts, in_numbers
 
 if TYPE_CHECKING:
     from mmdeploy_llm.records.record import Record
@@ -35,6 +39,9 @@ class BatchSummary:
     num_left: items without a record; None when the size of the input is unknown.
     disagreements: of a run that is done, what its input and its output do not have in common, in
         words; then some items are left.
+    skipped: what of the input was not read. num_gone: records whose files are gone, and which stay
+        in the output; num_pruned: those that were removed from it.
+    sidecars: what became of the texts beside pictures; None when there were to be none.
     sink, index: the output, and the positions of the records in it.
     """
 
@@ -49,6 +56,10 @@ class BatchSummary:
     index: RecordIndex
     num_again: int = 0
     disagreements: tuple[str, ...] = ()
+    skipped: Skipped = field(default_factory=Skipped)
+    num_gone: int = 0
+    num_pruned: int = 0
+    sidecars: SidecarCounts | None = None
 
     @property
     def output(self) -> Path:
@@ -65,6 +76,22 @@ class BatchSummary:
     def num_failed(self) -> int:
         """Items of the batch whose record is an error, those of earlier runs included."""
         return sum(self.failures.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says which files were not read, which records have no file any more, and what became of
+        sidecars, in sentences."""
+        found = [self.skipped.text] if self.skipped.text else []
+        found += self.skipped.notes
+        if self.num_gone:
+            found.append(
+                f"{self.num_gone} records are of files that are gone (--prune removes them)"
+            )
+        if self.num_pruned:
+            found.append(f"{self.num_pruned} records of files that are gone were removed")
+        if self.sidecars is not None:
+            found += self.sidecars.lines()
+        return tuple(found)
 
     @property
     def num_lacking(self) -> int:
@@ -105,6 +132,41 @@ class InputChange:
         )
 
 
+def about(job: BatchJob) -> dict[str, Any]:
+    """Returns the values of all events of a run: those that tell several runs apart."""
+    chosen = job.settings.selection
+    shard = {} if chosen.num_shards == 1 else {"shard": f"{chosen.shard}/{chosen.num_shards}"}
+    return {"output": job.sink.name, **shard}
+
+
+def begun(job: BatchJob) -> dict[str, Any]:
+    """Returns the values of the event "started"."""
+    return {
+        "mode": job.settings.mode,
+        "unit": job.source.unit,
+        "num_items": job.source.total,
+        "num_before": len(job.kept.index),
+        "pid": os.getpid(),
+        "version": metadata.version("mmdeploy-llm"),
+    }
+
+
+def ended(summary: BatchSummary) -> dict[str, Any]:
+    """Returns the values of the event "finished"."""
+    return {
+        "ending": summary.ending,
+        "error": None,
+        "num_left": summary.num_left,
+        "num_before": summary.num_before,
+        "run": {**in_numbers(summary.run), "seconds": round(summary.run.elapsed, 3)},
+        "all": dict(summary.outcomes),
+        "asked_again": dict(summary.run.asked_again),
+        "failures": dict(summary.failures),
+        "lacks": dict(summary.lacks),
+        "disagreements": list(summary.disagreements),
+    }
+
+
 def summary_of(
     job: BatchJob,
     ending: Ending,
@@ -112,6 +174,7 @@ def summary_of(
     num_before: int,
     writer: RecordSink | None,
     change: InputChange | None = None,
+    sidecars: SidecarCounts | None = None,
 ) -> BatchSummary:
     """Returns the summary of a run; logs what does not agree. writer: None when nothing was to be
     written."""
@@ -134,6 +197,9 @@ def summary_of(
         index=index,
         num_again=num_again,
         disagreements=tuple(found),
+        skipped=job.source.skipped,
+        sidecars=sidecars,
+        **{"num_pruned" if job.settings.finding.prune else "num_gone": len(job.gone)},
     )
 
 

@@ -5,7 +5,8 @@ MMDEPLOY_LLM_BLOCKED_PLUGINS  do not load these
 RANK, SLURM_PROCID, JOB_COMPLETION_INDEX and others   for --shard auto, see shards.py
 
 Exit codes: 0 success, 1 some items failed, 2 wrong usage or an unusable model, 3 stopped by
---max-failures, or an output that was lost or is not complete, 130 stopped with Ctrl-C.
+--max-failures, or an output that was lost or is not complete, 4 no item failed and some have not
+the answer that was asked for, 130 stopped with Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.
 
 This file imports little, so that Ctrl-C is handled soon after the start; program.py has the
 commands, and its names are imported from here when they are first used.

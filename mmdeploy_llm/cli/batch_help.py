@@ -5,7 +5,7 @@ EXIT_CODES = """\b
 Exit codes: 0 every item has its answer, 1 some items failed, 2 wrong usage or
 unusable model, 3 stopped by --max-failures or without its output, or items are
 left, 4 none failed, and some answers are empty, truncated or in a loop,
-130 stopped with Ctrl-C."""
+130 stopped with Ctrl-C, 143 by SIGTERM, 129 by SIGHUP."""
 
 CAPTION_EPILOG = f"""\b
 Examples:

@@ -16,12 +16,12 @@ from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
+from .jobs import save_job
 from .running import run_and_report
 from .shards import shard_names
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchSettings
-    from mmdeploy_llm.records.configuration import Configuration
 
 Paths = Annotated[
     list[str], typer.Argument(metavar="PATH", help="Images, videos, their folders, or globs.")
@@ -60,10 +60,14 @@ def caption(
         settings.sampling_params,
         settings.selection,
         is_recursive=settings.is_recursive,
+        finding=settings.finding,
         question=settings.question,
+        asks=settings.asks,
         template_kwargs=settings.chat_template_kwargs,
+        system=settings.system,
     )
     job = plan_source(source, output, settings)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page, is_caption=True)
 
 
@@ -88,6 +92,7 @@ def batch(
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
+    save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page)
 
 
@@ -107,16 +112,19 @@ def batch_settings(
 ) -> BatchSettings:
     """Builds the settings of a run. engine: options of LLM(). more: further fields. Raises
     ConfigError for options that contradict each other."""
+    from mmdeploy_llm.batch.engine import describe_engine
     from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
 
+    config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
         check_cluster(ctx)
     return BatchSettings(
         sampling_params=sampling_params(desk.to_sampling()),
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         allowed_media_root=engine.get("allowed_media_root"),
-        describe_engine=lambda: describe_model(desk.model.model, engine),
+        describe_engine=lambda: describe_engine(config),
         **desk.to_settings(),
         **more,
     )
@@ -131,14 +139,6 @@ def check_cluster(ctx: typer.Context) -> None:
             "--engine-restarts is for engines of this process; a Ray cluster starts its engines "
             "again by itself: leave it out with --ray"
         )
-
-
-def describe_model(model: str, options: Mapping[str, Any]) -> Configuration:
-    """Returns what decides the answers of a model with these options of LLM()."""
-    from mmdeploy_llm.batch.engine import describe_engine
-    from mmdeploy_llm.config import EngineConfig
-
-    return describe_engine(EngineConfig.from_options(model, options))
 
 
 def page_beside(output: str) -> str:

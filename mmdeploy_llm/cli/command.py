@@ -119,16 +119,19 @@ def _write_options(command: Any, ctx: Any, formatter: Any, *, is_whole: bool) ->
     num_left, width = 0, formatter.width - NAMES_WIDTH - 6
     for param in command.get_params(ctx):
         is_option = param.param_type_name == "option"
-        if is_option and param.hidden and not is_whole:
-            num_left += 1
+        if is_option and not is_whole and (param.hidden or param.name == "help"):
+            num_left += param.hidden
             continue
         title = (param.rich_help_panel or DEFAULT_TITLE) if is_option else "Arguments"
         record = _record(param, ctx, width, is_whole=is_whole)
         if record is not None:
             sections.setdefault(title, []).append(record)
     sections[DEFAULT_TITLE] = sections.pop(DEFAULT_TITLE, [])  # the last one, with --help
-    sections[DEFAULT_TITLE].append((HELP_ALL, "Show all options, whole texts and notes"))
+    if is_whole:
+        sections[DEFAULT_TITLE].append((HELP_ALL, "Show all options, whole texts and notes."))
     for title, rows in sections.items():
+        if not rows:
+            continue
         if is_whole:
             formatter.write_paragraph()
         formatter.write_heading(title)

@@ -18,7 +18,12 @@ from mmdeploy_llm.command_options.answer import Thinking
 from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
 from mmdeploy_llm.command_options.selection import Limit, Recursive
 from mmdeploy_llm.command_options.single import Image, IsJson
-from mmdeploy_llm.command_options.values import MANY_MEDIA, engine_options, template_kwargs
+from mmdeploy_llm.command_options.values import (
+    MANY_MEDIA,
+    engine_options,
+    template_kwargs,
+    text_value,
+)
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
 from .exits import SOME_FAILED, print_error
@@ -69,8 +74,8 @@ Text = Annotated[
     typer.Option(
         "--prompt",
         "-p",
-        help="The text to count, - reads it from standard input; with pictures and videos as "
-        "INPUT, the question about each.",
+        help="The text to count, or @FILE; - is standard input. With pictures and videos as INPUT, "
+        "the question about each.",
     ),
 ]
 Raw = Annotated[
@@ -104,7 +109,7 @@ def count(
         raise ConfigError("--image and --raw belong to a single --prompt; leave out INPUT or them")
     if not inputs and prompt is None and not image:
         raise ConfigError("nothing to count: give files, or a text with --prompt")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = text_value("--prompt", prompt)
     kwargs = template_kwargs(thinking)
     if inputs:
         items = input_items(inputs, text, kwargs, limit=limit, is_recursive=recursive)

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
-    from mmdeploy_llm.batch.answers.rounds import Answerer
+    from mmdeploy_llm.answers.rounds import Answerer
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from .interrupts import INTERRUPTED as INTERRUPTED
-
 SOME_FAILED, USAGE, STOPPED, SOME_LACKING = 1, 2, 3, 4
 
 

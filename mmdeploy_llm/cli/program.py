@@ -21,7 +21,10 @@ from .command import Command, CommandGroup
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
-from .exits import INTERRUPTED, STOPPED, USAGE, print_error
+from .exits import STOPPED, USAGE, print_error
+from .exports import EXPORT_EPILOG, export
+from .interrupts import interrupted_code
+from .jobs import MORE_WORDS, RUN_EPILOG, run
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
@@ -110,7 +113,7 @@ class Program(CommandGroup):
             print_error(str(error))
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(interrupted_code()) from None
         except (MemoryError, RuntimeError) as error:
             from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 
@@ -167,7 +170,9 @@ def program(
 
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
+app.command(cls=Command, epilog=RUN_EPILOG, context_settings=MORE_WORDS)(run)
 app.command(cls=Command, epilog=REPORT_EPILOG)(report)
+app.command(cls=Command, epilog=EXPORT_EPILOG)(export)
 app.command(cls=Command, epilog=GENERATE_EPILOG)(generate)
 app.command(cls=Command, epilog=CHAT_EPILOG)(chat)
 app.command(cls=Command, epilog=COUNT_EPILOG)(count)

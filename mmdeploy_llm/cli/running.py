@@ -11,7 +11,8 @@ import typer
 from mmdeploy_llm.errors import MMDeployLLMError
 
 from .engines import open_answerer, open_media, open_reader
-from .exits import INTERRUPTED, SOME_FAILED, SOME_LACKING, STOPPED
+from .exits import SOME_FAILED, SOME_LACKING, STOPPED
+from .interrupts import interrupted_code
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob
@@ -77,7 +78,7 @@ def end_with_exit_code(summary: BatchSummary) -> None:
     left = "some" if summary.num_left is None else str(summary.num_left)
     if summary.ending == "interrupted":
         typer.echo(f"stopped with {left} left; the same command with --resume does them", err=True)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(interrupted_code())
     if summary.ending == "max_failures":
         typer.echo(
             f"stopped by --max-failures with {left} left; the same command with --resume continues",
@@ -89,6 +90,12 @@ def end_with_exit_code(summary: BatchSummary) -> None:
         raise typer.Exit(STOPPED)
     if summary.num_failed:
         typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")
+        raise typer.Exit(SOME_FAILED)
+    if summary.sidecars is not None and summary.sidecars.num_failed:
+        typer.echo(
+            f"{summary.sidecars.num_failed} texts beside pictures could not be written; --resume "
+            "writes those that are missing"
+        )
         raise typer.Exit(SOME_FAILED)
     if summary.num_lacking:
         raise typer.Exit(SOME_LACKING)

@@ -11,13 +11,15 @@ import typer
 from mmdeploy_llm.command_options.answer import AnswerOptions
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.model import ModelOptions
-from mmdeploy_llm.command_options.single import Image, System, Tools
+from mmdeploy_llm.command_options.question import System
+from mmdeploy_llm.command_options.single import Image, Tools
 from mmdeploy_llm.command_options.values import (
     MANY_MEDIA,
     engine_options,
     read_tools,
     sampling_params,
     template_kwargs,
+    text_value,
 )
 from mmdeploy_llm.errors import ConfigError
 
@@ -42,7 +44,7 @@ Examples:
 @with_groups
 def generate(
     ctx: typer.Context,
-    prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The question, or @FILE; - is standard input.")],
     *,
     image: Image = None,
     raw: Annotated[
@@ -60,7 +62,8 @@ def generate(
     tool call. Reasoning goes to standard error. The exit code is 1 when the request fails."""
     from .terminal import make_console, opening, print_answer, user_message
 
-    text, images = sys.stdin.read() if prompt == "-" else prompt, image or []
+    text, images = text_value("PROMPT", prompt) or "", image or []
+    system = text_value("--system", system)
     request: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
     if raw and system is not None:
         raise ConfigError("--system needs a chat template, and --raw leaves it out; give one")
@@ -90,7 +93,7 @@ def chat(
     ctx: typer.Context,
     *,
     message: Annotated[
-        str | None, typer.Option(help="Send this message, print the answer and exit.")
+        str | None, typer.Option(help="Send this message, or @FILE, print the answer and exit.")
     ] = None,
     image: Image = None,
     system: System = None,
@@ -104,6 +107,7 @@ def chat(
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     from .terminal import CHAT_HELP, ChatSession, make_console
 
+    message, system = text_value("--message", message), text_value("--system", system)
     options = engine_options(
         ctx,
         model.engine,

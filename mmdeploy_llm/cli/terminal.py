@@ -22,6 +22,8 @@ from mmdeploy_llm.records.outcome import MAX_MODEL_LEN, MAX_TOKENS
 from mmdeploy_llm.records.record import Record, seconds
 from mmdeploy_llm.report.bidi import without_bidi_controls
 
+from .interrupts import Terminated
+
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.handle import Handle
     from mmdeploy_llm.batch.summary import BatchSummary
@@ -112,11 +114,17 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     """Describes a run: counts, speed, and failures by kind. done: verb for successful items."""
     kinds = {**summary.failures, **summary.lacks}
     lines = [_first_line(summary, done)]
+    if answers := summary.run.answers:
+        counts = (f"{printable(name)} {count}" for name, count in answers.items())
+        lines.append(f"  answers: {', '.join(counts)}")
     lines += [f"  {count} x {printable(name)}" for name, count in kinds.items()]
+    again = summary.run.asked_again
+    lines += [f"  {again[name]} x asked again: it broke {name}" for name in again]
     lines += [f"  {words}" for words in advice(summary.lacks)]
     if summary.index.num_video_frames:
         covered = seconds(summary.index.video_seconds)
         lines.append(f"  videos: {summary.index.num_video_frames} frames, from {covered} of them")
+    lines += map(printable, summary.notes)
     return "\n".join(lines)
 
 
@@ -231,7 +239,9 @@ class ChatSession:
         try:
             handle = self._llm.submit(prompt, self._params)
             answer = print_answer(handle, self._out, self._aside)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Terminated):
+                raise
             if handle is not None:
                 handle.abort()
             self._note("\nstopped")

@@ -7,8 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.errors import ConfigError
+
 from .groups import Group
-from .values import named_value, template_kwargs
+from .values import named_values, template_kwargs
+
+MAX_TOKENS = 1024
 
 Thinking = Annotated[
     bool | None,
@@ -28,7 +32,7 @@ class AnswerOptions(Group):
     thinking: Thinking = None
     max_tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="Upper limit of generated tokens per answer.")
-    ] = 1024
+    ] = MAX_TOKENS
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -42,7 +46,8 @@ class AnswerOptions(Group):
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Another sampling parameter, such as top_p=0.9. May be repeated.",
+            help="Another sampling parameter, such as top_p=0.9, or a JSON file. The file, or the "
+            "text itself, is an object with names and values; may be repeated.",
         ),
     ] = None
     reasoning_parser: Annotated[
@@ -76,10 +81,14 @@ class AnswerOptions(Group):
         }
 
     def to_sampling(self) -> dict[str, Any]:
-        """Returns the parameters; those of --sampling win."""
+        """Returns the parameters. Raises ConfigError for one that is given twice."""
         from mmdeploy_llm.batch.items import DRAWS
 
-        more = dict(named_value("--sampling", text, "top_p=0.9") for text in self.sampling or [])
+        more = named_values("--sampling", self.sampling or [], "top_p=0.9")
+        if "temperature" in more and self.temperature is not None:
+            raise ConfigError("--temperature and --sampling temperature=... : give one of them")
+        if "max_tokens" in more and self.max_tokens != MAX_TOKENS:
+            raise ConfigError("--max-tokens and --sampling max_tokens=... : give one of them")
         is_drawn = any(name in more for name in DRAWS)
         temperature = 0.0 if self.temperature is None and not is_drawn else self.temperature
         return {"max_tokens": self.max_tokens, "temperature": temperature, **more}

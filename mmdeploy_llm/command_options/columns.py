@@ -20,12 +20,15 @@ class ColumnChoices(Group):
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Column with images: bytes, paths, or the struct of Hugging Face datasets.  "
+            help="Column with images. It has bytes, paths, or structs of Hugging Face datasets.  "
             "[default: the only one with media]",
         ),
     ] = None
     video_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with videos, as for --image-column.")
+        str | None,
+        typer.Option(
+            metavar="NAME", hidden=True, help="Column with videos, as for --image-column."
+        ),
     ] = None
     prompt_column: Annotated[
         str | None,

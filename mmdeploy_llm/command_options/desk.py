@@ -10,12 +10,16 @@ import typer
 from .answer import AnswerOptions
 from .checks import CheckOptions
 from .effort import EffortOptions
+from .files import FileOptions
 from .groups import Groups
+from .job import JobOptions
 from .model import ModelOptions
 from .output import OutputOptions, ShownOptions
 from .question import QuestionOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
+from .sidecars import SidecarChoices
+from .telling import TellingChoices
 from .values import engine_options
 
 
@@ -28,10 +32,14 @@ class DeskOptions(Groups):
     answer: AnswerOptions
     checks: CheckOptions
     selection: SelectionOptions
+    files: FileOptions
     output: OutputOptions
     shown: ShownOptions
+    sidecars: SidecarChoices
+    telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions
+    job: JobOptions
 
     def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:
         """Returns the options of LLM(), see engine_options."""

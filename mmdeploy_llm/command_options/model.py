@@ -60,7 +60,10 @@ class ModelOptions(Group):
     model: Model = "shapes-vl"
     dtype: DType = "auto"
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="Where to compute: auto, cpu, cuda or cuda:N.")
+        str,
+        typer.Option(
+            metavar="NAME", hidden=True, help="Where to compute: auto, cpu, cuda or cuda:N."
+        ),
     ] = "auto"
     image_tokens: ImageTokens = "auto"
     video_tokens: VideoTokens = "auto"

@@ -18,8 +18,8 @@ Output = Annotated[
         metavar="NAME",
         rich_help_panel="Output",
         help="Where results go: a file NAME.jsonl, or parts. NAME.jsonl gets a line per finished "
-        "item; NAME.parquet and NAME.tar are folders of Parquet files or WebDataset tars; a URL "
-        "such as s3://bucket/NAME.parquet gets whole parts.",
+        "item; NAME.csv is a table; NAME.parquet and NAME.tar are folders of Parquet files or "
+        "WebDataset tars; a URL such as s3://bucket/NAME.parquet gets whole parts.",
     ),
 ]
 
@@ -35,7 +35,8 @@ class OutputOptions(Group):
         typer.Option(
             metavar="FORMAT",
             hidden=True,
-            help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]",
+            help="Format of the output: jsonl, csv, parquet or webdataset.  "
+            "[default: by its suffix]",
         ),
     ] = None
     part_items: Annotated[
@@ -75,9 +76,9 @@ class ShownOptions(Group):
             help="HTML report.  [default: `caption`: the name of --output with .html]",
         ),
     ] = None
-    no_report: Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")] = (
-        False
-    )
-    table: Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")] = (
-        False
-    )
+    no_report: Annotated[
+        bool, typer.Option("--no-report", hidden=True, help="Do not write an HTML report.")
+    ] = False
+    table: Annotated[
+        bool, typer.Option("--table", hidden=True, help="Print a table of results at the end.")
+    ] = False

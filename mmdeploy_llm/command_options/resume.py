@@ -58,6 +58,10 @@ class ResumeOptions(Group):
         """Returns how the output is treated. Raises ConfigError for options that contradict."""
         from mmdeploy_llm.records.outcome import Retried
 
+        if self.no_retry_failed and self.retry_failed != "all":
+            raise ConfigError(
+                "--retry-failed WHICH and --no-retry-failed contradict each other; give one of them"
+            )
         is_resumed = self.resume or self.resume_anyway
         retried = False if self.no_retry_failed else self.retry_failed
         if self.overwrite and is_resumed:

@@ -11,7 +11,6 @@ IsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Image = Annotated[
     list[str] | None, typer.Option(help="Path of a picture to ask about; may be repeated.")
 ]
-System = Annotated[str | None, typer.Option(help="System message that opens the conversation.")]
 Tools = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="JSON file with a list of tools that the model may call."),

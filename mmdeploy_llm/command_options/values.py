@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.params import SamplingParams
 
 MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per prompt
+MAX_TEXT = 1_000_000  # characters of a file with a text
 
 
 def template_kwargs(thinking: bool | None) -> dict[str, Any]:
@@ -29,10 +32,75 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 
 
+def text_value(option: str, text: str | None) -> str | None:
+    """Returns the text of an option: "@FILE" is what the file holds, "-" what standard input holds,
+    and "@@..." a text that begins with @. Raises ConfigError for a file that is no text."""
+    if text is None or not text.startswith(("@", "-")) or text.startswith("@@"):
+        return text if text is None else text.removeprefix("@")
+    if text == "-":
+        return _not_empty(option, text, sys.stdin.read(MAX_TEXT + 1))
+    if text.startswith("-"):
+        return text
+    return read_text(option, text[1:], "; a text that begins with @ is written with @@")
+
+
+def read_text(option: str, path: str, hint: str = "") -> str:
+    """Reads the text that a file holds, without the ends of lines after it. Raises ConfigError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _not_empty(option, path, file.read(MAX_TEXT + 1))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option}: the file {path!r} cannot be read: {why}{hint}") from error
+
+
+def _not_empty(option: str, source: str, text: str) -> str:
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"{option}: {source!r} has more than {MAX_TEXT} characters")
+    if not text.strip():
+        raise ConfigError(f"{option}: {source!r} has no text")
+    return text.rstrip("\r\n")
+
+
+def named_values(option: str, texts: Iterable[str], example: str) -> dict[str, Any]:
+    """Parses every text, NAME=VALUE, a JSON object or a file with one, into one dict.
+
+    Raises ConfigError for another text, and for a name that is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        for name, value in _pairs(option, text, example):
+            if name in found:
+                raise ConfigError(f"{option} gives {name} twice; give it once")
+            found[name] = value
+    return found
+
+
+def _pairs(option: str, text: str, example: str) -> Iterable[tuple[str, Any]]:
+    is_file = "=" not in text and (text.endswith(".json") or os.path.isfile(text))
+    if not is_file and not text.startswith(("{", "@")):
+        return [named_value(option, text, example)]
+    whole = text if text.startswith("{") else read_text(option, text.removeprefix("@"))
+    try:
+        values = json.loads(whole)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{option}: {text[:80]!r} cannot be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{option}: {text[:80]!r} must hold a JSON object, {{NAME: VALUE, ...}}")
+    return [(name.replace("-", "_"), value) for name, value in values.items()]
+
+
 def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) -> dict[str, Any]:
     """Returns the options of LLM(): the given ones without None, overridden by the NAME=VALUE
     texts of --engine and by the plugins that the environment selects (`ctx.obj`)."""
-    parsed = dict(named_value("--engine", text, "max_model_len=4096") for text in extra or [])
+    parsed = named_values("--engine", extra or [], "max_model_len=4096")
+    for name in parsed:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} and --engine {name}=... contradict each other; give one")
     for name in ("reasoning_parser", "tool_call_parser"):
         if options.get(name) == "none":
             options[name] = None

@@ -134,14 +134,15 @@ def open_rows(
 
 def _format_of(given: str) -> FileFormat | None:
     """Returns the format by the suffix, in a folder by the suffixes of its files; JSONL for a file
-    with an unknown suffix, None for a folder of media."""
+    without a suffix, None for a folder of media."""
     if not is_url(given) and os.path.isdir(given):
         present = suffixes_in(given, SUFFIXES)
     else:
         suffix = suffix_of(given, SUFFIXES)
         if suffix is None:
             refuse_packed(given, SUFFIXES)
-        if suffix is None and not os.path.lexists(given):  # a URL or a pattern
+        # A pipe or a file without any suffix holds JSON lines; a URL or a pattern says nothing.
+        if suffix is None and (not os.path.lexists(given) or os.path.splitext(given)[1]):
             raise ConfigError(f"{given!r} has an unknown suffix; known are {' '.join(SUFFIXES)}")
         present = frozenset({suffix or ".jsonl"})
     return next((known for known in FILE_FORMATS if present and present & {*known.suffixes}), None)

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .names import is_visible
 
 ANY_FOLDERS = "**"
 
 
-def expand_glob(pattern: str) -> Iterator[str]:
-    """Yields the paths that a glob matches, each once, in any order."""
-    yield from dict.fromkeys(_matches(pattern.split("/")))
+OnError = Callable[[str, OSError], None]
 
 
-def _matches(parts: list[str]) -> Iterator[str]:
+def expand_glob(pattern: str, on_error: OnError = lambda *_: None) -> Iterator[str]:
+    """Yields the paths that a glob matches, each once, in any order. on_error: gets each folder in
+    the place of `**` that cannot be listed, which is passed over."""
+    yield from dict.fromkeys(_matches(pattern.split("/"), on_error))
+
+
+def _matches(parts: list[str], on_error: OnError) -> Iterator[str]:
     if ANY_FOLDERS not in parts:
         yield from glob.iglob("/".join(parts))
         return
@@ -25,12 +29,12 @@ def _matches(parts: list[str]) -> Iterator[str]:
     rest = parts[at + 1 :] or ["*"]
     begin = "/".join([*parts[:at], ""])  # ends in "/", or is "" for the working folder
     for top in glob.iglob(begin) if begin else ("",):
-        for folder in _folders(top):
+        for folder in _folders(top, on_error):
             fixed = glob.escape(folder.rstrip("/")).split("/") if folder else []
-            yield from _matches([*fixed, *rest])
+            yield from _matches([*fixed, *rest], on_error)
 
 
-def _folders(top: str) -> Iterator[str]:
+def _folders(top: str, on_error: OnError) -> Iterator[str]:
     """Yields a folder and the visible ones beneath it, those that are reached without a link
     first."""
     met: set[tuple[int, int]] = set()
@@ -40,7 +44,8 @@ def _folders(top: str) -> Iterator[str]:
         try:
             state = os.stat(folder or ".")
             entries = list(os.scandir(folder or "."))
-        except OSError:  # gone, or not readable: a glob passes over it
+        except OSError as error:  # gone, or not readable
+            on_error(folder, error)
             continue
         if (state.st_dev, state.st_ino) in met:
             continue

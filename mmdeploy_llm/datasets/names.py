@@ -8,10 +8,11 @@ from pathlib import Path
 
 from mmdeploy_llm.messages import MediaRef
 
-IMAGE_SUFFIXES = frozenset(
-    {".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
-)
-VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
+# What files are called whose formats are read, as docs/media.md lists them.
+_IMAGES = "apng avif bmp dib gif heic heif hif jfif jpe jpeg jpg png tif tiff webp"
+_VIDEOS = "3g2 3gp asf avi f4v flv m2ts m4v mkv mov mp4 mpe mpeg mpg mts ogv qt vob webm wmv"
+IMAGE_SUFFIXES = frozenset(f".{name}" for name in _IMAGES.split())
+VIDEO_SUFFIXES = frozenset(f".{name}" for name in _VIDEOS.split())
 
 
 def is_url(name: str) -> bool:

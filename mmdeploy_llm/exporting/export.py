@@ -15,8 +15,9 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.outcomes import OUTCOMES, outcome_of
+from mmdeploy_llm.records.outcome import OUTCOMES
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import Readable
 from mmdeploy_llm.sinks.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.sinks.merged import MergedOutputs, OpenStored
@@ -32,14 +33,21 @@ class ExportOptions:
     media_root: folder that relative paths of pictures are relative to; None: the working folder.
     part_items: most items of a part, in formats that have parts.
     is_overwritten: whether an existing file is replaced.
+    sidecar: of formats with a text beside each picture: the suffix, what happens to a text that is
+        there, how it is built.
+    repeats: of "kohya": how often a trainer shows each picture in an epoch.
     """
 
     outcomes: frozenset[str] | None = None
     media_root: str | os.PathLike[str] | None = None
     part_items: int | None = None
     is_overwritten: bool = False
+    sidecar: SidecarOptions = field(default_factory=SidecarOptions)
+    repeats: int = 10
 
     def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats must be at least 1, got {self.repeats}")
         for name in self.outcomes or ():
             if name not in OUTCOMES:
                 raise ConfigError(
@@ -85,6 +93,15 @@ class Exported:
             named = next((own.name for own in self.record.media[:1] if own.is_file), None)
         return None if named is None else os.path.join(self.media_root, named)
 
+    @property
+    def relative(self) -> str:
+        """A path for a copy of its picture: the id where that is one, else the name of the file."""
+        own = str(self.record.id)
+        is_path = self.record.path is not None and not os.path.isabs(own)
+        if is_path and os.pardir not in own.split("/"):
+            return own
+        return os.path.basename(self.path or own)
+
     @contextmanager
     def media(self) -> Iterator[Blob]:
         """Opens its first image or video: the file, or what its output holds. Raises LeftOutError
@@ -129,7 +146,7 @@ class Export:
         """Raises ConfigError for what is no output of a batch, and for an output that is one of the
         inputs."""
         _check_apart(inputs, output)
-        self.output, self.options = output, options
+        self.inputs, self.output, self.options = tuple(inputs), output, options
         self.notes: list[str] = []
         self._merged = MergedOutputs(list(inputs))
         self._left_out: Counter[str] = Counter()
@@ -160,9 +177,8 @@ class Export:
         root = os.fspath(self.options.media_root or "")
         for number, (record, stored) in enumerate(self._merged.stored_records(), 1):
             self._num_met += 1
-            outcome = outcome_of(record)
-            if self.options.outcomes is not None and outcome not in self.options.outcomes:
-                self.leave_out(f"its outcome is {outcome}")
+            if self.options.outcomes is not None and record.outcome not in self.options.outcomes:
+                self.leave_out(f"its outcome is {record.outcome}")
             else:
                 yield Exported(record=record, number=number, media_root=root, stored=stored)
 
@@ -177,10 +193,14 @@ class Export:
         with Folder.open(path.parent) as folder:
             folder.write(path.name, pieces)
 
+    def check_local(self) -> None:
+        """Raises ConfigError for an output at a URL."""
+        if is_url(self.output):
+            raise ConfigError(f"{self.output!r} is a URL; this format is written on this machine")
+
     def check_new(self, path: Path) -> None:
         """Raises ConfigError for a file that exists and may not be replaced."""
-        if is_url(str(path)):
-            raise ConfigError(f"{self.output!r} is a URL; this format is written on this machine")
+        self.check_local()
         if os.path.lexists(path) and not self.options.is_overwritten:
             raise ConfigError(
                 f"{str(path)!r} exists already; --overwrite replaces it, --output writes elsewhere"

@@ -11,23 +11,39 @@ from mmdeploy_llm.errors import ConfigError
 
 from .export import Export, ExportOptions, ExportSummary
 from .one_file import write_csv
+from .pictures import METADATA, write_imagefolder, write_kohya, write_sidecars
 from .through_sinks import write_output
+
+OF_SOME = ("part_items", "sidecar", "repeats", "media_root")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportFormat:
     """A format of exports.
 
-    endings: of the names of outputs that have it; the longest that fits a name decides, and ""
-    fits any name when the format itself is named.
+    endings: of the names of outputs that have it; the longest that fits a name decides. Without
+    any, the format is named.
     about: one line of help.
     write: writes the items of an export to its output.
+    uses: the fields of ExportOptions, and on_existing, that have an effect on it; the others are
+        errors.
     """
 
     name: str
     endings: tuple[str, ...]
     about: str
     write: Callable[[Export], None]
+    uses: tuple[str, ...] = ()
+
+    def check(self, options: ExportOptions) -> None:
+        """Raises ConfigError for an option that has no effect on this format."""
+        plain = ExportOptions()
+        given = {name: getattr(options, name) != getattr(plain, name) for name in OF_SOME}
+        given["on_existing"] = options.sidecar.on_existing != plain.sidecar.on_existing
+        for name, is_given in given.items():
+            if is_given and name not in self.uses:
+                what = "the text beside a picture" if name == "sidecar" else name
+                raise ConfigError(f"{what} has no effect on the format {self.name}")
 
 
 FORMATS: tuple[ExportFormat, ...] = (
@@ -48,12 +64,35 @@ FORMATS: tuple[ExportFormat, ...] = (
         endings=(".parquet", ".pq"),
         about="a folder of Parquet files, a row for each record",
         write=partial(write_output, form="parquet"),
+        uses=("part_items",),
     ),
     ExportFormat(
         name="webdataset",
         endings=(".tar",),
         about="a folder of WebDataset tars, each answer beside its picture",
         write=partial(write_output, form="webdataset"),
+        uses=("part_items", "media_root"),
+    ),
+    ExportFormat(
+        name="imagefolder",
+        endings=(f"/{METADATA}",),
+        about="pictures with a metadata.jsonl, or that alone beside pictures",
+        write=write_imagefolder,
+        uses=("media_root",),
+    ),
+    ExportFormat(
+        name="kohya",
+        endings=(),
+        about="a folder REPEATS_TRIGGER of pictures and captions, for LoRA trainers",
+        write=write_kohya,
+        uses=("media_root", "sidecar", "repeats"),
+    ),
+    ExportFormat(
+        name="sidecar",
+        endings=(),
+        about="a text beside each picture beneath the folder that --output names",
+        write=write_sidecars,
+        uses=("media_root", "sidecar", "on_existing"),
     ),
 )
 
@@ -71,7 +110,9 @@ def export_records(
     """
     name = os.fspath(output)
     chosen = format_of(name, form)
-    export = Export(inputs, name, options or ExportOptions())
+    options = options or ExportOptions()
+    chosen.check(options)
+    export = Export(inputs, name, options)
     chosen.write(export)
     return export.summary(chosen.name)
 
@@ -83,15 +124,15 @@ def format_of(output: str, form: str | None = None) -> ExportFormat:
         if form not in named:
             raise ConfigError(f"the format must be one of {', '.join(named)}, got {form[:40]!r}")
         return named[form]
-    own = output.rstrip("/").lower()
+    own = f"/{output.rstrip('/').lower()}"
     found = [
         (len(ending), known.name)
         for known in FORMATS
         for ending in known.endings
-        if ending and own.endswith(ending)
+        if own.endswith(ending)
     ]
     if not found:
-        endings = " ".join(ending for known in FORMATS for ending in known.endings if ending)
+        endings = " ".join(ending for known in FORMATS for ending in known.endings)
         raise ConfigError(
             f"the name {output!r} says no format: end it in one of {endings}, or give --format "
             f"{' | '.join(named)}"

@@ -1,48 +1,66 @@
-"""Delays Ctrl-C during operations that must not be interrupted halfway."""
+"""Delays Ctrl-C, and other signals that end a program, during operations that must not be
+interrupted halfway."""
 
 from __future__ import annotations
 
 import ctypes
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+# What ends a program: Ctrl-C, the end of a job, the end of its terminal. It may reach all processes
+# of a program at once.
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Delays a Ctrl-C to the end of the block, so that another process does not receive half of a
-    message, for example. A second Ctrl-C is raised at once."""
+    """Delays a Ctrl-C, or another signal that raises an interrupt, to the end of the block, so that
+    another process does not receive half of a message, for example. A second one is raised at
+    once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return
-    before = signal.getsignal(signal.SIGINT)
+    found = {number: signal.getsignal(number) for number in ENDINGS}
+    before: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {
+        number: handler for number, handler in found.items() if callable(handler)
+    }
     received: list[tuple[int, FrameType | None]] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         received.append((number, frame))
-        if len(received) > 1 and callable(before):
-            before(number, frame)
+        if len(received) > 1:
+            before[signal.Signals(number)](number, frame)
 
-    signal.signal(signal.SIGINT, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if len(received) == 1 and callable(before):
-            before(*received[0])
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if len(received) == 1:
+            before[signal.Signals(received[0][0])](*received[0])
 
 
 @contextmanager
 def unheard_by_children() -> Iterator[None]:
-    """Blocks Ctrl-C for this thread, and for a process that it starts in the block, until that
-    process chooses to hear it: a terminal sends Ctrl-C to all processes of a program."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Blocks ENDINGS for this thread, and for a process that it starts in the block, until that
+    process chooses to hear them: its parent handles them, and ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_endings() -> None:
+    """Called in a child process: its parent handles ENDINGS, and ends it."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
 
 
 def interrupt_thread(thread: threading.Thread) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 
 from .forks import finalize_here
-from .interrupts import unheard_by_children
+from .interrupts import ignore_endings, unheard_by_children
 from .wire import Message, receive
 
 BOOT = (
@@ -265,8 +265,7 @@ def main() -> None:
     and lifeline, the parent's process id, the name, the log level."""
     connection, lifeline, parent = (int(text) for text in sys.argv[2:5])
     name, level = sys.argv[5], int(sys.argv[6])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    ignore_endings()
     threading.Thread(target=_end_with, args=(lifeline, parent), daemon=True).start()
     logging.basicConfig(level=level, format=f"[{name}] %(levelname)s %(name)s: %(message)s")
     channel = Channel(Connection(connection), parent)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from mmdeploy_llm.batch.answers.rounds import Answerer
+from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.desk.deaths import again, given_up
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask

@@ -1,9 +1,11 @@
 """The configuration of a run, and the file OUTPUT.config.json that keeps those of an output: what a
 resumed run is compared with, and what it names when they differ.
 
-{digest: {"model": as the caller named it, "values": {name: value}, "accepts": [digest, ...]}}
+{digest: {"model": as the caller named it, "values": {name: value}, "accepts": [digest, ...],
+          "root": path}}
 
 accepts: earlier configurations whose results a run with this one was told to keep.
+root: the folder that ids of files are relative to; of a batch over files only.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from mmdeploy_llm.errors import ConfigError
 
 from .files import Folder, open_regular
 from .identity import digest_of
+from .unicode_text import escaped, unescaped
 
 MAX_BYTES = 64 * 2**20
 MAX_SHOWN = 60  # characters of a value in a message
@@ -67,8 +70,16 @@ class ConfigurationFile:
 
     @property
     def text(self) -> str:
-        """All configurations, as they are embedded in the files of an output."""
-        return _as_json(self._read())
+        """All configurations, as they are embedded in the files of an output: without the root, a
+        path of this machine that is nobody else's business."""
+        known = self._read()
+        return _as_json({digest: _without_root(entry) for digest, entry in known.items()})
+
+    @property
+    def root(self) -> str | None:
+        """The folder that ids of files are relative to, None where nothing says it."""
+        roots = (entry.get("root") for entry in self._read().values())
+        return next((unescaped(root) for root in roots if isinstance(root, str)), None)
 
     @property
     def models(self) -> list[str]:
@@ -93,15 +104,24 @@ class ConfigurationFile:
             "does all again, --output writes elsewhere"
         )
 
-    def write(self, mine: Configuration, found: Collection[str], *, is_new: bool) -> None:
+    def write(
+        self,
+        mine: Configuration,
+        found: Collection[str],
+        *,
+        is_new: bool,
+        root: str | None = None,
+    ) -> None:
         """Adds a configuration. found: configurations whose results it keeps. is_new: forgets what
-        the file holds."""
+        the file holds. root: see above."""
         self.check_file()
         known = {} if is_new else self._read()
         before = known.get(mine.digest, {}).get("accepts", ())
         accepts = sorted({*before, *found} - {mine.digest})
         entry = {"model": mine.model, "values": mine.values, "accepts": accepts}
-        self._save({**known, mine.digest: entry})
+        own = {} if root is None else {"root": escaped(root)}
+        entries = {**known, mine.digest: entry}
+        self._save({name: {**_without_root(each), **own} for name, each in entries.items()})
 
     def adopt(self, others: Iterable[ConfigurationFile]) -> None:
         """Replaces the configurations by those of other outputs, whose results were copied."""
@@ -136,6 +156,10 @@ class ConfigurationFile:
                 f"{str(self._path)!r} does not hold the configurations of a batch; move it away"
             )
         return known
+
+
+def _without_root(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name != "root"}
 
 
 def _as_json(value: Any) -> str:

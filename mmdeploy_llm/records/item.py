@@ -28,6 +28,14 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One of several questions about an item. name: of its answer. prompt: the whole prompt."""
+
+    name: str
+    prompt: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """One prompt of a batch.
 
@@ -37,6 +45,7 @@ class Item:
     digest: of the item's input: what the line itself says, and the state of its files.
     columns: values of the input that the record repeats.
     size: bytes of its file, where the source knows those of all its items.
+    questions: all questions where they have names; `prompt` is the first one's then.
     """
 
     line: int
@@ -49,3 +58,4 @@ class Item:
     digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     size: int | None = None
+    questions: tuple[Question, ...] = ()

@@ -1,7 +1,7 @@
 """Record: the result of one item, one line of JSON. `batch` and `caption` write the same fields:
 
-id             the item's own id, else its line number; the path for files; null when the id of
-               a line cannot be used (unreadable, or used by another line)
+id             the item's own id, else its line number; for files the path beneath the input's
+               root; null when the id of a line cannot be used (unreadable, or used by another line)
 line           line number in the input, from 1; absent for files
 path           the file, as given; only for files
 text           the answer
@@ -17,8 +17,10 @@ num_*_tokens   num_prompt_tokens includes those of images and videos
 num_video_frames, video_seconds   frames used of the item's videos, and the seconds that they
                cover; absent without videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
-media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one
+media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
+               only where its kind is not that of its name
 prompt         the first 200 characters of the line's question
+answers        {name: text} of several questions, or the values of a schema; absent otherwise
 columns        {name: value} of the input, those that --columns names
 outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
 item_digest    of the item's input, with size and modification time of its files; resume compares it
@@ -47,7 +49,7 @@ NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 OPTIONAL = (
     *("num_video_frames", "video_seconds"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
-    *("item_digest", "config_digest", "columns", "outcome_reason"),
+    *("item_digest", "config_digest", "columns", "answers", "outcome_reason"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 LOWEST_LOGPROB = -1e30
@@ -107,6 +109,7 @@ class Record:
     item_digest: str = ""
     config_digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.outcome is None:
@@ -281,7 +284,7 @@ def record_of(
         error=None if message is None else ItemError(code=code, message=message),
         outcome="failed" if failed is not None else verdict.outcome,
         outcome_reason=verdict.reason,
-        media=() if item.path is not None else item.media,
+        media=item.media,
         prompt=item.question,
         outputs=_samples(output),
         item_digest=item.digest,

@@ -84,7 +84,7 @@ class FilePreviews:
 
 def media_of(record: Record) -> tuple[Media, ...]:
     """Returns the media of a record; for a record about a file, that file."""
-    if record.path is None:
+    if record.path is None or record.media:
         return record.media
     kind = "video" if is_video_name(record.path) else "image"
     return (Media(kind=kind, name=os.path.abspath(record.path)),)

@@ -11,12 +11,12 @@ from pathlib import Path
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.ids import IdSet
-from mmdeploy_llm.records.outcomes import NO_ANSWER, outcome_of
 from mmdeploy_llm.records.record import Record
 
 from .options import SidecarOptions
 from .places import Places, Spot, sidecar_name, text_in
 
+NO_ANSWER = frozenset(("failed", "empty", "repetition"))  # outcomes without a sidecar
 ENDS = (",", ".", ";", ":", "!", "?")
 
 
@@ -51,6 +51,7 @@ class Sidecars(Closing):
     """Writes sidecars. Not thread-safe.
 
     spot_of: where the picture of a record is. outputs: files of the run, which no sidecar replaces.
+    num_taken: items of new records.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class Sidecars(Closing):
         self._outputs = frozenset(os.path.realpath(own) for own in outputs)
         self._taken = IdSet()
         self.counts = SidecarCounts(suffix=options.suffix)
+        self.num_taken = 0
 
     def take(self, record: Record) -> None:
         """Writes the sidecar of a record that is new."""
-        self._taken.add(record.key)
+        self.num_taken += self._taken.add(record.key)
         self._try(record, is_filled=False)
 
     def fill(self, records: Iterable[Record]) -> None:
@@ -80,8 +82,8 @@ class Sidecars(Closing):
     def _try(self, record: Record, *, is_filled: bool) -> None:
         counts = self.counts
         try:
-            if (outcome := outcome_of(record)) in NO_ANSWER:
-                raise RequestError(f"its outcome is {outcome}")
+            if record.outcome in NO_ANSWER:
+                raise RequestError(f"its outcome is {record.outcome}")
             is_written = self._write(record, self._spot_of(record), is_filled=is_filled)
         except (RequestError, ConfigError, OSError) as error:
             words = str((isinstance(error, OSError) and error.strerror) or error)

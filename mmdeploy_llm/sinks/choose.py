@@ -18,6 +18,7 @@ from .parts import PartsSink
 from .tars import TarParts
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}  # of parts
+ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}
 FORMATS = ("jsonl", "csv", "parquet", "webdataset")
 ONE_FILE = ("jsonl", "csv")
 LOCAL_SCHEMES = ("file", "local")
@@ -40,10 +41,7 @@ def open_sink(
     Raises ConfigError for an unknown format, an option that does not fit, and a missing library.
     """
     name = os.fspath(output)
-    suffix = os.path.splitext(name.rstrip("/"))[1].lower()
-    kind = form or ("csv" if suffix == ".csv" else SUFFIXES.get(suffix, "jsonl"))
-    if kind not in FORMATS:
-        raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {kind[:40]!r}")
+    kind = format_of(name, form)
     if part_items is not None and part_items < 1:
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
     if is_remote(name):
@@ -63,6 +61,27 @@ def open_sink(
     if part_items is not None:
         raise ConfigError("part_items is for an output of parts; JSON lines and CSV are one file")
     return CsvSink(Path(name)) if kind == "csv" else JsonlSink(Path(name))
+
+
+def format_of(name: str, form: str | None) -> str:
+    """Returns the format of an output. Raises ConfigError for a suffix of no format, unless the
+    format is named, and for one of another format."""
+    if form is not None and form not in FORMATS:
+        raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {form[:40]!r}")
+    suffix = os.path.splitext(name.rstrip("/"))[1].lower()
+    found = ALL_SUFFIXES.get(suffix)
+    if form is not None:
+        if found not in (None, form) and not os.path.lexists(name):
+            raise ConfigError(f"{name!r} ends in {suffix}, which is {found}, and not {form}")
+        return form
+    if found is None:
+        ends = f"ends in {suffix}" if suffix else "has no suffix"
+        raise ConfigError(
+            f"the output {name!r} {ends}, which names no format: known are "
+            f"{' '.join(ALL_SUFFIXES)}; "
+            f"or give the format, one of {', '.join(FORMATS)} (--format)"
+        )
+    return found
 
 
 def is_remote(name: str) -> bool:

@@ -31,7 +31,8 @@ SIGNATURES = (
     (b"\x1a\x45\xdf\xa3", "webm"),
 )
 RIFF = {b"WEBP": "webp", b"AVI ": "avi"}
-BRANDS = {b"avif": "avif", b"heic": "heic", b"qt  ": "mov"}
+BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"mif1": "heif"}
+BRANDS |= {b"qt  ": "mov"}
 
 
 class LeftOutError(Exception):

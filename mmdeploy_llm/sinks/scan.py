@@ -26,6 +26,7 @@ from .ours import REST_BYTES, check_overwritten, foreign, is_torn
 
 Mode = Literal["new", "overwrite", "resume"]
 PlaceOf = Callable[[Record], int | None]
+DROPPED = -1  # the place of a record that is removed from the output
 PART_BITS = 40  # a position in an output of parts: number of the part, then the place in it
 
 
@@ -169,8 +170,8 @@ def scan_entries(
 ) -> Kept:
     """Returns what a run keeps of the entries of an output.
 
-    Marks for removal the records of this input's items that are to be retried, and all records of
-    an item but the last.
+    Marks for removal the records with the place DROPPED, those of this input's items that are to be
+    retried, and all records of an item but the last.
     """
     found = _Scan(place_of, retried, {})
     found.read(entries())
@@ -218,7 +219,7 @@ class _Scan:
         key, place = record.key, self._place_of(record)
         if not self._met.add(key):
             self.repeated[key] = begin
-        is_left = place is not None and self._retried.takes(record)
+        is_left = place is not None and (place == DROPPED or self._retried.takes(record))
         if is_left or self._last.get(key, begin) != begin:
             self._drops.append((begin, entry.end))
             self._num_dropped += entry.end - begin

@@ -16,6 +16,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from .arrays import array_size, array_to_rgb
 from .files import (
     FORMATS,
+    HEAD,
     DecodedImage,
     ImageHeader,
     Wanted,
@@ -25,6 +26,7 @@ from .files import (
     oriented,
     peek_file,
     reading,
+    sniff,
 )
 from .isolated import decode_apart, peek_apart
 from .modes import to_rgb
@@ -37,7 +39,7 @@ NUM_LOCKS = 64
 
 class ImageDecoder:
     """Opens and decodes images; safe for use from several threads. Files are decoded in worker
-    processes when `limits.isolation` is "process".
+    processes when `limits.isolation` is "process", HEIF files always.
 
     workers: the pool of these processes; None: a pool of its own.
     """
@@ -57,7 +59,7 @@ class ImageDecoder:
         one over a limit, and UnsupportedMediaError for another form or format.
         """
         if isinstance(source, (bytes, bytearray, memoryview)):
-            if limits.isolation == "process":
+            if is_apart(source, limits):
                 return decode_apart(bytes(source), limits, wanted, self._workers)
             return decode_file(bytes(source), limits, wanted)
         image = self._loaded(source, limits)
@@ -79,7 +81,7 @@ class ImageDecoder:
         """Reads the size of the image from its header. Raises as `decode` for what a header
         shows."""
         if isinstance(source, (bytes, bytearray, memoryview)):
-            if limits.isolation == "process":
+            if is_apart(source, limits):
                 return peek_apart(bytes(source), limits, self._workers)
             return peek_file(bytes(source), limits)
         if not isinstance(source, Image.Image):
@@ -93,8 +95,9 @@ class ImageDecoder:
 
     def max_seconds(self, limits: MediaLimits) -> float:
         """Returns the seconds after which a call counts as hanging."""
-        is_apart = limits.isolation == "process"
-        return self._workers.max_seconds(limits) if is_apart else limits.decode_timeout
+        if limits.isolation == "process":
+            return self._workers.max_seconds(limits)
+        return limits.decode_timeout
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -118,6 +121,11 @@ class ImageDecoder:
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]
+
+
+def is_apart(source: bytes | bytearray | memoryview, limits: MediaLimits) -> bool:
+    """Returns whether a file is decoded in a worker process: HEIF always."""
+    return limits.isolation == "process" or sniff(bytes(source[:HEAD])) == "HEIF"
 
 
 def _pixel_digest(image: Image.Image) -> str:

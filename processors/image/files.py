@@ -30,6 +30,7 @@ from PIL import (
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 
+from .heif import OWN_ORIENTATION, is_installed, open_heif, sniff_boxes
 from .modes import to_rgb
 from .orientation import SIDEWAYS, stored_orientation, upright
 from .png import SIGNATURE, ExactPng, metadata_first
@@ -55,7 +56,8 @@ Wanted = Callable[[int, int], tuple[int, int]]
 
 
 def _openers() -> Mapping[str, Opener]:
-    """Returns format -> Pillow class; AVIF only if this Pillow was built with it."""
+    """Returns format -> Pillow class; AVIF only if this Pillow was built with it, HEIF only if
+    pillow-heif is installed."""
     openers: dict[str, Opener] = {
         "PNG": ExactPng,
         "JPEG": QuietJpeg,
@@ -66,9 +68,12 @@ def _openers() -> Mapping[str, Opener]:
     }
     if features.check("avif"):
         openers["AVIF"] = importlib.import_module("PIL.AvifImagePlugin").AvifImageFile
+    if is_installed():
+        openers["HEIF"] = open_heif
     return MappingProxyType(openers)
 
 
+HEAD = 64  # bytes that identify the format
 OPENERS = _openers()
 FORMATS = tuple(OPENERS)
 
@@ -101,7 +106,7 @@ class DecodedImage:
 
 
 def sniff(head: bytes) -> str | None:
-    """Returns the format that the first 16 bytes announce, None for one that is not accepted."""
+    """Returns the format that the first HEAD bytes announce, None for an unknown one."""
     signatures = {
         "PNG": head.startswith(SIGNATURE),
         "JPEG": head.startswith(b"\xff\xd8\xff"),
@@ -109,9 +114,8 @@ def sniff(head: bytes) -> str | None:
         "GIF": head.startswith((b"GIF87a", b"GIF89a")),
         "BMP": head.startswith(b"BM"),
         "TIFF": head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
-        "AVIF": head[4:12] in (b"ftypavif", b"ftypavis"),
     }
-    return next((name for name, fits in signatures.items() if fits), None)
+    return next((name for name, fits in signatures.items() if fits), None) or sniff_boxes(head)
 
 
 def peek_file(blob: bytes, limits: MediaLimits) -> ImageHeader:
@@ -131,6 +135,7 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> Deco
         shrink_on_load(opened, oriented(least, orientation))
     with reading(opened):
         opened.load()
+        check_pixels(opened.size, limits)  # some containers say another size than their images
         image = upright(to_rgb(opened), file_orientation(opened))
     return DecodedImage(image=image, digest=digest_of(b"encoded", blob), draft_of=draft_of)
 
@@ -138,18 +143,24 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> Deco
 def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
     """Opens an image and checks its size against the limits; decodes no pixels."""
     check_bytes(blob, "image", limits)
-    name = sniff(blob[:16])
+    name = sniff(blob[:HEAD])
     if name is None or name not in OPENERS:
-        found = (
-            f"this Pillow cannot read {name}" if name else "its first bytes match no image format"
-        )
-        raise UnsupportedMediaError(f"{found}; convert it to one of {', '.join(FORMATS)}")
+        raise UnsupportedMediaError(f"{_unread(name)}; convert it to one of {', '.join(FORMATS)}")
     try:
         image = OPENERS[name](io.BytesIO(blob))
+    except RequestError:
+        raise
     except Exception as error:  # codecs raise anything for broken data
         raise _unreadable(name, error) from None
     check_pixels(image.size, limits)
     return image
+
+
+def _unread(name: str | None) -> str:
+    """Says why a format cannot be read."""
+    if name == "HEIF":
+        return 'HEIF images are read by pillow-heif (pip install "mmdeploy-llm[heif]")'
+    return f"this Pillow cannot read {name}" if name else "its first bytes match no image format"
 
 
 def check_bytes(blob: bytes, kind: str, limits: MediaLimits) -> None:
@@ -160,9 +171,12 @@ def check_bytes(blob: bytes, kind: str, limits: MediaLimits) -> None:
 
 
 def file_orientation(opened: ImageFile.ImageFile) -> int:
-    """Returns the orientation still to apply; Pillow rotates TIFF images itself."""
-    is_turned = isinstance(opened, TiffImagePlugin.TiffImageFile)
-    return 1 if is_turned else stored_orientation(opened.info)
+    """Returns the orientation still to apply; Pillow rotates TIFF images itself, and a HEIF
+    container may have rotated the image."""
+    if isinstance(opened, TiffImagePlugin.TiffImageFile):
+        return 1
+    own = opened.info.get(OWN_ORIENTATION)
+    return stored_orientation(opened.info) if own is None else int(own)
 
 
 def oriented(size: tuple[int, int], orientation: int) -> tuple[int, int]:

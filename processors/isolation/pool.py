@@ -25,6 +25,7 @@ from .wire import PeerGoneError, receive, send
 
 START_TIMEOUT = 60.0  # extra seconds for the first answer, which includes the process start
 MAX_REPLY = 2**31  # bytes of one array
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
@@ -43,8 +44,9 @@ class _Worker:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        # A terminal sends Ctrl-C to all processes; the worker inherits that it is blocked.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Ctrl-C and the end of a job reach all processes; the worker inherits that they are
+        # blocked, and ends with its socket.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
         try:
             with theirs:
                 self._process = subprocess.Popen(

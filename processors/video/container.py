@@ -73,7 +73,8 @@ def sniff(head: bytes) -> str | None:
         "asf": head.startswith(b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
         "ogg": head.startswith(b"OggS"),
         "mpeg": head.startswith(b"\x00\x00\x01\xba"),
-        "mpegts": head[:1] == b"\x47" and head[188:189] == b"\x47",
+        # M2TS, of cameras and discs, has 4 bytes before each packet of 188.
+        "mpegts": b"\x47" == head[:1] == head[188:189] or b"\x47" == head[4:5] == head[196:197],
     }
     return next((name for name, fits in signatures.items() if fits), None)
 

@@ -18,9 +18,9 @@ from . import animation
 from .animation import Animation
 from .timeline import OpenVideo
 
-HEAD = 192  # bytes that identify the format
+HEAD = 200  # bytes that identify the format
 ACCEPTED = "MP4, MOV, MKV, WebM, AVI, MPEG, FLV, WMV, GIF, animated WebP or PNG"
-STILL_IMAGES = ("JPEG", "BMP", "TIFF")
+STILL_IMAGES = ("AVIF", "JPEG", "BMP", "HEIF", "TIFF")
 
 
 def open_file(blob: bytes, limits: MediaLimits) -> OpenVideo:

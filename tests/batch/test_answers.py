@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.answers.checker import Checker, TooExpensiveError, read_schema
-from mmdeploy_llm.batch.answers.restarts import Restarting
-from mmdeploy_llm.batch.answers.rounds import Rounds
-from mmdeploy_llm.batch.answers.validated import Validated
+from mmdeploy_llm.answers.checker import Checker, TooExpensiveError, read_schema
+from mmdeploy_llm.answers.restarts import Restarting
+from mmdeploy_llm.answers.rounds import Rounds
+from mmdeploy_llm.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
@@ -195,6 +195,8 @@ def test_a_batch_with_a_poisonous_item_is_complete(jsonl, tmp_path):
 class Checks:
     """Accepts texts that are listed; `seen` has all."""
 
+    name = "the schema"
+
     def __init__(self, *good):
         self.good, self.seen = good, []
 
@@ -222,7 +224,7 @@ def test_an_answer_that_breaks_the_schema_is_asked_again():
     params = SamplingParams(temperature=0, seed=5)
     prompts = [["good"], ["bad", "worse", "good"], ["good"], ["bad", "bad", "worst", "good"]]
     asks = [replace(ask, params=params) for ask in asks_of(*prompts)]
-    found = by_index(Validated(llm, checks, 2).answer_each(asks))
+    found = by_index(Validated(llm, [checks], 2).answer_each(asks))
     assert sorted(found) == [0, 1, 2, 3]
     assert [found[n].output.is_ok for n in range(4)] == [True, True, True, False]
     failed = found[3]
@@ -242,13 +244,13 @@ def test_an_answer_that_breaks_the_schema_is_asked_again():
 def test_what_was_drawn_keeps_its_temperature():
     llm = Scripted()
     params = SamplingParams(temperature=0.3, top_k=7)
-    list(Validated(llm, Checks(), 1).answer_each([Ask(prompt=["a", "b"], params=params)]))
+    list(Validated(llm, [Checks()], 1).answer_each([Ask(prompt=["a", "b"], params=params)]))
     assert [(each.temperature, each.top_k) for each in llm.asked] == [(0.3, 7)] * 2
 
 
 def test_a_check_that_takes_too_long_is_not_repeated():
     llm = Scripted()
-    (answer,) = Validated(llm, Checks(), 3).answer_each(asks_of(["expensive", "x"]))
+    (answer,) = Validated(llm, [Checks()], 3).answer_each(asks_of(["expensive", "x"]))
     assert answer.output.error_msg == "the answer breaks the schema: the check took more than 5 s"
     assert len(llm.asked) == 1
 
@@ -274,7 +276,7 @@ def test_items_that_failed_are_not_checked():
                 yield Answer(ask=ask, output=output(message="no", code=500), error=error)
 
     checks = Checks()
-    (answer,) = Validated(Failing(), checks, 3).answer_each(asks_of("a"))
+    (answer,) = Validated(Failing(), [checks], 3).answer_each(asks_of("a"))
     assert (answer.output.error_msg, checks.seen) == ("no", [])
 
 

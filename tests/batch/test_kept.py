@@ -5,9 +5,10 @@ import os
 
 import pytest
 
-from mmdeploy_llm.batch.inputs import REPORT_SCRIPT, find_media
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.walk import REPORT_SCRIPT
 from mmdeploy_llm.records.files import OutputLostError
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.report import page as report_module
@@ -250,4 +251,4 @@ def test_the_pictures_of_a_report_in_the_input_are_no_input(tmp_path):
         path.touch()
     (tmp_path / "page_files/cards-001.js").touch()
     found = find_media([str(tmp_path)], is_recursive=True)
-    assert [os.path.basename(name) for name in found] == ["1.png", "2.png"]
+    assert [os.path.basename(file.path) for file in found.files] == ["1.png", "2.png"]

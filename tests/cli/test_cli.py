@@ -270,7 +270,7 @@ class TestCaption:
             (["caption", "pics", "--model", "unknown"], "no plugin serves"),
             (["caption", "pics", "--engine", "nonsense"], "NAME=VALUE"),
             (["caption", "pics", "--engine", "max_model_length=3"], "did you mean 'max_model_len'"),
-            (["caption", "pics", "--output", "pics"], "is a folder"),
+            (["caption", "pics", "--output", "pics", "--format", "jsonl"], "is a folder"),
             (["caption", "pics", "--output", "pics/a.png/x.jsonl"], "pics/a.png"),
         ],
     )
@@ -328,10 +328,7 @@ class TestBatch:
     def test_a_folder_is_asked_about_file_by_file(self, run, made, pictures, tmp_path):
         result = run("batch", "pics", "-o", "out.jsonl", "--prompt", "Which?", "--thinking")
         assert result.exit_code == 0, result.output
-        assert [record["id"] for record in lines(tmp_path / "out.jsonl")] == [
-            "pics/a.png",
-            "pics/b.png",
-        ]
+        assert [record["id"] for record in lines(tmp_path / "out.jsonl")] == ["a.png", "b.png"]
         assert made[0].prompts[0]["messages"][0]["content"][1]["text"] == "Which?"
         assert made[0].prompts[0]["chat_template_kwargs"] == {"enable_thinking": True}
 

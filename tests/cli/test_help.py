@@ -57,6 +57,7 @@ def test_the_usual_options_stand_on_one_line_each_and_all_in_help_all(command):
 
 def test_options_are_listed_by_theme():
     text = shown("caption", "--help")
+    assert "Options:" not in text, "give the group a title"
     titles = [line for line in text if line.endswith(":") and not line.startswith(" ")]
     assert len(titles) == len(set(titles)) > 6
     for title, option in (

@@ -419,7 +419,7 @@ def test_limits_hold_for_every_form(encode, noise):
 # Faults
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sorted({*FORMATS} - {"HEIF"}))  # of HEIF: test_heif.py
 def test_truncated_and_damaged_files_are_media_errors(format, encode, noise):
     blob = encode(noise(64, 48), format)
     for cut in (0, 1, 12, 40, len(blob) // 2):

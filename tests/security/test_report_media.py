@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
 BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ("batch", "records", "report", "sinks")]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
-    "mmdeploy_llm/batch/answers/checker.py": "the schema that the program names",
+    "mmdeploy_llm/answers/checker.py": "the schema that the program names",
     "mmdeploy_llm/report/page.py": "the page that the program names",
     "mmdeploy_llm/sinks/media.py": "media of an item that has been answered",
     "mmdeploy_llm/sinks/part_writer.py": "parts of the output",

@@ -1,6 +1,7 @@
 """Ctrl-C in the program and in Python, once and twice, at any moment: no traceback, no process left
 over. The children are real, and are interrupted as a terminal does it, all processes at once."""
 
+import json
 import os
 import random
 import signal
@@ -31,9 +32,10 @@ COMMANDS = {
 }
 
 
-def interrupted(code, arguments, folder, *pauses):
-    """Starts Python, waits until it is ready, and sends Ctrl-C after each pause. Returns its exit
-    code and what it wrote to stderr; checks that none of its processes is left."""
+def interrupted(code, arguments, folder, *pauses, number=signal.SIGINT, is_group=True):
+    """Starts Python, waits until it is ready, and sends Ctrl-C, or another signal, after each
+    pause. Returns its exit code and what it wrote to stderr; checks that none of its processes is
+    left. is_group: the signal reaches all its processes, as that of a terminal does."""
     child = subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         cwd=folder,
@@ -48,7 +50,7 @@ def interrupted(code, arguments, folder, *pauses):
     for pause in (0.05 + pauses[0], *pauses[1:]):
         time.sleep(pause)
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGINT)
+            (os.killpg if is_group else os.kill)(child.pid, number)
     _, stderr = child.communicate(timeout=60)
     for _ in range(100):  # a process that was just started notices a little later
         left = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True).stdout
@@ -72,6 +74,55 @@ def test_two_interrupts_end_a_command(command, tmp_path):
         code, stderr = interrupted(PROGRAM, COMMANDS[command], tmp_path, *pauses)
         assert code == 130, stderr
         assert not any(word in stderr for word in ("Traceback", "ignored", "Error")), stderr
+
+
+ENDS = {signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("is_group", [True, False])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("tensor_parallel_size=2",), marks=pytest.mark.long)]
+)
+def test_the_end_of_a_job_ends_like_an_interrupt(number, is_group, options, tmp_path):
+    """The output is closed, the summary and the report are written, and no rank is left."""
+    (tmp_path / "in.jsonl").write_text(LINE.replace("500", "20") * 5000)
+    words = ["batch", "in.jsonl", "-o", "out.jsonl", "--report", "out.html", "--num-threads", "1"]
+    words += [word for option in options for word in ("--engine", option)]
+    waits = 25 if options else 8
+    code, stderr = interrupted(PROGRAM, words, tmp_path, waits, number=number, is_group=is_group)
+    assert code == ENDS[number], stderr
+    assert "the same command with --resume does them" in stderr
+    assert not any(word in stderr for word in ("Traceback", "ignored", "Error")), stderr
+    assert (tmp_path / "out.html").exists()
+    assert json.loads((tmp_path / "out.jsonl.state.json").read_text())["ending"] == "interrupted"
+    assert '"error_code": 500' not in (tmp_path / "out.jsonl").read_text()
+
+
+def test_a_second_signal_ends_at_once_and_one_that_is_ignored_stays_so(monkeypatch):
+    ended = []
+    monkeypatch.setattr(interrupts, "end_now", ended.append)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does it
+    try:
+        own = interrupts.Interrupts().__enter__()
+        assert interrupts.interrupted_code() == 130
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with pytest.raises(interrupts.Terminated):
+            signal.raise_signal(signal.SIGTERM)
+        assert (interrupts.interrupted_code(), ended) == (143, [])
+        with pytest.raises(interrupts.Terminated):
+            signal.raise_signal(signal.SIGTERM)
+        assert ended == [143]
+        own.forget()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert (interrupts.interrupted_code(), ended) == (130, [143])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = sys.__unraisablehook__
 
 
 LIBRARY = """
@@ -108,7 +159,7 @@ def test_in_python_the_interrupt_is_the_callers(options, tmp_path):
 def test_while_torch_is_imported_the_process_ends_at_once(monkeypatch, module, is_unfinished):
     """An exception that passes through the C++ code of an import aborts the process."""
     ended = []
-    monkeypatch.setattr(interrupts, "end_now", lambda: ended.append(130))
+    monkeypatch.setattr(interrupts, "end_now", ended.append)
     monkeypatch.setattr(torch.__spec__, "_initializing", is_unfinished, raising=False)
     handle = interrupts.Interrupts()._handle
     names = {"__name__": module, "handle": handle, "sys": sys}

@@ -1,6 +1,9 @@
 """Several questions about one picture, asked at once: it is encoded once, its tokens are computed
 once, and the answers are those of the questions asked alone. By counts, for each kind of cache."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -71,3 +74,32 @@ def test_a_picture_is_encoded_and_computed_once(tiny_folder, family):
             assert alike > output.num_input_image_tokens
             assert output.num_cached_tokens > alike - 2 * BLOCK
             assert output.num_cached_tokens > first.num_cached_tokens
+
+
+def test_a_batch_asks_several_questions(tmp_path):
+    """The bundled model, on two pictures of the examples and one that cannot be read."""
+    images = Path(__file__).parents[2] / "examples" / "images"
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in ("picture-1.png", "picture-2.jpg", "truncated-on-purpose.jpg"):
+        shutil.copy(images / name, folder)
+    asked = {"caption": "Describe the image.", "count": "How many shapes are there?"}
+    with LLM("shapes-vl", quiet=True, block_size=16) as llm:
+        summary = llm.run_batch(
+            folder,
+            tmp_path / "out.jsonl",
+            ask=asked,
+            system="Answer briefly.",
+            sampling_params=SamplingParams(temperature=0, max_tokens=60),
+            chat_template_kwargs={"enable_thinking": False},
+            use_tqdm=False,
+        )
+    bad, *good = sorted(summary.records(), key=lambda record: record.is_ok)
+    assert summary.run.answers == {"caption": 2, "count": 2}
+    for record in good:
+        assert list(record.answers) == ["caption", "count"]
+        assert record.text == record.answers["caption"] != record.answers["count"]
+        assert record.num_cached_tokens > record.num_image_tokens / 2
+    assert bad.error_code == 400
+    assert "question 'caption'" in bad.error_msg
+    assert "question 'count'" in bad.error_msg

@@ -12,12 +12,12 @@ from typing import Any, TypedDict
 from mmdeploy_llm.datasets.folders import METADATA
 from mmdeploy_llm.datasets.names import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_media_name, is_video_name
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.signatures import HEAD, format_of
+from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.template import MAX_NAME, Template, shown
 
 IMAGE_NAMES = frozenset(("image", "images", *(name[1:] for name in IMAGE_SUFFIXES)))
 VIDEO_NAMES = frozenset(("video", "videos", *(name[1:] for name in VIDEO_SUFFIXES)))
-IMAGE_MARKS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-VIDEO_MARKS = (b"\x1a\x45\xdf\xa3", b"\0\0\x01\xba", b"\0\0\x01\xb3")
 
 
 class ColumnArguments(TypedDict, total=False):
@@ -77,10 +77,10 @@ class Column:
 
 
 def check_columns(
-    columns: Sequence[str], options: ColumnOptions, template: Template | None
+    columns: Sequence[str], options: ColumnOptions, templates: Iterable[Template]
 ) -> None:
     """Raises ConfigError for a column that a table does not have."""
-    wanted = (*options.names, *(template.names if template is not None else ()))
+    wanted = (*options.names, *(name for own in templates for name in own.names))
     for name in wanted:
         if name not in columns:
             raise ConfigError(f"there is no column {name!r}; the columns are {shown(columns)}")
@@ -152,9 +152,5 @@ def _kind(name: str, value: Any) -> str | None:
 
 def _kind_of_bytes(data: bytes) -> str | None:
     """Returns the kind of a media file by its first bytes."""
-    if data.startswith(VIDEO_MARKS) or (data[:4] == b"RIFF" and data[8:12] == b"AVI "):
-        return "video"
-    if data[4:8] == b"ftyp":
-        return "image" if data[8:12] in (b"avif", b"avis") else "video"
-    is_image = data.startswith(IMAGE_MARKS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
-    return "image" if is_image else None
+    found = format_of(data[:HEAD])
+    return found.kind if found is not None and found.kind in MEDIA_KINDS else None

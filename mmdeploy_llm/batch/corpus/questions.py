@@ -13,6 +13,7 @@ from mmdeploy_llm.batch.items import KNOWN_KEYS, ItemReader
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row, Rows
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.template import Template, shown, text_of
 
@@ -45,7 +46,8 @@ NUM_LOOKED_AT = 8  # first rows, to find the column of the media
 class QuestionReader:
     """Builds the items of one corpus.
 
-    question: for all rows, with columns in it; None: the row's own, or a description.
+    question: for all rows, with columns in it; asks: several of them by name. None of both: the
+        row's own, or a description.
     """
 
     def __init__(
@@ -54,18 +56,22 @@ class QuestionReader:
         reader: ItemReader,
         options: ColumnOptions,
         question: str | None = None,
+        asks: Asks = NO_ASKS,
     ) -> None:
-        if question is not None and options.prompt is not None:
+        asks.check(question)
+        if (question is not None or asks.questions) and options.prompt is not None:
+            name = "ask" if asks.questions else "prompt"
             raise ConfigError(
-                "--prompt and --prompt-column (in Python prompt and prompt_column) contradict each "
-                "other; give one of them"
+                f"--{name} and --prompt-column (in Python {name} and prompt_column) contradict "
+                "each other; give one of them"
             )
         self._reader, self._options, self._rows = reader, options, rows
-        self._template = None if question is None else Template(question)
+        texts = asks.questions if question is None else {"": question}
+        self._templates = {name: Template(text) for name, text in texts.items()}
         named = (("image", options.image), ("video", options.video))
         self._media = tuple(Column(kind=kind, name=name) for kind, name in named if name)
         self._is_found = bool(self._media)
-        self._look(question)
+        self._look()
 
     @property
     def about(self) -> str:
@@ -86,9 +92,9 @@ class QuestionReader:
             kind, code = type(error).__name__, error.code
             return BadItem(line=row.line, id=row.key, message=str(error), kind=kind, code=code)
 
-    def _look(self, question: str | None) -> None:
+    def _look(self) -> None:
         """Looks at the first rows, to raise ConfigError for what is wrong with all of them."""
-        is_asked = question is not None or bool(self._options.values())
+        is_asked = bool(self._templates or self._options.values())
         if not (self._rows.is_table or is_asked) or not self._rows.is_repeatable:
             return
         sample = [
@@ -100,12 +106,12 @@ class QuestionReader:
             return
         columns = list(dict.fromkeys(name for values in sample for name in values))
         if self._rows.is_table:
-            check_columns(columns, self._options, self._template)
+            check_columns(columns, self._options, self._templates.values())
             if not self._media:
                 self._media = detect(sample)
-        if question is not None and all(map(self._has_own, sample)):
+        if self._templates and all(map(self._has_own, sample)):
             raise ConfigError(ONE_QUESTION)
-        has_text = self._template is not None or self._options.prompt is not None
+        has_text = bool(self._templates) or self._options.prompt is not None
         has_own = any(map(self._has_own, sample))
         if self._rows.is_table and not (self._media or has_text or has_own):
             raise ConfigError(
@@ -118,7 +124,7 @@ class QuestionReader:
         """Returns whether the row is one of our own lines, with a prompt in it. A `prompt` beside
         an image is a column like others, and so is one that the question names."""
         own = {name for name in CONTENT_KEYS if values.get(name) is not None}
-        is_named = self._template is not None and "prompt" in self._template.names
+        is_named = any("prompt" in own.names for own in self._templates.values())
         if is_named or self._options.prompt == "prompt" or self._media_of(values):
             own.discard("prompt")
         return bool(own)
@@ -134,9 +140,9 @@ class QuestionReader:
             return self._reader.read(row.line, values)
         columns = {name: _carried(values, name) for name in self._options.carried}
         media = self._media_of(values)
-        question = self._question(values, media)
+        asked = self._asked(values, media)
         names: list[str | None] = []
-        if question is None:
+        if asked is None:
             left_out = (*columns, self._options.id, "__key__")
             kept = (name for name in values if name not in left_out or name in KNOWN_KEYS)
             fields = {name: values[name] for name in kept if values[name] is not None}
@@ -145,24 +151,29 @@ class QuestionReader:
             if media and not cells:
                 raise RequestError(f"{_missing(media, values)}; the columns are {shown(values)}")
             names = [cell.name for cell in cells]
-            fields = _asked(values, [cell.part for cell in cells], question)
+            fields = _asked(values, [cell.part for cell in cells], asked)
         return self._reader.read(
             row.line, self._with_id(row, fields), folder=row.folder, names=names, columns=columns
         )
 
-    def _question(self, values: Mapping[str, Any], media: tuple[Column, ...]) -> str | None:
-        """Returns the question about a row; None for one of our own lines."""
-        if self._template is not None:
+    def _asked(
+        self, values: Mapping[str, Any], media: tuple[Column, ...]
+    ) -> Mapping[str, Any] | None:
+        """Returns the questions about a row by name, "" of a single one; None for one of our own
+        lines."""
+        if self._templates:
             if self._has_own(values):
                 raise RequestError(ONE_QUESTION)
-            return self._template.fill(values)
+            return {name: own.fill(values) for name, own in self._templates.items()}
         if self._options.prompt is not None:
-            return text_of(values, self._options.prompt)
+            return {"": text_of(values, self._options.prompt)}
         if not media:
             return None
+        if isinstance(values.get("ask"), Mapping):
+            return dict(values["ask"])
         if isinstance(values.get("prompt"), str):
-            return str(values["prompt"])
-        return VIDEO_QUESTION if media[0].kind == "video" else IMAGE_QUESTION
+            return {"": values["prompt"]}
+        return {"": VIDEO_QUESTION if media[0].kind == "video" else IMAGE_QUESTION}
 
     def _with_id(self, row: Row, fields: dict[str, Any]) -> dict[str, Any]:
         if self._options.id is not None:
@@ -195,16 +206,20 @@ def _cells(column: Column, row: Row) -> Iterator[_Cell]:
             yield _Cell(part={"type": column.kind, column.kind: value}, name=name)
 
 
-def _asked(values: Mapping[str, Any], parts: list[dict[str, Any]], question: str) -> dict[str, Any]:
-    """Returns a row as one of our own lines: one message with its media and the question."""
+def _asked(
+    values: Mapping[str, Any], parts: list[dict[str, Any]], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a row as one of our own lines: one message with its media, and its questions."""
     if left := [name for name in (*CONTENT_KEYS[1:], *MEDIA_KEYS) if values.get(name)]:
         raise RequestError(
             f"the row has {left[0]!r}, and media of its own or a question for all rows; leave one "
             "of them out"
         )
-    content = [*parts, {"type": "text", "text": question}]
     fields = {name: values[name] for name in KEPT if values.get(name) is not None}
-    return {**fields, "messages": [{"role": "user", "content": content}]}
+    if set(asked) == {""}:
+        content = [*parts, {"type": "text", "text": asked[""]}]
+        return {**fields, "messages": [{"role": "user", "content": content}]}
+    return {**fields, "messages": [{"role": "user", "content": parts}], "ask": asked}
 
 
 def _missing(media: tuple[Column, ...], values: Mapping[str, Any]) -> str:

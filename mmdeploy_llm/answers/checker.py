@@ -32,6 +32,8 @@ class Checker:
     """Checks texts by one schema. Raises ConfigError for a schema that is none, and when the
     package jsonschema is missing. Not thread-safe."""
 
+    name = "the schema"
+
     def __init__(self, schema: Any, seconds: float = SECONDS) -> None:
         if find_spec("jsonschema") is None:
             raise ConfigError(

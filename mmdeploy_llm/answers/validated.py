@@ -1,14 +1,16 @@
-"""Validated: answers that keep to a JSON schema, or say how they break it."""
+"""Validated: answers that keep to a JSON schema and other checks, or say how they break them."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmdeploy_llm.errors import OK, InvalidAnswerError
 from mmdeploy_llm.outputs import Completions
+from mmdeploy_llm.telling.teller import Tell, silent
 
 from .checker import TooExpensiveError
 from .rounds import Answerer, Rounds
@@ -23,23 +25,31 @@ SEED_STEP = 1_000_003  # sample i of n uses seed + i
 MAX_SEED = 2**31
 
 
-class Checks(Protocol):
-    """The method of Checker that is needed."""
+class Check(Protocol):
+    """Checks texts. name: of what a text breaks."""
+
+    name: str
 
     def violation(self, text: str) -> str | None:
-        """Returns what is wrong with a text; see Checker."""
+        """Returns what is wrong with a text, None when nothing is. Raises TooExpensiveError."""
 
 
 class Validated:
     """An Answerer that checks the answers of another one, and asks up to `most` times again for an
-    answer that breaks the schema: with another seed, and with RETRY_TEMPERATURE if the answer was
-    greedy. Items that have failed are not checked. Used by one call."""
+    answer that breaks one of the checks: with another seed, and with RETRY_TEMPERATURE if the
+    answer was greedy. Items that have failed are not checked. Used by one call.
 
-    def __init__(self, llm: Answerer, checker: Checks, most: int) -> None:
-        self._llm, self._checker, self._most = llm, checker, most
+    asked_again: counts the answers that are asked again, by the check that they broke.
+    """
+
+    def __init__(
+        self, llm: Answerer, checks: Sequence[Check], most: int, tell: Tell = silent
+    ) -> None:
+        self._llm, self._checks, self._most, self._tell = llm, checks, most, tell
+        self.asked_again = Counter[str]()
 
     def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Yields answers as they finish; one that breaks the schema to the end is an error with its
+        """Yields answers as they finish; one that breaks a check to the end is an error with its
         text."""
         rounds = Rounds(asks)
         while not rounds.is_over:
@@ -49,7 +59,7 @@ class Validated:
                     if found is None:
                         yield answer
                     elif found.can_retry and answer.ask.num_retries < self._most:
-                        rounds.again(_retry(answer.ask))
+                        rounds.again(self._told(_retry(answer.ask), found))
                     else:
                         yield _failed(answer, found)
 
@@ -60,21 +70,39 @@ class Validated:
             return None
         for place, sample in enumerate(answer.output.outputs):
             if sample.is_valid is False:
-                return _Violation(words=sample.error_msg or "", place=place)
-            try:
-                words = self._checker.violation(sample.text.strip())
-            except TooExpensiveError as error:
-                return _Violation(words=str(error), place=place, can_retry=False)
-            if words is not None:
-                return _Violation(words=words, place=place)
+                words = sample.error_msg or ""
+                return _Violation(broken="its constraint", words=words, place=place)
+            found = self._violation_of(sample.text.strip(), place)
+            if found is not None:
+                return found
         return None
+
+    def _violation_of(self, text: str, place: int) -> _Violation | None:
+        for check in self._checks:
+            try:
+                words = check.violation(text)
+            except TooExpensiveError as error:
+                words = str(error)
+                return _Violation(broken=check.name, words=words, place=place, can_retry=False)
+            if words is not None:
+                return _Violation(broken=check.name, words=words, place=place)
+        return None
+
+    def _told(self, ask: Ask, found: _Violation) -> Ask:
+        """Counts and tells that something is asked again."""
+        self.asked_again[found.broken] += 1
+        item_id = getattr(ask.item, "id", None)
+        why = {"check": found.broken, "why": found.words}
+        self._tell("retried", id=item_id, number=ask.num_retries, **why)
+        return ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Violation:
-    """A fault of a sample. place: of the sample. can_retry: whether another answer may be
-    right."""
+    """A fault of a sample. broken: what it breaks. place: of the sample. can_retry: whether
+    another answer may be right."""
 
+    broken: str
     words: str
     place: int
     can_retry: bool = True
@@ -95,7 +123,7 @@ def _retry(ask: Ask) -> Ask:
 def _failed(answer: Answer, found: _Violation) -> Answer:
     count = answer.ask.num_retries
     tried = f", also after {count} retries" if count else ""
-    words = f"the answer breaks the schema{tried}: {found.words}"
+    words = f"the answer breaks {found.broken}{tried}: {found.words}"
     fault: dict[str, Any] = {"error_code": InvalidAnswerError.code, "error_msg": words}
     samples = list(answer.output.outputs)
     samples[found.place] = replace(samples[found.place], finish_reason="error", **fault)

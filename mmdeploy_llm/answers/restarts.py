@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.desk.deaths import again, given_up
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, WorkerDiedError
+from mmdeploy_llm.telling.teller import Tell, silent
 
 from .rounds import Restartable, Rounds
 
@@ -27,8 +28,8 @@ class Restarting:
     """An Answerer that starts the engine of `llm` again up to `most` times in a row. The count
     begins anew when the item that ends the engine is found. Used by one call."""
 
-    def __init__(self, llm: Restartable, most: int) -> None:
-        self._llm, self._most = llm, most
+    def __init__(self, llm: Restartable, most: int, tell: Tell = silent) -> None:
+        self._llm, self._most, self._tell = llm, most, tell
         self._num_restarts = self._num_revived = 0
         self._last: EngineError | None = None
         self._in_flight: dict[Ask, None] = {}  # in the order in which they were asked
@@ -77,6 +78,7 @@ class Restarting:
             return
         self._num_revived += 1
         logger.warning("one of several engines died; it is started again")
+        self._tell("engine_restarted", reason="one of several engines died", num_items=0)
         try:
             self._llm.revive()
         except MMDeployLLMError as error:
@@ -122,5 +124,6 @@ class Restarting:
             self._last,
             num_lost,
         )
+        self._tell("engine_restarted", reason=str(self._last), num_items=num_lost)
         self._llm.restart()
         return True

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdeploy_llm.batch.inputs import find_media
 from mmdeploy_llm.datasets.names import natural_key
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.files import find_media
 
 
 def names(found):
-    return [os.path.basename(path) for path in found]
+    return [os.path.basename(file.path) for file in found.files]
 
 
 def test_a_folder_gives_its_images_in_natural_order(pictures):
@@ -26,7 +26,7 @@ def test_subfolders_only_when_asked(pictures):
 
 def test_links_to_folders_are_not_followed(pictures):
     (pictures / "sub" / "loop").symlink_to(pictures)
-    assert len(find_media([str(pictures)], is_recursive=True)) == 5
+    assert len(find_media([str(pictures)], is_recursive=True).files) == 5
 
 
 def test_a_glob_takes_images_and_folders_it_matches(pictures):
@@ -46,12 +46,8 @@ def test_a_file_with_glob_characters_in_its_name_is_that_file(tmp_path, png):
 
 def test_each_file_once_in_the_order_of_the_arguments(pictures, monkeypatch):
     monkeypatch.chdir(pictures)
-    assert find_media(["./2.png", "1.png", "2.png", "."]) == (
-        "2.png",
-        "1.png",
-        "10.png",
-        "bad.jpg",
-    )
+    found = find_media(["./2.png", "1.png", "2.png", "."])
+    assert [file.path for file in found.files] == ["2.png", "1.png", "10.png", "bad.jpg"]
 
 
 @pytest.mark.parametrize(

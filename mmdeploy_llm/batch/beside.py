@@ -1,0 +1,48 @@
+"""Says where the pictures of a job are, beside which its sidecars are written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.finding.walk import base_path
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.places import Spot
+from mmdeploy_llm.sidecars.run import RunSidecars
+from mmdeploy_llm.sidecars.writer import SpotOf, picture_of
+
+from .file_source import FileSource
+
+if TYPE_CHECKING:
+    from .job import BatchJob
+
+
+def sidecars_of(job: BatchJob) -> RunSidecars:
+    """Returns the sidecars of a job's run."""
+    return RunSidecars(job.settings.sidecars, _spots_of(job), job.sink)
+
+
+def _spots_of(job: BatchJob) -> SpotOf:
+    """Returns what finds the picture of a record: of files, as they were found; of a corpus,
+    beneath its folder; of a program's own dicts, where they say."""
+    source = job.source
+    if isinstance(source, FileSource):
+        return source.spot_of
+    folder = job.folder
+
+    def spot_of(record: Record) -> Spot:
+        if folder is not None and is_url(folder):
+            raise RequestError("its input is at a URL, where no sidecars are written")
+        return Spot.beneath(folder, picture_of(record))
+
+    return spot_of
+
+
+def folder_of(given: Any) -> str | None:
+    """Returns the folder of a corpus or its URL; None for the dicts of a program."""
+    if not isinstance(given, (str, os.PathLike)):
+        return None
+    name = os.fspath(given)
+    return name if is_url(name) else base_path(name)

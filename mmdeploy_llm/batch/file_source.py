@@ -1,0 +1,127 @@
+"""FileSource: the items of a list of images and videos, one for each file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmdeploy_llm.datasets.names import is_url, is_video_name
+from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.finding.files import Found, FoundFile
+from mmdeploy_llm.finding.identity import Ids
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about
+from mmdeploy_llm.records.identity import digest_of, file_state
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Item, Media, Question
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.places import Spot
+
+from .corpus.columns import check_no_columns
+from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION
+from .items import with_system
+from .order import mixed, sizes_of
+
+
+class FileSource:
+    """Builds one item per file: the questions about it. question: None asks for a description,
+    unless `asks` has questions.
+
+    root: the folder that ids are relative to; None where they are the paths themselves, as in
+    outputs of an earlier version.
+    """
+
+    about = ""
+
+    def __init__(
+        self,
+        found: Found,
+        params: SamplingParams,
+        selection: Selection,
+        *,
+        question: str | None = None,
+        asks: Asks = NO_ASKS,
+        template_kwargs: Mapping[str, Any] | None = None,
+        system: str | None = None,
+    ) -> None:
+        for text in (*([] if question is None else [question]), *asks.questions.values()):
+            check_no_columns(text, (file.path for file in found.files))
+        self._found, self._selection = found, selection
+        self._params, self._question, self._asks = params, question, asks
+        self._template_kwargs = dict(template_kwargs or {})
+        self._system = system
+        self.skipped = found.skipped
+        self._sizes = sizes_of(file.path for file in found.files)
+        self.use_root(found.root)
+        self.total: int | None = len(self._files)
+        own = [self._sizes[file.path] for file in self._files.values()]
+        self.mean_size: float | None = sum(own) / max(1, len(own))
+        is_any_video = any(file.kind == "video" for file in self._files.values())
+        self.unit = "file" if is_any_video else "image"
+
+    def use_root(self, root: str | None, known: Mapping[str, str] | None = None) -> None:
+        """Counts the ids from another root, before the items are read. known: ids of an earlier
+        version by the real paths of their files, which have no root."""
+        self.root = root
+        ids = None if root is None else Ids(root)
+        self._files: dict[str, FoundFile] = {}
+        self.ids: dict[str, int] = {}
+        for line, file in enumerate(self._found.files, 1):
+            own = (known or {}).get(file.place.real_path, file.path)
+            own = own if ids is None else ids.of(file.place)
+            self.ids[own] = line
+            if self._selection.takes(line):
+                self._files[own] = file
+
+    def __iter__(self) -> Iterator[Item | BadItem]:
+        """Yields the items, large files among small ones."""
+        for own in mixed({own: self._sizes[file.path] for own, file in self._files.items()}):
+            file = self._files[own]
+            path = file.path
+            is_named = is_video_name(path) == (file.kind == "video")
+            questions = self._questions(file)
+            yield Item(
+                line=self.ids[own],
+                id=own,
+                path=path,
+                prompt=questions[0].prompt,
+                questions=questions if self._asks.questions else (),
+                params=self._params,
+                # Where the name says something else, the record says what the file is.
+                media=() if is_named else (Media(kind=file.kind, name=os.path.abspath(path)),),
+                digest=digest_of(file_state(path)),
+                size=self._sizes[path],
+            )
+
+    def counted(self) -> int | None:
+        """Returns the number of files, which are listed once."""
+        return self.total
+
+    def place_of(self, record: Record) -> int | None:
+        """Returns the position of the record's file in the list; None when not selected."""
+        line = self.ids.get(str(record.id)) if record.path is not None else None
+        return line if line is not None and self._selection.takes(line) else None
+
+    def file_of(self, record: Record) -> str | None:
+        """Returns the path of the record's file; None when it is not in the list."""
+        line = self.ids.get(str(record.id)) if record.path is not None else None
+        return None if line is None else self._found.files[line - 1].path
+
+    def spot_of(self, record: Record) -> Spot:
+        """Returns where the record's file is. Raises RequestError when it is not in the list."""
+        line = self.ids.get(str(record.id)) if record.path is not None else None
+        if line is None:
+            raise RequestError("its file is not one of the input's")
+        place = self._found.files[line - 1].place
+        return Spot(root=place.base, relative=place.relative)
+
+    def _questions(self, file: FoundFile) -> tuple[Question, ...]:
+        """Builds the prompts, with an absolute path where the name would be read as a URL."""
+        kind, path = file.kind, file.path
+        plain = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
+        media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
+        messages = with_system([{"role": "user", "content": [media]}], self._system)
+        prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
+        return questions_about(prompt, self._asks.questions or {"": plain})

@@ -1,0 +1,1 @@
+"""Gives LLM its methods for whole batches."""

@@ -1,0 +1,12 @@
+"""Finds the media of an input, and remembers what it passed over.
+
+find_media(paths, options) --> Found   files     in order, each with its kind and its id
+                                       skipped   what is not read, each with its reason
+  walk.py     folders and globs: names that are left out, links, what is no regular file
+  names.py    names of systems that are left out; the patterns of --exclude
+  signatures.py, kinds.py   what a file is, by its first bytes
+  animations.py  whether an image has several frames
+  identity.py ids of files: their paths beneath the input's root
+  skipped.py  what was passed over, counted and written to a file
+  gone.py     which records are of files that are certainly gone
+"""

@@ -1,0 +1,142 @@
+"""Expands files, folders and globs into the images and videos in them, in natural order."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mmdeploy_llm.datasets.names import is_url, is_video_name
+from mmdeploy_llm.errors import ConfigError
+
+from .identity import common_root
+from .kinds import Media, NotMedia, read_kinds
+from .names import Patterns
+from .skipped import Skip, Skipped
+from .walk import Place, Walker
+
+Animated = Literal["image", "video"]
+MAX_NAMED = 3  # of the inputs that have nothing, in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """An image or a video. kind: what its bytes are."""
+
+    place: Place
+    kind: str
+
+    @property
+    def path(self) -> str:
+        """Its path, as its folder was named."""
+        return os.path.normpath(self.place.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The files that were found. root: the folder that the ids of files are relative to."""
+
+    files: Sequence[FoundFile]
+    skipped: Skipped
+    root: str
+
+
+def find_media(
+    paths: Iterable[str],
+    *,
+    is_recursive: bool = False,
+    exclude: Iterable[str] = (),
+    animated: str = "image",
+) -> Found:
+    """Returns the images and videos that `paths` name, each once: in the order of `paths`, and in
+    natural order within a folder or glob (2.png before 10.png).
+
+    A folder yields its files, and with `is_recursive` those of its subfolders. What a file is, its
+    first bytes say; other files are skipped with a reason. A single file is taken whatever it is;
+    of several, as a shell makes them of a pattern, those that are no media are skipped too.
+    exclude: patterns, see names.Patterns. animated: what images of several frames are.
+    Raises ConfigError when a path does not exist, or when nothing is found.
+    """
+    wanted = tuple(paths)
+    check_animated(animated)
+    skipped, patterns = Skipped(), Patterns(exclude)
+    walker = Walker(skipped, patterns, is_recursive=is_recursive)
+    places: dict[str, Place] = {}
+    ends = []
+    for path in wanted:
+        for place in _expand(path, walker, is_alone=len(wanted) == 1):
+            places.setdefault(place.real_path, place)
+        ends.append(len(places))
+    is_single = len(wanted) == 1 and os.path.exists(wanted[0]) and not os.path.isdir(wanted[0])
+    files = list(_judged([*places.values()], animated, skipped, is_single=is_single))
+    if not files:
+        raise ConfigError(_nothing(wanted, is_recursive, skipped))
+    _note(skipped, wanted, ends, patterns)
+    return Found(files=files, skipped=skipped, root=common_root(wanted))
+
+
+def check_animated(animated: str) -> None:
+    """Raises ConfigError for an unknown choice."""
+    if animated not in get_args(Animated):
+        raise ConfigError(
+            f"animated must be one of {', '.join(get_args(Animated))}, got {animated[:40]!r}"
+        )
+
+
+def _expand(path: str, walker: Walker, *, is_alone: bool) -> Iterator[Place]:
+    if os.path.isdir(path):
+        return walker.folder(path, is_alone=is_alone)
+    if os.path.lexists(path):
+        return walker.file(path, is_alone=is_alone)
+    if is_url(path):
+        raise ConfigError(f"{path[:80]!r} is a URL; give files, folders or globs on this machine")
+    if not glob.has_magic(path):
+        raise ConfigError(f"{path!r} does not exist; give files, folders or globs of images")
+    return walker.glob(path)
+
+
+def _judged(
+    places: Sequence[Place], animated: str, skipped: Skipped, *, is_single: bool
+) -> Iterator[FoundFile]:
+    """Yields the images and videos among the files."""
+    num_animated = 0
+    kinds = read_kinds([place.path for place in places])
+    for place, found in zip(places, kinds, strict=True):
+        if isinstance(found, Media):
+            num_animated += found.is_animated
+            kind = animated if found.is_animated else found.kind
+            yield FoundFile(place=place, kind=kind)
+        elif is_single:
+            yield FoundFile(place=place, kind="video" if is_video_name(place.path) else "image")
+        else:
+            skipped.add(_skip(place.path, found))
+    if num_animated and animated == "image":
+        skipped.notes.append(
+            f"{num_animated} images have several frames, of which the first is used; "
+            "--animated video takes them as videos"
+        )
+
+
+def _skip(path: str, found: NotMedia) -> Skip:
+    return Skip(path=path, label=found.label, reason=found.reason, hint=found.hint)
+
+
+def _note(skipped: Skipped, wanted: Sequence[str], ends: Sequence[int], patterns: Patterns) -> None:
+    """Notes the inputs that name no file, and the patterns that fit nothing."""
+    begins = [0, *ends[:-1]]
+    empty = [path for path, b, e in zip(wanted, begins, ends, strict=True) if b == e]
+    if empty:
+        more = f" and {len(empty) - MAX_NAMED} more" if len(empty) > MAX_NAMED else ""
+        names = ", ".join(map(repr, empty[:MAX_NAMED]))
+        skipped.notes.append(f"no file that another input does not have is in {names}{more}")
+    for pattern in patterns.unused:
+        skipped.notes.append(f"--exclude {pattern!r} fits nothing")
+
+
+def _nothing(wanted: Sequence[str], is_recursive: bool, skipped: Skipped) -> str:
+    names = ", ".join(map(repr, wanted[:MAX_NAMED])) or "an empty list of paths"
+    hint = "" if is_recursive else "; --no-recursive left out subfolders"
+    passed = f" ({skipped.text})" if skipped.text else ""
+    return f"no images or videos in {names}{passed}{hint}"

@@ -1,0 +1,118 @@
+"""Skipped: what the finding of files has passed over, counted for the summary and listed in a file.
+
+A line of the file: {"skipped": path, "kind": label, "reason": why, "exact": the path with Python's
+escapes, when it is not Unicode}. The path of a folder, of which nothing was read, ends in "/".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.files import Folder, open_regular
+from mmdeploy_llm.records.unicode_text import escaped, without_surrogates
+
+MAX_KINDS = 10  # that a sentence names
+_MARK = b'{"skipped": '
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """A file or folder that is not read. label: its kind, which is counted, such as ".svg". hint:
+    what makes it readable."""
+
+    path: str
+    label: str
+    reason: str
+    hint: str = ""
+
+    def to_json(self) -> str:
+        """Returns one line of JSON."""
+        reason = f"{self.reason}; {self.hint}" if self.hint else self.reason
+        path = without_surrogates(self.path)
+        values = {"skipped": path, "kind": without_surrogates(self.label)}
+        values["reason"] = without_surrogates(reason)
+        if path != self.path:
+            values["exact"] = escaped(self.path)
+        return json.dumps(values, ensure_ascii=False)
+
+
+class Skipped:
+    """The files and folders that were passed over, in order. Written by the finding only."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Skip] = {}
+        self.notes: list[str] = []  # sentences about the input for the summary
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Skip]:
+        return iter(self._all.values())
+
+    def add(self, skip: Skip) -> None:
+        """Adds a file or folder, once."""
+        self._all.setdefault(os.path.abspath(skip.path), skip)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of files and folders of each kind."""
+        return Counter(skip.label for skip in self)
+
+    @property
+    def num_folders(self) -> int:
+        """The folders, of which nothing was read."""
+        return sum(skip.path.endswith("/") for skip in self)
+
+    @property
+    def text(self) -> str:
+        """Returns a sentence with the kinds, the most frequent first; "" when there is nothing."""
+        if not self._all:
+            return ""
+        hints = {skip.label: skip.hint for skip in self}
+        counts = self.counts.most_common()
+        # What helps is never among those that are left unnamed.
+        counts.sort(key=lambda each: not hints[each[0]])
+        shown = sorted(counts[:MAX_KINDS], key=lambda each: -each[1])
+        named = [
+            f"{num} {label}" + (f" ({hints[label]})" if hints[label] else "")
+            for label, num in shown
+        ]
+        if rest := counts[MAX_KINDS:]:
+            named.append(f"{sum(num for _, num in rest)} of {len(rest)} other kinds")
+        return f"skipped {self._noun()}: {', '.join(named)}"
+
+    def _noun(self) -> str:
+        num_folders, num = self.num_folders, len(self)
+        words = [_counted(num - num_folders, "file")] if num > num_folders else []
+        words += [_counted(num_folders, "folder")] if num_folders else []
+        return " and ".join(words)
+
+    def check_target(self, path: Path) -> None:
+        """Raises ConfigError when a file of somebody else has the name."""
+        try:
+            with open_regular(path, os.O_RDONLY) as file:
+                head = file.read(len(_MARK)) or b""
+        except FileNotFoundError:
+            return
+        if head and head != _MARK:
+            raise ConfigError(
+                f"{str(path)!r} exists and is no list of skipped files, so it stays as it is; move "
+                "it away or name another file"
+            )
+
+    def write(self, path: Path) -> None:
+        """Writes the file, an empty one when nothing was skipped. Raises ConfigError as
+        `check_target` does."""
+        self.check_target(path)
+        with Folder.open(path.parent) as folder:
+            folder.write(path.name, (f"{skip.to_json()}\n".encode() for skip in self))
+
+
+def _counted(num: int, noun: str) -> str:
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"

@@ -1,0 +1,106 @@
+"""Asks: the questions about each item of a batch, by the names that their answers get.
+
+{"caption": "Describe.", "tags": "List tags."}  -->  "answers": {"caption": ..., "tags": ...}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.records.item import Question
+
+MAX_ASKS = 64
+MAX_SHOWN = 40  # characters of a wrong value
+NAME = re.compile(r"\w[\w.-]{0,63}")
+FORM = '{"caption": "Describe.", "tags": "List tags."}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asks:
+    """Holds the questions about every item, where it is more than one.
+
+    questions: texts by name, with columns in them as in `prompt`; {}: only one question is asked.
+    """
+
+    questions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def given(cls, ask: Any = None) -> Asks:
+        """Reads questions as a program gives them. Raises ConfigError."""
+        try:
+            return cls() if ask is None else cls(questions=MappingProxyType(read_asks(ask)))
+        except RequestError as error:
+            raise ConfigError(str(error)) from None
+
+    def check(self, prompt: str | None) -> None:
+        """Raises ConfigError when there is a question without a name, too."""
+        if prompt is not None and self.questions:
+            raise ConfigError(
+                "--prompt asks one question and --ask several by name (in Python prompt and ask); "
+                "give one of them: --ask NAME=TEXT"
+            )
+
+    def values(self) -> dict[str, Any]:
+        """Returns the questions for a configuration."""
+        return {f"ask.{name}": text for name, text in self.questions.items()}
+
+
+NO_ASKS = Asks()
+
+
+def read_asks(given: Any) -> dict[str, str]:
+    """Returns the questions of an `ask`. Raises RequestError for anything but texts by name."""
+    if not isinstance(given, Mapping) or not given:
+        raise RequestError(f"ask must be an object of questions by name, {FORM}")
+    if len(given) > MAX_ASKS:
+        raise RequestError(f"ask has {len(given)} questions, and {MAX_ASKS} are allowed")
+    for name, text in given.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise RequestError(
+                f"ask has the name {_shown(name)}; a name begins with a letter or digit, and has "
+                "letters, digits and ._- after it, at most 64 in all"
+            )
+        if not isinstance(text, str) or not text.strip():
+            raise RequestError(f"ask {name!r} must be a question, got {_shown(text)}")
+    return dict(given)
+
+
+def questions_about(prompt: Mapping[str, Any], texts: Mapping[str, str]) -> tuple[Question, ...]:
+    """Returns a question for each text, which is the last part of the last message. Raises
+    RequestError for a prompt to which none can be added."""
+    messages = prompt.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, Mapping) or last.get("role") != "user":
+        raise RequestError(
+            "ask adds its questions to 'messages' whose last one is the user's, with the media in "
+            'its content: [{"role": "user", "content": [{"type": "image", "image": ...}]}]'
+        )
+    content = last.get("content")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}] if content else []
+    if content is not None and not isinstance(content, (list, tuple)):
+        raise RequestError(f"'content' must be a text or a list, got {type(content).__name__}")
+    before, parts = list(messages or ())[:-1], list(content or ())
+    return tuple(
+        Question(
+            name=name,
+            prompt={
+                **prompt,
+                "messages": [
+                    *before,
+                    {**last, "content": [*parts, {"type": "text", "text": text}]},
+                ],
+            },
+        )
+        for name, text in texts.items()
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else ""
+    return text[:MAX_SHOWN] if text else type(value).__name__

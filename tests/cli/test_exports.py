@@ -1,0 +1,84 @@
+"""`mmdeploy-llm export`: what it writes and prints, and wrong options."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mmdeploy_llm.cli import app
+from mmdeploy_llm.cli.exports import EXPORT_EPILOG
+from mmdeploy_llm.exporting.formats import FORMATS
+
+ERROR = {"code": 400, "message": "no"}
+
+
+@pytest.fixture
+def captions(tmp_path, monkeypatch):
+    """An output of three items: a caption, an empty one, a failure."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/a.png").write_bytes(b"\x89PNG\r\n\x1a\n and more")
+    rows = [
+        {"id": "a.png", "path": "p/a.png", "text": "A cat.", "error": None},
+        {"id": "b.png", "path": "p/b.png", "text": "", "error": None},
+        {"id": "c.png", "path": "p/c.png", "text": "", "error_code": 400, "error": ERROR},
+    ]
+    path = tmp_path / "captions.jsonl"
+    path.write_text("".join(json.dumps({"error_code": 200, **row}) + "\n" for row in rows))
+    return path
+
+
+def run(*words):
+    done = CliRunner().invoke(app, ["export", *words])
+    return done.exit_code, done.output.splitlines()
+
+
+def test_every_format_is_named_in_the_help():
+    for form in FORMATS:
+        assert f"\n  {form.name} " in EXPORT_EPILOG
+
+
+def test_records_are_counted(captions, tmp_path):
+    code, lines = run("captions.jsonl", "-o", "good.csv", "--outcome", "ok,failed")
+    assert code == 0
+    assert lines == [
+        "3 records in, 2 written, 1 left out",
+        "  1 left out: its outcome is empty",
+        "csv: good.csv",
+    ]
+    assert len((tmp_path / "good.csv").read_text().splitlines()) == 3
+
+
+def test_a_training_set_in_one_command(captions, tmp_path):
+    words = ("captions.jsonl", "-o", "lora", "--format", "kohya", "--trigger", "ohwx")
+    code, lines = run(*words, "--trigger", "cat", "--sidecar", ".caption", "--repeats", "3")
+    assert code == 0
+    assert lines[0] == "3 records in, 1 written, 2 left out"
+    assert (tmp_path / "lora/3_ohwx cat/a.caption").read_text() == "ohwx, cat, A cat.\n"
+    code, _ = run("captions.jsonl", "-o", "p", "--format", "sidecar", "--sidecar-prefix", "> ")
+    assert code == 0
+    assert (tmp_path / "p/a.txt").read_text() == "> A cat.\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-o", "x.xlsx"),
+        ("-o", "x", "--format", "xml"),
+        ("-o", "x.csv", "--outcome", "good"),
+        ("-o", "x.csv", "--trigger", "y"),
+        ("-o", "x.csv", "--repeats", "3"),
+        ("-o", "x", "--format", "kohya", "--on-existing", "append"),
+        ("-o", "x", "--format", "kohya", "--sidecar", ".png"),
+        ("-o", "captions.jsonl", "--overwrite"),
+        ("missing.jsonl", "-o", "x.csv"),
+        ("-o", "s3://bucket/x.csv"),
+        ("-o", "x.csv", "--part-items", "3"),
+    ],
+)
+def test_wrong_options_write_nothing(captions, tmp_path, words):
+    before = captions.read_bytes()
+    code, lines = run("captions.jsonl", *words)
+    assert code == 2, lines
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["captions.jsonl", "p"]
+    assert captions.read_bytes() == before
