@@ -53,12 +53,11 @@ def cost_of_a_photo(llm: LLM, budget: object) -> str | None:
 
 
 def open_answerer(
-    model: str, options: Mapping[str, Any], cluster: str | None, *, is_caption: bool = False
+    model: str, options: Mapping[str, Any], cluster: str | None
 ) -> AbstractContextManager[Answerer]:
-    """Opens the model in this process, or on the Ray cluster with this address. is_caption: says
-    what a photo costs."""
+    """Opens the model in this process, or on the Ray cluster with this address."""
     if cluster is None:
-        return open_captioner(model, options) if is_caption else open_llm(model, options)
+        return open_captioner(model, options)
     from mmdeploy_llm.ray import ClusterLLM
 
     return ClusterLLM(model, address=cluster, **options)

@@ -42,9 +42,7 @@ def run_and_report(
     if page is not None:
         check_page(Path(page))
     try:
-        summary = run_batch(
-            job, lambda: open_answerer(model, options, desk.effort.ray, is_caption=is_caption)
-        )
+        summary = run_batch(job, lambda: open_answerer(model, options, desk.effort.ray))
     except (OutputLostError, OutputWriteError):  # says where the finished items are
         raise
     except Exception:

@@ -38,8 +38,8 @@ from .select import chosen_frames, thinned
 from .timeline import OpenVideo, Timeline, constant_timeline
 
 GROUP = 2  # frames that are merged into one token
-# Of a whole video, in the examples of Qwen3-VL's authors: 16384 x 32 x 32 pixels of all frames, of
-# which two become one. Other families have fewer.
+# Of a whole video, in the examples of one family's authors, which docs/media.md names; the others
+# have fewer.
 AUTO_TOKENS = 8192
 LEAST_STEP = 64  # tokens of a step before a budget takes frames away
 MAX_PREVIEWS = 8
