@@ -17,6 +17,9 @@ from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.duplicates import duplicates_of
+from mmdeploy_llm.finding.options import FindingOptions
+from mmdeploy_llm.finding.resumed import known_again
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
@@ -36,8 +39,6 @@ from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
-from .finding import FindingOptions
-from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
@@ -205,12 +206,12 @@ def plan_source(
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
-    settings.finding.check(settings.mode, source)
+    is_corpus = not isinstance(source, FileSource)
+    settings.finding.check(settings.mode, source.skipped, is_corpus=is_corpus)
     if settings.mode == "resume":
         place_of = source.place_of
         if isinstance(source, FileSource) and sink.exists():
-            settle_ids(source, sink)
-            leftovers = Leftovers(source, is_pruned=settings.finding.prune)
+            leftovers = known_again(source, sink, is_pruned=settings.finding.prune)
             place_of = leftovers.place_of
         kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)
@@ -356,5 +357,13 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
-    run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
-    return run.run(llm)
+    with duplicates_of(job.settings.finding, job.sink, digest) as same:
+        run = BatchRun(
+            job.items,
+            writer,
+            tally=tally,
+            max_failures=most,
+            config_digest=digest,
+            duplicates=same,
+        )
+        return run.run(llm)

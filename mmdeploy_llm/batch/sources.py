@@ -16,6 +16,7 @@ from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
@@ -26,7 +27,6 @@ from mmdeploy_llm.records.record import Record
 from .corpus.columns import ColumnOptions
 from .corpus.questions import QuestionReader
 from .file_source import FileSource
-from .finding import FindingOptions
 from .items import ItemReader
 
 

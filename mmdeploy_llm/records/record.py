@@ -23,6 +23,8 @@ prompt         the first 200 characters of the line's question
 answers        {name: text} of several questions, or the values of a schema; absent otherwise
 columns        {name: value} of the input, those that --columns names
 outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
+content        digest of what the item asks, with the content of its media; with --dedupe only
+same_as        id of the item whose answer this is: it asked the same; no counts and no times then
 item_digest    of the item's input, with size and modification time of its files; resume compares it
 config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
 exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
@@ -47,6 +49,7 @@ OPTIONAL = (
     *("num_video_frames", "video_seconds"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
     *("item_digest", "config_digest", "columns", "answers", "outcome_reason"),
+    *("content", "same_as"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 COUNTS = (
@@ -106,6 +109,8 @@ class Record:
     config_digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
+    same_as: str | int | None = None
 
     def __post_init__(self) -> None:
         if self.outcome is None:

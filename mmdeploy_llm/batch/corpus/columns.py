@@ -18,6 +18,7 @@ from mmdeploy_llm.records.template import MAX_NAME, Template, shown
 
 IMAGE_NAMES = frozenset(("image", "images", *(name[1:] for name in IMAGE_SUFFIXES)))
 VIDEO_NAMES = frozenset(("video", "videos", *(name[1:] for name in VIDEO_SUFFIXES)))
+ALL = "*"  # among the carried columns: all that a record can repeat
 
 
 class ColumnArguments(TypedDict, total=False):
@@ -64,7 +65,8 @@ class ColumnOptions:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are named."""
-        named = (self.image, self.video, self.prompt, self.id, *self.carried)
+        carried = (name for name in self.carried if name != ALL)
+        named = (self.image, self.video, self.prompt, self.id, *carried)
         return tuple(name for name in named if name is not None)
 
 
