@@ -334,10 +334,8 @@ def with_tokens(
     least = options.min_tiles if "min_tiles" in given else min(options.min_tiles, max(most, 2))
     is_split = options.do_image_splitting and most >= max(2, least)
     if "do_image_splitting" in given and options.do_image_splitting and not is_split:
-        least = max(2, least) * options.tokens_of_tile + small * options.use_thumbnail
-        raise too_few(
-            tokens, least, "the tokens of the fewest tiles, since do_image_splitting is on"
-        )
+        why = "the tokens of the fewest tiles, since do_image_splitting is on"
+        raise too_few(tokens, max(2, least) * options.tokens_of_tile + tokens - left, why)
     return replace(
         options,
         do_image_splitting=is_split,
