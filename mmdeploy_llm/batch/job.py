@@ -28,7 +28,7 @@ from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.state import RunState
-from mmdeploy_llm.sidecars.options import SidecarOptions
+from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX, SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
@@ -107,6 +107,11 @@ class BatchSettings:
         for name in ("validate_retries", "engine_restarts"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @property
+    def sidecar(self) -> str:
+        """The suffix of the texts beside files, which questions may name too."""
+        return DEFAULT_SUFFIX if self.sidecars is None else self.sidecars.suffix
 
     def configuration(self) -> Configuration:
         """Returns every setting that decides the answers; the items have digests of their own."""
@@ -190,6 +195,7 @@ def plan_batch(
         root=settings.allowed_media_root,
         finding=settings.finding,
         is_recursive=settings.is_recursive,
+        sidecar=settings.sidecar,
     )
     return replace(_planned(source, sink, settings), folder=folder_of(given))
 

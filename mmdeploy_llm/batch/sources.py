@@ -23,6 +23,7 @@ from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX
 
 from .corpus.columns import ColumnOptions
 from .corpus.questions import QuestionReader
@@ -93,6 +94,7 @@ def open_source(
     root: str | os.PathLike[str] | None = None,
     finding: FindingOptions | None = None,
     is_recursive: bool = True,
+    sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
     """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
     if `is_recursive`, or an iterable of dicts. Raises ConfigError for an input that cannot be
@@ -123,6 +125,7 @@ def open_source(
         template_kwargs=template_kwargs,
         finding=finding,
         system=system,
+        sidecar=sidecar,
     )
 
 
@@ -137,6 +140,7 @@ def open_files(
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,
     system: str | None = None,
+    sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
 
@@ -156,6 +160,7 @@ def open_files(
         asks=asks,
         template_kwargs=template_kwargs,
         system=system,
+        sidecar=sidecar,
     )
 
 

@@ -60,6 +60,7 @@ def caption(
         settings.sampling_params,
         settings.selection,
         is_recursive=settings.is_recursive,
+        sidecar=settings.sidecar,
         finding=settings.finding,
         question=settings.question,
         asks=settings.asks,

@@ -22,7 +22,8 @@ def bad_record(item: BadItem) -> Record:
     """Returns the record of a line that cannot be used."""
     return Record(
         id=item.id,
-        line=item.line,
+        line=None if item.path is not None else item.line,
+        path=item.path,
         finish_reason="error",
         error_code=item.code,
         error_msg=item.message,
