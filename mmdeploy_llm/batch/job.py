@@ -176,13 +176,21 @@ def plan_batch(
 
     Raises ConfigError for an input that does not exist and an output that cannot be written.
     """
-    if isinstance(given, Mapping):
-        raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     sink = _opened_sink(output, settings)
     if isinstance(given, (str, os.PathLike)):
         check_apart(os.fspath(given), sink, settings.telling.log_json)
     sink.check(settings.mode)
-    source = open_source(
+    planned = _planned(source_of(given, settings), sink, settings)
+    return replace(planned, folder=folder_of(given))
+
+
+def source_of(
+    given: str | os.PathLike[str] | Iterable[Mapping[str, Any]], settings: BatchSettings
+) -> Source:
+    """Opens the input of a batch. Raises ConfigError for one that does not exist."""
+    if isinstance(given, Mapping):
+        raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
+    return open_source(
         given,
         settings.sampling_params,
         settings.selection,
@@ -197,7 +205,6 @@ def plan_batch(
         is_recursive=settings.is_recursive,
         sidecar=settings.sidecar,
     )
-    return replace(_planned(source, sink, settings), folder=folder_of(given))
 
 
 def plan_source(

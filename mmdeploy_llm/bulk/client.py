@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from mmdeploy_llm.batch.engine import describe_engine
-from mmdeploy_llm.batch.job import BatchJob, BatchSettings, mode_of, plan_batch, run_batch
+from mmdeploy_llm.batch.job import (
+    BatchJob,
+    BatchSettings,
+    mode_of,
+    plan_batch,
+    run_batch,
+    source_of,
+)
 from mmdeploy_llm.batch.options import BatchOptions, option_settings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.client.arguments import one_params
@@ -19,6 +26,8 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.estimate.estimate import NUM_ITEMS, estimate
+from mmdeploy_llm.estimate.result import Estimate
 from mmdeploy_llm.finding.options import with_reader
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.outcome import Retried
@@ -88,6 +97,34 @@ class BulkClient(EngineClient):
         )
         settings = with_reader(settings, lambda: open_reader(self._config))
         return self._batch(plan_batch(input, output, settings), report)
+
+    def estimate_batch(
+        self,
+        input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+        *,
+        num_items: int = NUM_ITEMS,
+        seed: int = 0,
+        prompt: str | None = None,
+        sampling_params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> Estimate:
+        """Answers `num_items` items of a batch, drawn at random, and returns what all of them will
+        take on this machine, see Estimate. Writes nothing; `print(estimate)` shows it.
+
+        seed: the same one draws the same items. The other arguments are those of run_batch. The
+        items of an iterator are read to its end.
+        """
+        settings = BatchSettings(
+            sampling_params=one_params(sampling_params),
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
+            question=prompt,
+            **option_settings(options),
+            max_media_bytes=self._config.max_media_bytes,
+            allowed_media_root=self._config.allowed_media_root,
+        )
+        source = source_of(input, settings)
+        return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
 
     def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:
         """Runs a batch and writes its report, if one is wanted."""

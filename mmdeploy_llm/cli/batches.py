@@ -17,7 +17,7 @@ from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
 from .jobs import save_job
-from .running import run_and_report
+from .running import run_and_report, show_estimate
 from .shards import shard_names
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def caption(
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
     )
+    if desk.estimate.estimate is not None:
+        return show_estimate(source, settings, desk, options, page)
     job = plan_source(source, output, settings)
     save_job(ctx, desk.job.save_job)
     run_and_report(job, desk, options, page, is_caption=True)
@@ -85,11 +87,13 @@ def batch(
 
     Results are appended to the output as they finish. Sampling options on the command line are
     defaults; a line's own "sampling_params" win."""
-    from mmdeploy_llm.batch.job import plan_batch
+    from mmdeploy_llm.batch.job import plan_batch, source_of
 
     desk, output, page = named(desk, output, None)
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
     settings = batch_settings(ctx, desk, options, **columns.to_settings())
+    if desk.estimate.estimate is not None:
+        return show_estimate(source_of(input, settings), settings, desk, options, page)
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
