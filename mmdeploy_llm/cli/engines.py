@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import typer
+from mmdeploy_llm.budgets.photo import telling_the_cost
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
@@ -25,40 +25,12 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
         yield llm
 
 
-@contextmanager
-def open_captioner(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
-    """Opens the model, and says what a photo costs: the first lever of a captioner."""
-    with open_llm(model, options) as llm:
-        said = cost_of_a_photo(llm, options.get("image_tokens", "full"))
-        if said is not None:
-            typer.echo(said, err=True)
-        yield llm
-
-
-def cost_of_a_photo(llm: LLM, budget: object) -> str | None:
-    """Returns a line with the tokens of a photo; None for a model that takes none. budget: the
-    option image_tokens."""
-    import numpy as np
-
-    from mmdeploy_llm.errors import RequestError
-    from mmdeploy_llm.startup.budgets import PHOTO
-
-    width, height = PHOTO
-    photo = np.broadcast_to(np.uint8(0), (height, width, 3))
-    message = {"role": "user", "content": [{"type": "image", "image": photo}]}
-    try:
-        found = llm.count_tokens({"messages": [message]}).num_input_image_tokens
-    except RequestError:
-        return None
-    return f"12 MP photos become {width}x{height} -> {found:,} tokens (--image-tokens {budget})"
-
-
 def open_answerer(
     model: str, options: Mapping[str, Any], cluster: str | None
 ) -> AbstractContextManager[Answerer]:
     """Opens the model in this process, or on the Ray cluster with this address."""
     if cluster is None:
-        return open_captioner(model, options)
+        return telling_the_cost(open_llm(model, options), options)
     from mmdeploy_llm.ray import ClusterLLM
 
     return ClusterLLM(model, address=cluster, **options)
