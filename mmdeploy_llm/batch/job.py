@@ -14,6 +14,7 @@ from mmdeploy_llm.answers import VALIDATE_RETRIES
 from mmdeploy_llm.answers.checks import open_checks
 from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.answers.rules import TextRules
+from mmdeploy_llm.answers.schemas import AnswerSchema
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
@@ -90,7 +91,7 @@ class BatchSettings:
     journal: str | os.PathLike[str] | None = None
     max_failures: int | None = None
     retried: Retried = ALL_FAILED
-    schema: Mapping[str, Any] | None = None
+    schema: AnswerSchema | None = None
     rules: TextRules = field(default_factory=TextRules)
     validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
@@ -102,6 +103,8 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         self.asks.check(self.question)
+        if self.schema is not None:
+            object.__setattr__(self, "sampling_params", self.schema.guided(self.sampling_params))
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
         for name in ("validate_retries", "engine_restarts"):
@@ -125,7 +128,7 @@ class BatchSettings:
             **self.asks.values(),
             **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
-            **({} if self.schema is None else {"validate": self.schema}),
+            **({} if self.schema is None else self.schema.configuration()),
             **self.rules.values(),
             **self.finding.values(),
         }
@@ -370,6 +373,7 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
+    schema = job.settings.schema
     with duplicates_of(job.settings.finding, job.sink, digest) as same:
         run = BatchRun(
             job.items,
@@ -378,5 +382,6 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
             max_failures=most,
             config_digest=digest,
             duplicates=same,
+            is_json=schema is not None and schema.is_guide,
         )
         return run.run(llm)

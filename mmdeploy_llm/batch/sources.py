@@ -78,7 +78,7 @@ class LineSource:
     def read(self, lines: Lines) -> Iterator[Item | BadItem]:
         """Yields the items of these rows."""
         for row in self._rows.read(lines):
-            yield row if isinstance(row, BadItem) else self._reader.read(row)
+            yield self._reader.read(row)
 
     def sizes(self) -> Mapping[int, int]:
         """Returns none: the bytes of media in rows are not known before they are read."""

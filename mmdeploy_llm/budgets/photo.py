@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
-
 from mmdeploy_llm.errors import RequestError
 
 PHOTO = 4032, 3024  # pixels of a phone's photo, 12 MP
@@ -30,6 +28,8 @@ def telling_the_cost(
 def cost_of_a_photo(llm: Any, budget: object) -> str | None:
     """Returns a line with the tokens of a photo; None for a model that takes none. budget: the
     option image_tokens."""
+    import numpy as np  # the program imports this file before it knows what it is to do
+
     width, height = PHOTO
     photo = np.broadcast_to(np.uint8(0), (height, width, 3))  # one byte of memory
     message = {"role": "user", "content": [{"type": "image", "image": photo}]}
