@@ -13,6 +13,8 @@ from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, ToolCall
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
+# Fields of an output, and of its media, that are summed.
+VIDEOS = (("num_input_video_frames", "num_frames"), ("input_video_seconds", "seconds"))
 FAILURES = {  # of requests that ended for a reason that nobody gave
     "abort": RequestFailure(
         code=ABORTED,
@@ -68,9 +70,7 @@ def num_media_tokens(request: Request) -> dict[str, int]:
 def media_fields(request: Request) -> dict[str, Any]:
     """Returns what an output says about the media of its request."""
     tokens = {f"num_input_{kind}_tokens": request.num_media_tokens(kind) for kind in MEDIA_KINDS}
-    items = [span.item for span in request.media]
-    frames, seconds = sum(one.num_frames for one in items), sum(one.seconds for one in items)
-    return {**tokens, "num_input_video_frames": frames, "input_video_seconds": seconds}
+    return {**tokens, **{n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}}
 
 
 def with_id(call: ToolCall, request_id: str) -> ToolCall:
