@@ -40,7 +40,6 @@ from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
-from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.estimate.estimate import NUM_ITEMS, estimate
 from mmdeploy_llm.estimate.result import Estimate
 from mmdeploy_llm.finding.options import with_reader

@@ -83,7 +83,9 @@ class ShownOptions(Group):
     ] = False
     live: Annotated[
         bool,
-        typer.Option("--live", help="Serve the report on this machine while the run goes on."),
+        typer.Option(
+            "--live", hidden=True, help="Serve the report on this machine while the run goes on."
+        ),
     ] = False
     live_port: Annotated[
         int,

@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Says nothing: the terminal is for the run."""
 
     def _own_hosts(self) -> tuple[str, ...]:
-        port = self.server.server_address[1]
+        port = self.server.server_port  # type: ignore[attr-defined]
         return (f"{HOST}:{port}", f"localhost:{port}")
 
     def _page(self) -> bytes | None:
