@@ -37,6 +37,7 @@ from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .finding import FindingOptions
+from .in_order import InOrder
 from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
@@ -291,6 +292,9 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         writer = sidecars.around(writer)
+        if job.settings.selection.order == "input":
+            ordered = stack.enter_context(InOrder(writer, job.kept.done))
+            writer, job = ordered, replace(job, items=ordered.noted(job.items))
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
             root = job.source.root if isinstance(job.source, FileSource) else None

@@ -6,6 +6,7 @@ All are read lazily; a source backed by files can be iterated again.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
@@ -28,6 +29,10 @@ from .corpus.questions import QuestionReader
 from .file_source import FileSource
 from .finding import FindingOptions
 from .items import ItemReader
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMED = 3  # ids in a message
 
 
 class Source(Protocol):
@@ -59,14 +64,29 @@ class LineSource:
 
     def __init__(self, rows: Rows, reader: QuestionReader, selection: Selection) -> None:
         self._rows, self._reader, self._selection = rows, reader, selection
+        told = [reader.about]
+        if selection.seed is not None:
+            num_rows = _counted(rows)
+            self._selection = selection.over(num_rows)
+            told.append(self._selection.words(num_rows))
         self.total = self.counted()
-        self.about = reader.about
+        self.about = "\n".join(filter(None, told))
         self.skipped = Skipped()
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items of the selected rows."""
+        """Yields the items of the selected rows. Raises ConfigError when none has an id of
+        --only."""
+        left = set(self._selection.only or ())
         for row in self._rows.read(self._selection):
-            yield row if isinstance(row, BadItem) else self._reader.read(row)
+            item = row if isinstance(row, BadItem) else self._reader.read(row)
+            if self._selection.takes_id(item.id):
+                left.discard(str(item.id))
+                yield item
+        if left:
+            names = ", ".join(map(repr, sorted(left)[:MAX_NAMED]))
+            if len(left) == len(self._selection.only or ()):
+                raise ConfigError(f"no item of the input has an id of --only: {names}")
+            logger.warning("--only: no item of the input has %d of the ids: %s", len(left), names)
 
     def counted(self) -> int | None:
         """Counts the selected rows that the input has now."""
@@ -76,7 +96,18 @@ class LineSource:
     def place_of(self, record: Record) -> int | None:
         """Returns the record's line number; None when not selected."""
         is_ours = record.line is not None and self._selection.takes(record.line)
+        is_ours = is_ours and self._selection.takes_id(record.id)
         return record.line if is_ours else None
+
+
+def _counted(rows: Rows) -> int:
+    """Counts rows, by reading them where the format does not say. Raises ConfigError for those that
+    can be read once only."""
+    if rows.num_rows is not None:
+        return rows.num_rows
+    if not rows.is_repeatable:
+        raise ConfigError("random items cannot be drawn of an iterator; give a list or a file")
+    return sum(1 for _ in rows.read(Selection()))
 
 
 def open_source(

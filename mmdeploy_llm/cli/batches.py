@@ -13,6 +13,7 @@ from mmdeploy_llm.command_options.columns import ColumnChoices
 from mmdeploy_llm.command_options.desk import DeskOptions
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.output import Output
+from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
@@ -21,13 +22,14 @@ from .running import run_and_report
 from .shards import shard_names
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
 
 Paths = Annotated[
-    list[str], typer.Argument(metavar="PATH", help="Images, videos, their folders, or globs.")
+    list[str] | None,
+    typer.Argument(metavar="PATH", help="Images, videos, their folders, or globs."),
 ]
 Input = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="INPUT",
         help="A folder of images and videos, or a corpus. Corpora: JSONL, CSV, TSV, Parquet, "
@@ -40,7 +42,7 @@ Input = Annotated[
 @with_groups
 def caption(
     ctx: typer.Context,
-    paths: Paths,
+    paths: Paths = None,
     *,
     desk: DeskOptions,
     output: Output = "captions.jsonl",
@@ -49,32 +51,17 @@ def caption(
 
     Each caption is appended to the JSONL file as soon as it is finished. An image that cannot be
     read gets a line with its error and does not affect the others."""
-    from mmdeploy_llm.batch.job import plan_source
-    from mmdeploy_llm.batch.sources import open_files
-
     desk, output, page = named(desk, output, page_beside(output))
     options = desk.llm_options(ctx)
     settings = batch_settings(ctx, desk, options)
-    source = open_files(
-        paths,
-        settings.sampling_params,
-        settings.selection,
-        is_recursive=settings.is_recursive,
-        finding=settings.finding,
-        question=settings.question,
-        asks=settings.asks,
-        template_kwargs=settings.chat_template_kwargs,
-        system=settings.system,
-    )
-    job = plan_source(source, output, settings)
-    save_job(ctx, desk.job.save_job)
-    run_and_report(job, desk, options, page, is_caption=True)
+    job = plan_files(files_of(desk, *(paths or [])), output, settings)
+    start(ctx, job, desk, options, page, is_caption=True)
 
 
 @with_groups
 def batch(
     ctx: typer.Context,
-    input: Input,
+    input: Input = None,
     *,
     desk: DeskOptions,
     output: Output,
@@ -89,11 +76,61 @@ def batch(
     desk, output, page = named(desk, output, None)
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
     settings = batch_settings(ctx, desk, options, **columns.to_settings())
-    job = plan_batch(input, output, settings)
+    if desk.selection.files_from is not None:
+        if input is not None:
+            raise ConfigError("INPUT and --files-from contradict each other; give one of them")
+        job = plan_files(files_of(desk), output, settings)
+    elif input is None:
+        raise ConfigError("nothing to do: give INPUT, or a list of files with --files-from")
+    else:
+        job = plan_batch(input, output, settings)
+    start(ctx, job, desk, options, page)
+
+
+def files_of(desk: DeskOptions, *paths: str) -> list[str]:
+    """Returns the paths that the command line names and lists. Raises ConfigError for none."""
+    listed = desk.selection.files_from
+    found = [*paths, *([] if listed is None else listed_files(listed))]
+    if not found:
+        raise ConfigError("nothing to caption: give PATHs, or a list of files with --files-from")
+    return found
+
+
+def plan_files(paths: list[str], output: str, settings: BatchSettings) -> BatchJob:
+    """Plans a batch over files, folders and globs. Raises ConfigError as plan_batch does."""
+    from mmdeploy_llm.batch.job import plan_source
+    from mmdeploy_llm.batch.sources import open_files
+
+    if settings.columns.values():
+        raise ConfigError("files have no columns; columns are for a corpus")
+    source = open_files(
+        paths,
+        settings.sampling_params,
+        settings.selection,
+        is_recursive=settings.is_recursive,
+        finding=settings.finding,
+        question=settings.question,
+        asks=settings.asks,
+        template_kwargs=settings.chat_template_kwargs,
+        system=settings.system,
+    )
+    return plan_source(source, output, settings)
+
+
+def start(
+    ctx: typer.Context,
+    job: BatchJob,
+    desk: DeskOptions,
+    options: Mapping[str, Any],
+    page: str | None,
+    *,
+    is_caption: bool = False,
+) -> None:
+    """Tells what a job is about, keeps the command if that is wanted, and runs it."""
     if job.source.about:
         typer.echo(job.source.about, err=True)
     save_job(ctx, desk.job.save_job)
-    run_and_report(job, desk, options, page)
+    run_and_report(job, desk, options, page, is_caption=is_caption)
 
 
 def named(desk: DeskOptions, output: str, page: str | None) -> tuple[DeskOptions, str, str | None]:
