@@ -47,9 +47,9 @@ LAYERS = (
     ("client",),
     ("datasets",),
     ("records",),
-    ("finding",),
     ("sinks", "telling"),
     ("sidecars",),
+    ("finding",),
     ("questions", "answers"),
     ("exporting",),
     ("batch",),
@@ -86,7 +86,8 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
     "mmdeploy_llm_plugins.paddleocr": ("mmdeploy_llm_plugins.ernie",),
     "mmdeploy_llm_plugins.transformers_any": ("mmdeploy_llm_plugins.transformers_media",),
 }
-MAKES_PREVIEWS = ("report", "mmdeploy_llm_processors")
+# They show and compare what the decoders make of media.
+USES_DECODERS = {("report", "mmdeploy_llm_processors"), ("finding", "mmdeploy_llm_processors")}
 USES_THE_KIT = {  # package -> parts of the kit that it runs
     "cli": {"mmdeploy_llm.testing.check"},
 }
@@ -232,7 +233,7 @@ def wrong_order(root: Path) -> list[str]:
             continue
         for item in source.imports:
             package, _, rest = item.module.partition(".")
-            if package in PLUGIN_PACKAGES and (source.part, package) != MAKES_PREVIEWS:
+            if package in PLUGIN_PACKAGES and (source.part, package) not in USES_DECODERS:
                 wrong.append(
                     source.at(item.line, f"imports {item.module}; plugins come by entry point")
                 )

@@ -18,7 +18,8 @@ from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item, Media, Question
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sidecars.places import Spot
+from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX
+from mmdeploy_llm.sidecars.places import IN_QUESTION, Places, Spot, read_sidecar
 
 from .corpus.columns import check_no_columns
 from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION
@@ -28,7 +29,8 @@ from .order import mixed, sizes_of
 
 class FileSource:
     """Builds one item per file: the questions about it. question: None asks for a description,
-    unless `asks` has questions.
+    unless `asks` has questions. sidecar: suffix of the text beside a file, whose content stands for
+    {sidecar} in a question.
 
     root: the folder that ids are relative to; None where they are the paths themselves, as in
     outputs of an earlier version.
@@ -44,6 +46,7 @@ class FileSource:
         asks: Asks = NO_ASKS,
         template_kwargs: Mapping[str, Any] | None = None,
         system: str | None = None,
+        sidecar: str = DEFAULT_SUFFIX,
     ) -> None:
         for text in (*([] if question is None else [question]), *asks.questions.values()):
             check_no_columns(text, (file.path for file in found.files))
@@ -51,7 +54,7 @@ class FileSource:
         self.about = self._selection.words(len(found.files))
         self._params, self._question, self._asks = params, question, asks
         self._template_kwargs = dict(template_kwargs or {})
-        self._system = system
+        self._system, self._sidecar = system, sidecar
         self.skipped = found.skipped
         self._sizes = sizes_of(file.path for file in found.files)
         self.use_root(found.root)
@@ -81,21 +84,27 @@ class FileSource:
         self._check_only()
         for own in self._ordered():
             file = self._files[own]
-            path = file.path
-            is_named = is_video_name(path) == (file.kind == "video")
-            questions = self._questions(file)
-            yield Item(
-                line=self.ids[own],
-                id=own,
-                path=path,
-                prompt=questions[0].prompt,
-                questions=questions if self._asks.questions else (),
-                params=self._params,
-                # Where the name says something else, the record says what the file is.
-                media=() if is_named else (Media(kind=file.kind, name=os.path.abspath(path)),),
-                digest=digest_of(file_state(path)),
-                size=self._sizes[path],
-            )
+            try:
+                yield self._item(own, file)
+            except RequestError as error:  # its sidecar
+                yield BadItem(line=self.ids[own], id=own, path=file.path, message=str(error))
+
+    def _item(self, own: str, file: FoundFile) -> Item:
+        path = file.path
+        is_named = is_video_name(path) == (file.kind == "video")
+        questions = self._questions(file)
+        return Item(
+            line=self.ids[own],
+            id=own,
+            path=path,
+            prompt=questions[0].prompt,
+            questions=questions if self._asks.questions else (),
+            params=self._params,
+            # Where the name says something else, the record says what the file is.
+            media=() if is_named else (Media(kind=file.kind, name=os.path.abspath(path)),),
+            digest=digest_of(file_state(path)),
+            size=self._sizes[path],
+        )
 
     def _ordered(self) -> Iterable[str]:
         if self._selection.order == "input":
@@ -129,8 +138,7 @@ class FileSource:
         line = self.ids.get(str(record.id)) if record.path is not None else None
         if line is None:
             raise RequestError("its file is not one of the input's")
-        place = self._found.files[line - 1].place
-        return Spot(root=place.base, relative=place.relative)
+        return _spot(self._found.files[line - 1])
 
     def _questions(self, file: FoundFile) -> tuple[Question, ...]:
         """Builds the prompts, with an absolute path where the name would be read as a URL."""
@@ -139,4 +147,13 @@ class FileSource:
         media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
         messages = with_system([{"role": "user", "content": [media]}], self._system)
         prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
-        return questions_about(prompt, self._asks.questions or {"": plain})
+        asked = self._asks.questions or {"": plain}
+        if any(map(IN_QUESTION.search, asked.values())):
+            with Places() as places:
+                known = read_sidecar(_spot(file), self._sidecar, places)
+            asked = {name: IN_QUESTION.sub(lambda _: known, text) for name, text in asked.items()}
+        return questions_about(prompt, asked)
+
+
+def _spot(file: FoundFile) -> Spot:
+    return Spot(root=file.place.base, relative=file.place.relative)

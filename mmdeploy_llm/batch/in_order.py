@@ -53,8 +53,9 @@ class InOrder:
 
     def flush(self) -> None:
         """Writes all that is held, in the order of the input."""
-        for key in [key for key in self._expected if key in self._held]:
-            self._writer.write(*self._held.pop(key))
+        for key in [*self._expected, *self._held]:
+            if key in self._held:
+                self._writer.write(*self._held.pop(key))
 
     def check(self) -> None:
         """See RecordSink."""

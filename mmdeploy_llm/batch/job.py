@@ -17,6 +17,9 @@ from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.duplicates import duplicates_of
+from mmdeploy_llm.finding.options import FindingOptions
+from mmdeploy_llm.finding.resumed import known_again
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
@@ -25,7 +28,7 @@ from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.state import RunState
-from mmdeploy_llm.sidecars.options import SidecarOptions
+from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX, SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
@@ -36,9 +39,7 @@ from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
-from .finding import FindingOptions
 from .in_order import InOrder
-from .resumed import Leftovers, settle_ids
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
@@ -107,6 +108,11 @@ class BatchSettings:
         for name in ("validate_retries", "engine_restarts"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @property
+    def sidecar(self) -> str:
+        """The suffix of the texts beside files, which questions may name too."""
+        return DEFAULT_SUFFIX if self.sidecars is None else self.sidecars.suffix
 
     def configuration(self) -> Configuration:
         """Returns every setting that decides the answers; the items have digests of their own."""
@@ -190,6 +196,7 @@ def plan_batch(
         root=settings.allowed_media_root,
         finding=settings.finding,
         is_recursive=settings.is_recursive,
+        sidecar=settings.sidecar,
     )
     return replace(_planned(source, sink, settings), folder=folder_of(given))
 
@@ -206,12 +213,12 @@ def plan_source(
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
-    settings.finding.check(settings.mode, source)
+    is_corpus = not isinstance(source, FileSource)
+    settings.finding.check(settings.mode, source.skipped, is_corpus=is_corpus)
     if settings.mode == "resume":
         place_of = source.place_of
         if isinstance(source, FileSource) and sink.exists():
-            settle_ids(source, sink)
-            leftovers = Leftovers(source, is_pruned=settings.finding.prune)
+            leftovers = known_again(source, sink, is_pruned=settings.finding.prune)
             place_of = leftovers.place_of
         kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)
@@ -360,5 +367,13 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
-    run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
-    return run.run(llm)
+    with duplicates_of(job.settings.finding, job.sink, digest) as same:
+        run = BatchRun(
+            job.items,
+            writer,
+            tally=tally,
+            max_failures=most,
+            config_digest=digest,
+            duplicates=same,
+        )
+        return run.run(llm)

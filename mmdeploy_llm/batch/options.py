@@ -11,13 +11,13 @@ from typing import Any, TypedDict
 from mmdeploy_llm.answers.checker import read_schema
 from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
 from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import ORDERS, Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
 from mmdeploy_llm.telling.teller import TellingOptions
 
 from .corpus.columns import ColumnArguments, ColumnOptions
-from .finding import FindingArguments, FindingOptions
 
 
 class OutputOptions(TypedDict, total=False):

@@ -22,6 +22,7 @@ from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.finding.duplicates import Duplicates
 from mmdeploy_llm.processes import interrupted_later
 from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import DoneItems, IdSet
@@ -48,7 +49,8 @@ class RunCounts:
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
     answers: number of answers to each of several questions, by name.
     asked_again: answers that were asked again, by the check that they broke.
-    num_images: images and videos of finished items.
+    num_images: images and videos of finished items, each that was computed.
+    num_same: items whose answer is another one's, see finding/duplicates.py.
     elapsed: seconds, without loading the model.
     """
 
@@ -58,6 +60,7 @@ class RunCounts:
     answers: Counter[str] = field(default_factory=Counter)
     asked_again: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
+    num_same: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     elapsed: float = 0.0
@@ -138,7 +141,8 @@ class BatchRun:
     """One run over items; used once. Locks its state, because an engine may pull prompts in
     another thread than the one that iterates its answers.
 
-    config_digest: of the configuration, for the records.
+    config_digest: of the configuration, for the records. duplicates: finds items that ask the same;
+    None: each is asked.
     """
 
     def __init__(
@@ -149,8 +153,9 @@ class BatchRun:
         tally: Tally,
         max_failures: int | None = None,
         config_digest: str = "",
+        duplicates: Duplicates | None = None,
     ) -> None:
-        self._items = items
+        self._items, self._duplicates = items, duplicates
         self._gathering = Gathering(config_digest)
         self._writer = writer
         self._tally = tally
@@ -181,16 +186,29 @@ class BatchRun:
             self._tally.clock.begin(key_of(item.id, item.line), size)
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item, num_media=0)
-            else:
+            elif not self._is_same(item):
                 yield from asks_of(item)
             if self._is_over:
                 return
 
+    def _is_same(self, item: Item) -> bool:
+        """Whether another item has or gets the answer; it is written when it is there."""
+        found = self._duplicates is not None and self._duplicates.met(item)
+        if isinstance(found, Record):
+            self._take(found, item, num_media=0)
+        return found is not False
+
     def _collect(self, answer: Answer) -> None:
         """Writes the record of an item that has finished."""
         item, record = item_of(answer.ask), self._gathering.add(answer)
-        if record is not None:
-            self._take(record, item, num_media=1 if item.path else len(item.media))
+        if record is None:
+            return
+        others: list[tuple[Item, Record]] = []
+        if self._duplicates is not None:
+            record, others = self._duplicates.answered(item, record)
+        self._take(record, item, num_media=1 if item.path else len(item.media))
+        for other, copy in others:
+            self._take(copy, other, num_media=0)
 
     def _take(self, record: Record, item: Item | BadItem, num_media: int) -> None:
         # Ctrl-C waits until what is written is counted too.
@@ -251,6 +269,7 @@ class Tally:
             counts.outcomes[str(record.outcome)] += 1
         counts.answers.update(record.answers.keys())
         counts.num_images += num_media
+        counts.num_same += record.same_as is not None
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens
         if record.outcome != "ok":

@@ -17,17 +17,18 @@ from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX
 
 from .corpus.columns import ColumnOptions
 from .corpus.questions import QuestionReader
 from .file_source import FileSource
-from .finding import FindingOptions
 from .items import ItemReader
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ def open_source(
     root: str | os.PathLike[str] | None = None,
     finding: FindingOptions | None = None,
     is_recursive: bool = True,
+    sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
     """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
     if `is_recursive`, or an iterable of dicts. Raises ConfigError for an input that cannot be
@@ -154,6 +156,7 @@ def open_source(
         template_kwargs=template_kwargs,
         finding=finding,
         system=system,
+        sidecar=sidecar,
     )
 
 
@@ -168,6 +171,7 @@ def open_files(
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,
     system: str | None = None,
+    sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
     """Opens files, folders and globs of images and videos.
 
@@ -187,6 +191,7 @@ def open_files(
         asks=asks,
         template_kwargs=template_kwargs,
         system=system,
+        sidecar=sidecar,
     )
 
 

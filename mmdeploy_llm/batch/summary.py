@@ -83,6 +83,8 @@ class BatchSummary:
         sidecars, in sentences."""
         found = [self.skipped.text] if self.skipped.text else []
         found += self.skipped.notes
+        if self.run.num_same:
+            found.append(f"{self.run.num_same} asked the same as another item: answered once")
         if self.num_gone:
             found.append(
                 f"{self.num_gone} records are of files that are gone (--prune removes them)"

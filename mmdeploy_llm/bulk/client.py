@@ -19,6 +19,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.finding.options import with_reader
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.report.page import report_batch
@@ -85,6 +86,7 @@ class BulkClient(EngineClient):
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
+        settings = with_reader(settings, lambda: open_reader(self._config))
         return self._batch(plan_batch(input, output, settings), report)
 
     def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:

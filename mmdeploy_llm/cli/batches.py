@@ -108,6 +108,7 @@ def plan_files(paths: list[str], output: str, settings: BatchSettings) -> BatchJ
         settings.sampling_params,
         settings.selection,
         is_recursive=settings.is_recursive,
+        sidecar=settings.sidecar,
         finding=settings.finding,
         question=settings.question,
         asks=settings.asks,
@@ -153,11 +154,13 @@ def batch_settings(
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
+    from mmdeploy_llm.finding.options import with_reader
+    from mmdeploy_llm.startup.media import open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
         check_cluster(ctx)
-    return BatchSettings(
+    settings = BatchSettings(
         sampling_params=sampling_params(desk.to_sampling()),
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         allowed_media_root=engine.get("allowed_media_root"),
@@ -165,6 +168,7 @@ def batch_settings(
         **desk.to_settings(),
         **more,
     )
+    return with_reader(settings, lambda: open_reader(config))
 
 
 def check_cluster(ctx: typer.Context) -> None:

@@ -46,7 +46,9 @@ class ColumnChoices(Group):
     ] = None
     columns: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Columns that each record repeats, with commas between."),
+        typer.Option(
+            metavar="A,B", help="Columns that each record repeats, with commas; * for all."
+        ),
     ] = None
 
     def to_settings(self) -> dict[str, Any]:

@@ -40,6 +40,14 @@ class FileOptions(Group):
             metavar="FILE", help="List what is not read here, a line each with the reason."
         ),
     ] = None
+    dedupe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bytes|pixels",
+            help="Answer items with files of the same bytes, or images of the same pixels, once, "
+            "and record the answer for each.",
+        ),
+    ] = None
     prune: Annotated[
         bool,
         typer.Option(
@@ -51,9 +59,7 @@ class FileOptions(Group):
 
     def to_settings(self) -> dict[str, Any]:
         """Returns the options of finding. Raises ConfigError for wrong ones."""
-        from mmdeploy_llm.batch.finding import FindingOptions
+        from mmdeploy_llm.finding.options import FindingOptions
 
-        given = {"exclude": self.exclude, "animated": self.animated}
-        return {
-            "finding": FindingOptions.given({**given, "skipped": self.skipped, "prune": self.prune})
-        }
+        names = ("exclude", "animated", "skipped", "dedupe", "prune")
+        return {"finding": FindingOptions.given({name: getattr(self, name) for name in names})}

@@ -44,13 +44,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadItem:
-    """A row that cannot be used. id: None when it is missing, unreadable or a duplicate."""
+    """A row, or a file, that cannot be used. id: None when it is missing, unreadable or a
+    duplicate. path: of a file."""
 
     line: int
     message: str
     id: str | int | None = None
     code: int = RequestError.code
     kind: str = RequestError.__name__
+    path: str | None = None
 
     @property
     def digest(self) -> str:

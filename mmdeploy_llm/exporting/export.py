@@ -15,11 +15,11 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.records.outcome import OUTCOMES
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import Readable
-from mmdeploy_llm.sinks.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.sinks.merged import MergedOutputs, OpenStored
 
 SUPERSEDED = "an older record of an item that has a newer one"

@@ -21,11 +21,11 @@ from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.records.columns import Columns
 from mmdeploy_llm.records.files import Folder
+from mmdeploy_llm.records.media import Blob, LeftOutError
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.unicode_text import replaced
 from mmdeploy_llm.sidecars.places import Spot, sidecar_name
 from mmdeploy_llm.sidecars.writer import NO_ANSWER, Sidecars, picture_of
-from mmdeploy_llm.sinks.media import Blob, LeftOutError
 
 from .export import Export, Exported
 
@@ -134,6 +134,8 @@ class Pictures:
                     return place
             if not self._is_copied:
                 raise LeftOutError(f"it is not beneath {str(self._folder.path)!r}")
+            if not is_media_name(f"x.{blob.suffix}"):
+                raise LeftOutError("it is no image or video")
             name = self._free(wanted, blob)
             with ExitStack() as stack:
                 folder = self._folder

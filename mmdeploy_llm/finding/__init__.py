@@ -9,4 +9,7 @@ find_media(paths, options) --> Found   files     in order, each with its kind an
   identity.py ids of files: their paths beneath the input's root
   skipped.py  what was passed over, counted and written to a file
   gone.py     which records are of files that are certainly gone
+
+options.py holds what callers choose, resumed.py finds the files of an earlier run again,
+contents.py and duplicates.py find items that ask the same.
 """

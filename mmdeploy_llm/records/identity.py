@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
-
 DIGEST_BYTES = 8
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
 MAX_WHOLE_BYTES = 64 * 2**20  # other files up to this size are read whole
-WEIGHTS = (".safetensors", GGUF_SUFFIX)
+WEIGHTS = (".safetensors", ".gguf")
 MODEL_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".ttf", *WEIGHTS))
 
 
@@ -101,6 +99,9 @@ def model_digest(place: Path) -> str:
     """Returns a digest of the files of a model, which is a folder or a GGUF file in one: names,
     sizes and contents; of weights a sample of NUM_SAMPLES pieces for each file, which differ after
     another training. Raises CheckpointError for a folder with several GGUF models."""
+    # Imports torch, which programs that only read records do without.
+    from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
+
     hasher = blake2b(digest_size=DIGEST_BYTES)
     folder = place if place.is_dir() else place.parent
     others = {path.name for path in folder.glob(f"*{GGUF_SUFFIX}")}

@@ -21,6 +21,8 @@ prompt         the first 200 characters of the line's question
 answers        {name: text} of several questions, or the values of a schema; absent otherwise
 columns        {name: value} of the input, those that --columns names
 outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
+content        digest of what the item asks, with the content of its media; with --dedupe only
+same_as        id of the item whose answer this is: it asked the same; no counts and no times then
 item_digest    of the item's input, with size and modification time of its files; resume compares it
 config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
 exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
@@ -47,6 +49,7 @@ NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 OPTIONAL = (
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
     *("item_digest", "config_digest", "columns", "answers", "outcome_reason"),
+    *("content", "same_as"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 LOWEST_LOGPROB = -1e30
@@ -102,6 +105,8 @@ class Record:
     config_digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
+    same_as: str | int | None = None
 
     def __post_init__(self) -> None:
         if self.outcome is None:
@@ -229,7 +234,8 @@ def bad_record(item: BadItem) -> Record:
     """Returns the record of a line that cannot be used."""
     return Record(
         id=item.id,
-        line=item.line,
+        line=None if item.path is not None else item.line,
+        path=item.path,
         finish_reason="error",
         error_code=item.code,
         error_msg=item.message,

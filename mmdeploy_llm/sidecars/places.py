@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder
 
+IN_QUESTION = re.compile(r"(?<!\{)\{sidecar\}(?!\})")  # the text of a sidecar, in a question
 MAX_BYTES = 2**20  # of a sidecar that is read
 
 

@@ -12,9 +12,9 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.media import Blob
 from mmdeploy_llm.records.record import Record
 
-from .media import Blob
 from .scan import Entry
 
 Drops = Sequence[tuple[int, int]]  # ranges of positions in one part

@@ -17,13 +17,13 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.ids import IdSet
+from mmdeploy_llm.records.media import Blob
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 
 from .base import Readable
 from .choose import SUFFIXES, is_remote, open_sink, parts_format
 from .formats import PartReader
-from .media import Blob
 from .parts import FORMATS, PART_NAME
 from .scan import Entry, RecordIndex
 from .shelves import RemoteShelf

@@ -14,12 +14,12 @@ from typing import IO
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import FileState, Folder
+from mmdeploy_llm.records.media import Blob
 from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 
 from .formats import PartFormat, PartReader
-from .media import Blob
 from .ours import foreign
 from .part_writer import PartsWriter
 from .scan import (

@@ -104,3 +104,41 @@ def test_wrong_options_are_told_before_anything_is_loaded(do, pictures):
     with pytest.raises(ConfigError, match="did you mean 'sidecar_prefix'"):
         do("pictures", sidecar_prefi="x")
     assert {*texts(pictures)} == {"notes.txt"}
+
+
+def test_a_text_that_is_there_is_part_of_the_question(do, pictures, fake_llm):
+    for name, text in (("1.txt", "a {draft}\n"), ("2.txt", " "), ("10.txt", "old")):
+        (pictures / name).write_text(text)
+    (pictures / "bad.jpg").unlink()
+    (pictures / "notes.txt").unlink()
+    words = {"on_existing": "overwrite"}
+    asked = "Improve this caption: {sidecar}. {{sidecar}} {1}"
+
+    def run(mode="new"):
+        options = option_settings({"sidecar": ".txt", **words})
+        settings = BatchSettings(mode=mode, question=asked, **options)
+        return run_batch(plan_batch("pictures", "out.jsonl", settings), lambda: fake_llm)
+
+    summary = run()
+    found = {own["messages"][0]["content"][1]["text"] for own in fake_llm.prompts}
+    end = " {{sidecar}} {1}"
+    assert found == {
+        f"Improve this caption: a {{draft}}.{end}",
+        f"Improve this caption: old.{end}",
+    }
+    assert texts(pictures)["1.txt"] == "a caption of 1.png\n"
+    assert summary.failures == {"400 RequestError": 2}
+    messages = {own.path: own.error_msg for own in summary.records() if not own.is_ok}
+    assert messages == {
+        "pictures/2.png": "its sidecar '2.txt' is empty",
+        "pictures/sub/3.PNG": "its sidecar '3.txt' is missing",
+    }
+    (pictures / "2.txt").write_text("now there is one")
+    fake_llm.prompts.clear()
+    assert run("resume").num_failed == 1
+    assert len(fake_llm.prompts) == 1  # what was improved is not improved again
+
+
+def test_another_column_in_a_question_about_files_is_an_error(do, pictures):
+    with pytest.raises(ConfigError, match=r"no column fills \{title\}"):
+        plan_batch("pictures", "out.jsonl", BatchSettings(question="{sidecar} {title}"))

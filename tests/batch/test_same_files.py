@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from mmdeploy_llm.batch.finding import FindingOptions
 from mmdeploy_llm.batch.job import BatchSettings, plan_source, run_batch
 from mmdeploy_llm.batch.sources import open_files
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.ids import Selection

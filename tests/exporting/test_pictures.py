@@ -180,3 +180,13 @@ def test_names_of_formats():
     assert format_of("my-metadata.jsonl").name == "jsonl"
     with pytest.raises(ConfigError, match="repeats"):
         ExportOptions(repeats=0)
+
+
+def test_what_is_no_picture_is_not_copied(photos):
+    (photos / "secret").write_text("not for others")
+    own = written(photos / "c.jsonl", record_at("secret"))
+    for form in ("imagefolder", "kohya"):
+        found = export_records([own], f"new {form}", form)
+        assert found.num_out == 0
+        assert "it is no image or video" in str(found.left_out)
+    assert tree(photos / "new kohya") == []

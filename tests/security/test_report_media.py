@@ -20,11 +20,22 @@ from mmdeploy_llm.startup.media import open_media, open_reader
 
 ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
-BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ("batch", "records", "report", "sinks")]
+ROOMS = (
+    *("answers", "batch", "exporting", "finding", "records", "report", "sidecars", "sinks"),
+    "telling",
+)
+BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ROOMS]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
     "mmdeploy_llm/answers/checker.py": "the schema that the program names",
+    "mmdeploy_llm/exporting/export.py": "the file that the caller names",
+    "mmdeploy_llm/exporting/pictures.py": "the folder that the caller names",
+    "mmdeploy_llm/finding/kinds.py": "first bytes of the files of the input",
+    "mmdeploy_llm/finding/skipped.py": "the list that the caller names",
     "mmdeploy_llm/report/page.py": "the page that the program names",
-    "mmdeploy_llm/sinks/media.py": "media of an item that has been answered",
+    "mmdeploy_llm/sidecars/places.py": "folders of the input, through no link",
+    "mmdeploy_llm/sinks/csv_table.py": "the output that the program names",
+    "mmdeploy_llm/telling/log.py": "the log that the caller names",
+    "mmdeploy_llm/records/media.py": "media of an item that has been answered",
     "mmdeploy_llm/sinks/part_writer.py": "parts of the output",
     "mmdeploy_llm/sinks/parts.py": "parts of the output",
     "mmdeploy_llm/sinks/scan.py": "the output that is continued",

@@ -15,9 +15,11 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.signatures import HEAD, format_of
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.template import MAX_NAME, Template, shown
+from mmdeploy_llm.sidecars.places import IN_QUESTION
 
 IMAGE_NAMES = frozenset(("image", "images", *(name[1:] for name in IMAGE_SUFFIXES)))
 VIDEO_NAMES = frozenset(("video", "videos", *(name[1:] for name in VIDEO_SUFFIXES)))
+ALL = "*"  # among the carried columns: all that a record can repeat
 
 
 class ColumnArguments(TypedDict, total=False):
@@ -64,7 +66,8 @@ class ColumnOptions:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns that are named."""
-        named = (self.image, self.video, self.prompt, self.id, *self.carried)
+        carried = (name for name in self.carried if name != ALL)
+        named = (self.image, self.video, self.prompt, self.id, *carried)
         return tuple(name for name in named if name is not None)
 
 
@@ -88,8 +91,9 @@ def check_columns(
 
 def check_no_columns(question: str, paths: Iterable[str]) -> None:
     """Raises ConfigError for a question about files that names a column: files have none, and it
-    would be asked as it stands. Braces around anything but a name are text."""
-    named = re.findall(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})", question)
+    would be asked as it stands. Braces around anything but a name are text, and {sidecar} stands
+    for the text beside a file."""
+    named = re.findall(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})", IN_QUESTION.sub("", question))
     if not named:
         return
     own = dict.fromkeys(os.path.dirname(path) for path in paths)

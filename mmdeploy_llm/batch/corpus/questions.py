@@ -18,6 +18,7 @@ from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.template import Template, shown, text_of
 
 from .columns import (
+    ALL,
     Column,
     ColumnOptions,
     by_suffix,
@@ -138,8 +139,8 @@ class QuestionReader:
         values = row.values
         if not isinstance(values, Mapping):
             return self._reader.read(row.line, values)
-        columns = {name: _carried(values, name) for name in self._options.carried}
         media = self._media_of(values)
+        columns = {name: _carried(values, name) for name in self._names_carried(values, media)}
         asked = self._asked(values, media)
         names: list[str | None] = []
         if asked is None:
@@ -155,6 +156,18 @@ class QuestionReader:
         return self._reader.read(
             row.line, self._with_id(row, fields), folder=row.folder, names=names, columns=columns
         )
+
+    def _names_carried(self, values: Mapping[str, Any], media: tuple[Column, ...]) -> Iterator[str]:
+        """Yields the columns that the record repeats. ALL are those without media and bytes that
+        are none of our own keys."""
+        for name in self._options.carried:
+            if name != ALL:
+                yield name
+                continue
+            left_out = {*(own.name for own in media), *self._options.carried, *KNOWN_KEYS}
+            yield from (
+                own for own in values if own not in left_out and _is_carried(values[own], own)
+            )
 
     def _asked(
         self, values: Mapping[str, Any], media: tuple[Column, ...]
@@ -231,6 +244,15 @@ def _carried(values: Mapping[str, Any], name: str) -> Any:
     if name not in values:
         raise RequestError(f"the row has no column {name!r}; it has {shown(values)}")
     return _as_json(values[name], name)
+
+
+def _is_carried(value: Any, name: str) -> bool:
+    """Returns whether a record can repeat a value: not bytes, nor anything that holds some."""
+    try:
+        _as_json(value, name)
+    except RequestError:
+        return False
+    return True
 
 
 def _as_json(value: Any, name: str) -> Any:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.files import check_animated
-from mmdeploy_llm.finding.names import Patterns
 from mmdeploy_llm.sinks.scan import Mode
 
-from .file_source import FileSource
+from .contents import Reader, check_dedupe
+from .files import check_animated
+from .names import Patterns
+from .skipped import Skipped
 
 if TYPE_CHECKING:
-    from .sources import Source
+    from mmdeploy_llm.batch.job import BatchSettings
 
 
 class FindingArguments(TypedDict, total=False):
@@ -26,25 +27,32 @@ class FindingArguments(TypedDict, total=False):
     animated: what images of several frames are: "image" (the first frame) or "video".
     skipped: file for the list of what is not read, with the reasons.
     prune: whether records of files that are certainly gone are removed; needs resume.
+    dedupe: "bytes" or "pixels": items that ask the same about files of the same bytes, or images of
+        the same pixels, are answered once, and the answer is recorded for each.
     """
 
     exclude: str | Sequence[str]
     animated: str
     skipped: str | os.PathLike[str] | None
     prune: bool
+    dedupe: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingOptions:
-    """Which files of an input are read; see FindingArguments."""
+    """Which files of an input are read; see FindingArguments. open_reader: returns what reads
+    images within the limits of the engine."""
 
     exclude: tuple[str, ...] = ()
     animated: str = "image"
     skipped: Path | None = None
     prune: bool = False
+    dedupe: str | None = None
+    open_reader: Callable[[], Reader] | None = None
 
     def __post_init__(self) -> None:
         check_animated(self.animated)
+        check_dedupe(self.dedupe)
         Patterns(self.exclude)
 
     @classmethod
@@ -58,15 +66,15 @@ class FindingOptions:
         listed = values.pop("skipped", None)
         return cls(exclude=patterns, skipped=None if listed is None else Path(listed), **values)
 
-    def check(self, mode: Mode, source: Source) -> None:
+    def check(self, mode: Mode, skipped: Skipped, *, is_corpus: bool) -> None:
         """Raises ConfigError for options that would have no effect, and where the list of what is
         skipped cannot be written."""
         if self.prune and mode != "resume":
             raise ConfigError("prune needs resume: a new output has no records to remove")
         if self.skipped is not None:
-            source.skipped.check_target(self.skipped)
+            skipped.check_target(self.skipped)
         is_default = not self.exclude and self.animated == "image" and not self.prune
-        if not is_default and not isinstance(source, FileSource):
+        if not is_default and is_corpus:
             raise ConfigError(
                 "exclude, animated and prune are for folders and files of media; this input is a "
                 "corpus"
@@ -75,3 +83,8 @@ class FindingOptions:
     def values(self) -> dict[str, Any]:
         """Returns what decides answers, where it is not the default."""
         return {} if self.animated == "image" else {"animated": self.animated}
+
+
+def with_reader(settings: BatchSettings, open_reader: Callable[[], Reader]) -> BatchSettings:
+    """Returns the settings with what reads images within the limits of the engine."""
+    return replace(settings, finding=replace(settings.finding, open_reader=open_reader))

@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import os
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from mmdeploy_llm.finding.gone import Gone
-from mmdeploy_llm.finding.identity import real_place
 from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.base import Sink
 from mmdeploy_llm.sinks.scan import DROPPED
 
-from .file_source import FileSource
+from .gone import Gone
+from .identity import real_place
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.file_source import FileSource
 
 MAX_COMPARED = 1000  # records that tell a folder that was moved from another one
+
+
+def known_again(source: FileSource, sink: Sink, *, is_pruned: bool) -> Leftovers:
+    """Gives the files of a resumed run their ids of before; returns the records without a file."""
+    settle_ids(source, sink)
+    return Leftovers(source, is_pruned=is_pruned)
 
 
 def settle_ids(source: FileSource, sink: Sink) -> None:
