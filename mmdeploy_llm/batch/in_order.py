@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Self
 
 from mmdeploy_llm.datasets.rows import BadItem
@@ -12,7 +11,7 @@ from mmdeploy_llm.records.ids import DoneItems
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record, key_of
 from mmdeploy_llm.sinks.base import RecordSink
-from mmdeploy_llm.sinks.scan import PlaceOf, RecordIndex
+from mmdeploy_llm.sinks.scan import PlaceOf
 
 
 class InOrder:
@@ -25,6 +24,7 @@ class InOrder:
 
     def __init__(self, writer: RecordSink, done: DoneItems) -> None:
         self._writer, self._done = writer, done
+        self.index, self.num_again = writer.index, writer.num_again
         self._expected: deque[str] = deque()
         self._held: dict[str, tuple[Record, int | None, Item | BadItem | None]] = {}
 
@@ -34,28 +34,22 @@ class InOrder:
             self._expected.append(key_of(item.id, item.line))
             yield item
 
-    @property
-    def index(self) -> RecordIndex:
-        """See RecordSink."""
-        return self._writer.index
-
-    @property
-    def num_again(self) -> int:
-        """See RecordSink."""
-        return self._writer.num_again
-
     def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
         """Holds a record, and writes those whose turn it is; see RecordSink."""
         self._held[record.key] = (record, place, item)
         while self._expected and self._expected[0] in self._held:
-            self._writer.write(*self._held.pop(self._expected.popleft()))
+            self._pass_on(self._expected.popleft())
         return record.key not in self._done
 
     def flush(self) -> None:
         """Writes all that is held, in the order of the input."""
         for key in [*self._expected, *self._held]:
             if key in self._held:
-                self._writer.write(*self._held.pop(key))
+                self._pass_on(key)
+
+    def _pass_on(self, key: str) -> None:
+        self._writer.write(*self._held.pop(key))
+        self.num_again = self._writer.num_again
 
     def check(self) -> None:
         """See RecordSink."""
@@ -73,10 +67,5 @@ class InOrder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()
