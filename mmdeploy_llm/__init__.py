@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         ToolCall,
     )
     from .params import EarlyStopParams, GuidedDecodingParams, SamplingParams
+    from .records.record import ItemError
 
 __version__ = "0.1.0"
 
@@ -65,6 +66,7 @@ __all__ = [
     "GuidedDecodingParams",
     "Handle",
     "InvalidAnswerError",
+    "ItemError",
     "Logprob",
     "MMDeployLLMError",
     "MediaError",
@@ -103,6 +105,7 @@ _HOMES = {
     "GuidedDecodingParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",
+    "ItemError": "records.record",
     "Completions": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",

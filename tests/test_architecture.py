@@ -54,6 +54,7 @@ LAYERS = (
     ("exporting",),
     ("batch",),
     ("report",),
+    ("estimate",),
     ("bulk",),
     ("llm", "aio"),
     ("ray",),

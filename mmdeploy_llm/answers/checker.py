@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
@@ -18,7 +17,6 @@ from mmdeploy_llm.processes.process import Channel
 
 SECONDS = 5.0  # for one text
 MAX_MEMORY = 2**29  # bytes that checking a text may take
-MAX_SCHEMA = 2**24
 MAX_SHOWN = 300  # characters of a violation
 GOOD = b"G"
 META_SCHEMAS = ("http://json-schema.org/", "https://json-schema.org/")
@@ -33,6 +31,7 @@ class Checker:
     package jsonschema is missing. Not thread-safe."""
 
     name = "the schema"
+    needs_end = True
 
     def __init__(self, schema: Any, seconds: float = SECONDS) -> None:
         if find_spec("jsonschema") is None:
@@ -75,20 +74,6 @@ class Checker:
                 "nested too deeply"
             ) from None
         return None if answer == GOOD else answer[1:].decode("utf-8", "replace")
-
-
-def read_schema(path: str | Path) -> Any:
-    """Reads a file with a JSON schema. Raises ConfigError when it holds none."""
-    try:
-        with Path(path).open("rb") as file:
-            schema = json.loads(file.read(MAX_SCHEMA))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the schema {str(path)!r} cannot be read as JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise ConfigError(
-            f"the schema {str(path)!r} must be a JSON object, got {type(schema).__name__}"
-        )
-    return schema
 
 
 def serve(channel: Channel) -> None:

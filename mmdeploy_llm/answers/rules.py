@@ -63,6 +63,7 @@ class Avoid:
     quotation marks and accents' encoding; an opening ends at the end of a word."""
 
     name = "avoid"
+    needs_end = False
 
     def __init__(self, openings: Collection[str]) -> None:
         self._openings = {plain(opening): opening for opening in openings}
@@ -79,6 +80,8 @@ class Avoid:
 
 class Limit:
     """Finds answers that are too long. unit: "words" or "characters"."""
+
+    needs_end = False
 
     def __init__(self, name: str, most: int, unit: str) -> None:
         self.name, self._most, self._unit = name, most, unit

@@ -26,9 +26,11 @@ MAX_SEED = 2**31
 
 
 class Check(Protocol):
-    """Checks texts. name: of what a text breaks."""
+    """Checks texts. name: of what a text breaks. needs_end: whether a text that was cut off is not
+    asked again for breaking it, since another one would be cut off too."""
 
     name: str
+    needs_end: bool
 
     def violation(self, text: str) -> str | None:
         """Returns what is wrong with a text, None when nothing is. Raises TooExpensiveError."""
@@ -58,6 +60,8 @@ class Validated:
                     found = self._violation(answer)
                     if found is None:
                         yield answer
+                    elif found.is_cut:
+                        yield _cut(answer)
                     elif found.can_retry and answer.ask.num_retries < self._most:
                         rounds.again(self._told(_retry(answer.ask), found))
                     else:
@@ -69,15 +73,16 @@ class Validated:
         if answer.output.error_code not in (OK, InvalidAnswerError.code):
             return None
         for place, sample in enumerate(answer.output.outputs):
+            is_cut = sample.finish_reason == "length"
             if sample.is_valid is False:
                 words = sample.error_msg or ""
-                return _Violation(broken="its constraint", words=words, place=place)
-            found = self._violation_of(sample.text.strip(), place)
+                return _Violation(broken="its constraint", words=words, place=place, is_cut=is_cut)
+            found = self._violation_of(sample.text.strip(), place, is_cut)
             if found is not None:
                 return found
         return None
 
-    def _violation_of(self, text: str, place: int) -> _Violation | None:
+    def _violation_of(self, text: str, place: int, is_cut: bool) -> _Violation | None:
         for check in self._checks:
             try:
                 words = check.violation(text)
@@ -85,7 +90,8 @@ class Validated:
                 words = str(error)
                 return _Violation(broken=check.name, words=words, place=place, can_retry=False)
             if words is not None:
-                return _Violation(broken=check.name, words=words, place=place)
+                is_lost = is_cut and check.needs_end
+                return _Violation(broken=check.name, words=words, place=place, is_cut=is_lost)
         return None
 
     def _told(self, ask: Ask, found: _Violation) -> Ask:
@@ -100,12 +106,13 @@ class Validated:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Violation:
     """A fault of a sample. broken: what it breaks. place: of the sample. can_retry: whether
-    another answer may be right."""
+    another answer may be right. is_cut: whether it was cut off, and breaks it for that reason."""
 
     broken: str
     words: str
     place: int
     can_retry: bool = True
+    is_cut: bool = False
 
 
 def _retry(ask: Ask) -> Ask:
@@ -129,3 +136,18 @@ def _failed(answer: Answer, found: _Violation) -> Answer:
     samples[found.place] = replace(samples[found.place], finish_reason="error", **fault)
     output = replace(answer.output, outputs=Completions(samples), **fault)
     return replace(answer, output=output, error=InvalidAnswerError(words))
+
+
+def _cut(answer: Answer) -> Answer:
+    """Returns an answer that was cut off without the error that its JSON is not whole: its outcome
+    says what happened."""
+    fine: dict[str, Any] = {"error_code": OK, "error_msg": None}
+    samples = [
+        replace(own, **fine) if own.finish_reason == "length" else own
+        for own in answer.output.outputs
+    ]
+    fault = next((own for own in samples if not own.is_ok), None)
+    if fault is not None:
+        fine = {"error_code": fault.error_code, "error_msg": fault.error_msg}
+    output = replace(answer.output, outputs=Completions(samples), **fine)
+    return replace(answer, output=output, error=None)

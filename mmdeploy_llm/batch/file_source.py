@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mmdeploy_llm.datasets.names import is_url, is_video_name
-from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.datasets.rows import BadItem, Lines
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.finding.files import Found, FoundFile
 from mmdeploy_llm.finding.identity import Ids
@@ -82,14 +82,24 @@ class FileSource:
         """Yields the items, large files among small ones unless records have the input's order.
         Raises ConfigError for an id that --only names and no file has."""
         self._check_only()
-        for own in self._ordered():
-            file = self._files[own]
-            try:
-                yield self._item(own, file)
-            except RequestError as error:  # its sidecar
-                yield BadItem(line=self.ids[own], id=own, path=file.path, message=str(error))
+        return map(self._item, self._ordered())
 
-    def _item(self, own: str, file: FoundFile) -> Item:
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these files."""
+        return (self._item(own) for own in self._files if lines.takes(self.ids[own]))
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns the bytes of every file by its line."""
+        return {self.ids[own]: self._sizes[file.path] for own, file in self._files.items()}
+
+    def _item(self, own: str) -> Item | BadItem:
+        file = self._files[own]
+        try:
+            return self._good(own, file)
+        except RequestError as error:  # its sidecar
+            return BadItem(line=self.ids[own], id=own, path=file.path, message=str(error))
+
+    def _good(self, own: str, file: FoundFile) -> Item:
         path = file.path
         is_named = is_video_name(path) == (file.kind == "video")
         questions = self._questions(file)

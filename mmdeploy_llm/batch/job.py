@@ -14,6 +14,7 @@ from mmdeploy_llm.answers import VALIDATE_RETRIES
 from mmdeploy_llm.answers.checks import open_checks
 from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.answers.rules import TextRules
+from mmdeploy_llm.answers.schemas import AnswerSchema
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.desk.deaths import ENGINE_RESTARTS
 from mmdeploy_llm.errors import ConfigError
@@ -91,7 +92,7 @@ class BatchSettings:
     journal: str | os.PathLike[str] | None = None
     max_failures: int | None = None
     retried: Retried = ALL_FAILED
-    schema: Mapping[str, Any] | None = None
+    schema: AnswerSchema | None = None
     rules: TextRules = field(default_factory=TextRules)
     validate_retries: int = VALIDATE_RETRIES
     engine_restarts: int = ENGINE_RESTARTS
@@ -103,6 +104,8 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         self.asks.check(self.question)
+        if self.schema is not None:
+            object.__setattr__(self, "sampling_params", self.schema.guided(self.sampling_params))
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
         for name in ("validate_retries", "engine_restarts"):
@@ -126,7 +129,7 @@ class BatchSettings:
             **self.asks.values(),
             **({} if self.system is None else {"system": self.system}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
-            **({} if self.schema is None else {"validate": self.schema}),
+            **({} if self.schema is None else self.schema.configuration()),
             **self.rules.values(),
             **self.finding.values(),
         }
@@ -177,13 +180,21 @@ def plan_batch(
 
     Raises ConfigError for an input that does not exist and an output that cannot be written.
     """
-    if isinstance(given, Mapping):
-        raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     sink = _opened_sink(output, settings)
     if isinstance(given, (str, os.PathLike)):
         check_apart(os.fspath(given), sink, settings.telling.log_json)
     sink.check(settings.mode)
-    source = open_source(
+    planned = _planned(source_of(given, settings), sink, settings)
+    return replace(planned, folder=folder_of(given))
+
+
+def source_of(
+    given: str | os.PathLike[str] | Iterable[Mapping[str, Any]], settings: BatchSettings
+) -> Source:
+    """Opens the input of a batch. Raises ConfigError for one that does not exist."""
+    if isinstance(given, Mapping):
+        raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
+    return open_source(
         given,
         settings.sampling_params,
         settings.selection,
@@ -198,7 +209,6 @@ def plan_batch(
         is_recursive=settings.is_recursive,
         sidecar=settings.sidecar,
     )
-    return replace(_planned(source, sink, settings), folder=folder_of(given))
 
 
 def plan_source(
@@ -367,6 +377,7 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
+    schema = job.settings.schema
     with duplicates_of(job.settings.finding, job.sink, digest) as same:
         run = BatchRun(
             job.items,
@@ -375,5 +386,6 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
             max_failures=most,
             config_digest=digest,
             duplicates=same,
+            is_json=schema is not None and schema.is_guide,
         )
         return run.run(llm)

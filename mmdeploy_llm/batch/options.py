@@ -8,8 +8,8 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
-from mmdeploy_llm.answers.checker import read_schema
 from mmdeploy_llm.answers.rules import TextRules
+from mmdeploy_llm.answers.schemas import AnswerSchema
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
 from mmdeploy_llm.questions.asks import Asks
@@ -35,6 +35,8 @@ class OutputOptions(TypedDict, total=False):
     format: "jsonl", "csv", "parquet" or "webdataset"; None decides by the suffix of the output.
     part_items: most items of a part of the output; None is the format's own number.
     journal: folder on this machine for what is not uploaded yet, when the output is a URL.
+    schema: guides the answers, checks them as validate does, and gives `answers` by its fields: a
+        JSON schema, a file with one, a pydantic class or "module:Class".
     validate: a JSON schema that every answer must keep, or a file with one. avoid: openings of
         answers that are not wanted, such as "This image"; max_words, max_chars: of an answer. One
         that breaks these is asked again up to validate_retries (2) times, then it is an error
@@ -56,6 +58,7 @@ class OutputOptions(TypedDict, total=False):
     format: str | None
     part_items: int | None
     journal: str | os.PathLike[str] | None
+    schema: Any
     validate: Mapping[str, Any] | str | os.PathLike[str] | None
     avoid: str | Collection[str] | None
     max_words: int | None
@@ -70,9 +73,7 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     ConfigError."""
     settings = dict(options)
     asks = Asks.given(settings.pop("ask", None))
-    schema = settings.pop("validate", None)
-    if isinstance(schema, (str, os.PathLike)):
-        schema = read_schema(os.fspath(schema))
+    schema = AnswerSchema.given(settings.pop("schema", None), settings.pop("validate", None))
     selection = selected(
         **{name: settings.pop(name) for name in SELECTED if name in settings},
     )

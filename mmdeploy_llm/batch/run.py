@@ -141,8 +141,8 @@ class BatchRun:
     """One run over items; used once. Locks its state, because an engine may pull prompts in
     another thread than the one that iterates its answers.
 
-    config_digest: of the configuration, for the records. duplicates: finds items that ask the same;
-    None: each is asked.
+    config_digest: of the configuration, for the records. is_json: see Gathering. duplicates: finds
+    items that ask the same; None: each is asked.
     """
 
     def __init__(
@@ -154,9 +154,10 @@ class BatchRun:
         max_failures: int | None = None,
         config_digest: str = "",
         duplicates: Duplicates | None = None,
+        is_json: bool = False,
     ) -> None:
         self._items, self._duplicates = items, duplicates
-        self._gathering = Gathering(config_digest)
+        self._gathering = Gathering(config_digest, is_json=is_json)
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures

@@ -50,6 +50,13 @@ class Source(Protocol):
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the selected items of the input."""
 
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these lines, in order. They must be selected ones."""
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns the bytes of the file of every item by its line; none where they are not
+        known."""
+
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's item in the input; None when not selected."""
 
@@ -77,17 +84,27 @@ class LineSource:
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the items of the selected rows. Raises ConfigError when none has an id of
         --only."""
-        left = set(self._selection.only or ())
-        for row in self._rows.read(self._selection):
-            item = row if isinstance(row, BadItem) else self._reader.read(row)
-            if self._selection.takes_id(item.id):
-                left.discard(str(item.id))
-                yield item
+        only = self._selection.only or frozenset()
+        left = set(only)
+        for item in self.read(self._selection):
+            left.discard(str(item.id))
+            yield item
         if left:
             names = ", ".join(map(repr, sorted(left)[:MAX_NAMED]))
-            if len(left) == len(self._selection.only or ()):
+            if len(left) == len(only):
                 raise ConfigError(f"no item of the input has an id of --only: {names}")
             logger.warning("--only: no item of the input has %d of the ids: %s", len(left), names)
+
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these rows, of those that --only names."""
+        for row in self._rows.read(lines):
+            item = row if isinstance(row, BadItem) else self._reader.read(row)
+            if self._selection.takes_id(item.id):
+                yield item
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns none: the bytes of media in rows are not known before they are read."""
+        return {}
 
     def counted(self) -> int | None:
         """Counts the selected rows that the input has now."""

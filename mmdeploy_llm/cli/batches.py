@@ -18,11 +18,12 @@ from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
 from .jobs import save_job
-from .running import run_and_report
+from .running import run_and_report, show_estimate
 from .shards import shard_names
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.sources import Source
 
 Paths = Annotated[
     list[str] | None,
@@ -51,10 +52,15 @@ def caption(
 
     Each caption is appended to the JSONL file as soon as it is finished. An image that cannot be
     read gets a line with its error and does not affect the others."""
+    from mmdeploy_llm.batch.job import plan_source
+
     desk, output, page = named(desk, output, page_beside(output))
     options = desk.llm_options(ctx)
     settings = batch_settings(ctx, desk, options)
-    job = plan_files(files_of(desk, *(paths or [])), output, settings)
+    source = source_of_files(files_of(desk, *(paths or [])), settings)
+    if desk.estimate.estimate is not None:
+        return show_estimate(source, settings, desk, options, page)
+    job = plan_source(source, output, settings)
     start(ctx, job, desk, options, page, is_caption=True)
 
 
@@ -71,19 +77,19 @@ def batch(
 
     Results are appended to the output as they finish. Sampling options on the command line are
     defaults; a line's own "sampling_params" win."""
-    from mmdeploy_llm.batch.job import plan_batch
+    from mmdeploy_llm.batch.job import plan_batch, plan_source, source_of
 
     desk, output, page = named(desk, output, None)
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
     settings = batch_settings(ctx, desk, options, **columns.to_settings())
-    if desk.selection.files_from is not None:
-        if input is not None:
-            raise ConfigError("INPUT and --files-from contradict each other; give one of them")
-        job = plan_files(files_of(desk), output, settings)
-    elif input is None:
-        raise ConfigError("nothing to do: give INPUT, or a list of files with --files-from")
-    else:
-        job = plan_batch(input, output, settings)
+    listed = desk.selection.files_from
+    if (input is None) == (listed is None):
+        raise ConfigError("give INPUT, or a list of files with --files-from: one of them")
+    files = source_of_files(files_of(desk), settings) if input is None else None
+    given = input or ""
+    if desk.estimate.estimate is not None:
+        return show_estimate(files or source_of(given, settings), settings, desk, options, page)
+    job = plan_source(files, output, settings) if files else plan_batch(given, output, settings)
     start(ctx, job, desk, options, page)
 
 
@@ -96,14 +102,13 @@ def files_of(desk: DeskOptions, *paths: str) -> list[str]:
     return found
 
 
-def plan_files(paths: list[str], output: str, settings: BatchSettings) -> BatchJob:
-    """Plans a batch over files, folders and globs. Raises ConfigError as plan_batch does."""
-    from mmdeploy_llm.batch.job import plan_source
+def source_of_files(paths: list[str], settings: BatchSettings) -> Source:
+    """Opens files, folders and globs. Raises ConfigError as open_files does."""
     from mmdeploy_llm.batch.sources import open_files
 
     if settings.columns.values():
         raise ConfigError("files have no columns; columns are for a corpus")
-    source = open_files(
+    return open_files(
         paths,
         settings.sampling_params,
         settings.selection,
@@ -115,7 +120,6 @@ def plan_files(paths: list[str], output: str, settings: BatchSettings) -> BatchJ
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
     )
-    return plan_source(source, output, settings)
 
 
 def start(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.answers.rounds import Answerer
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
+    from mmdeploy_llm.report.previews import FilePreviews
 
 
 @contextmanager
@@ -54,3 +55,10 @@ def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
     from mmdeploy_llm.startup import media
 
     return media.open_reader(EngineConfig.from_options(model, options))
+
+
+def previews_of(model: str, options: Mapping[str, Any]) -> FilePreviews:
+    """Returns what makes the pictures of a report."""
+    from mmdeploy_llm.report.previews import FilePreviews
+
+    return FilePreviews(lambda: open_reader(model, options), lambda: open_media(model, options))

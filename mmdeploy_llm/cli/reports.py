@@ -12,7 +12,7 @@ import typer
 from mmdeploy_llm.command_options.model import Engine, Model
 from mmdeploy_llm.command_options.values import engine_options
 
-from .engines import open_media, open_reader
+from .engines import previews_of
 
 if TYPE_CHECKING:
     from mmdeploy_llm.report.page import ReportHead
@@ -60,7 +60,6 @@ def report(
     --model is the one whose frames of videos are shown."""
     from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, write_report
-    from mmdeploy_llm.report.previews import FilePreviews
     from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.sinks.merged import MergedOutputs
 
@@ -69,7 +68,7 @@ def report(
     check_page(output)
     merged = MergedOutputs(parts)
     options = engine_options(ctx, engine)
-    previews = FilePreviews(lambda: open_reader(model, options), lambda: open_media(model, options))
+    previews = previews_of(model, options)
     num_shown = min(len(merged.index), MAX_CARDS)
     write_report(
         output,

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
-from .engines import open_answerer, open_media, open_reader
+from .engines import open_answerer, open_llm, previews_of
 from .exits import SOME_FAILED, SOME_LACKING, STOPPED
 from .interrupts import interrupted_code
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchJob
+    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.sources import Source
     from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.command_options.desk import DeskOptions
 
@@ -33,7 +34,6 @@ def run_and_report(
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
     from mmdeploy_llm.report.page import report_batch
-    from mmdeploy_llm.report.previews import FilePreviews
     from mmdeploy_llm.report.target import check_page
 
     from .terminal import batch_summary, caption_table, make_console, printable
@@ -52,11 +52,9 @@ def run_and_report(
     fault = None
     if page is not None and summary.num_records:
         about: Any = {"model": model, "about": options, "is_caption": is_caption}
-        previews = FilePreviews(
-            lambda: open_reader(model, options), lambda: open_media(model, options)
-        )
+        about["previews"] = previews_of(model, options)
         try:
-            report_batch(summary, page, job.settings, previews=previews, **about)
+            report_batch(summary, page, job.settings, **about)
         except (MMDeployLLMError, OSError) as error:  # the summary comes first
             page, fault = None, error
     if desk.shown.table:
@@ -69,6 +67,32 @@ def run_and_report(
     if fault is not None:
         raise fault
     end_with_exit_code(summary)
+
+
+def show_estimate(
+    source: Source,
+    settings: BatchSettings,
+    desk: DeskOptions,
+    options: Mapping[str, Any],
+    page: str | None,
+) -> None:
+    """Answers the items of --estimate, prints their answers and what all items will take, and
+    writes a page of them beside the report, if that is wanted. Raises ConfigError with --ray."""
+    from mmdeploy_llm.estimate.estimate import estimate
+    from mmdeploy_llm.estimate.page import beside, write_page
+
+    from .terminal import caption_table, make_console, printable
+
+    if desk.effort.ray is not None:
+        raise ConfigError("--estimate measures an engine of this process; leave out --ray")
+    target, model, draw = beside(page), desk.model.model, desk.estimate.draw
+    with open_llm(model, options) as llm:
+        found = estimate(source, settings.selection, llm, **draw)
+    make_console().print(caption_table(found.records))
+    typer.echo(printable(f"\n{found}"))
+    if target is not None:
+        write_page(target, found, model, settings, previews_of(model, options))
+        typer.echo(printable(f"report: {target}"))
 
 
 def end_with_exit_code(summary: BatchSummary) -> None:

@@ -10,6 +10,7 @@ import typer
 from .answer import AnswerOptions
 from .checks import CheckOptions
 from .effort import EffortOptions
+from .estimate import EstimateOptions
 from .files import FileOptions
 from .groups import Groups
 from .job import JobOptions
@@ -39,6 +40,7 @@ class DeskOptions(Groups):
     telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions
+    estimate: EstimateOptions
     job: JobOptions
 
     def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:

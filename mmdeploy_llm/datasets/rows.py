@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -45,13 +45,14 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadItem:
     """A row, or a file, that cannot be used. id: None when it is missing, unreadable or a
-    duplicate. path: of a file."""
+    duplicate. path: of a file. values: those of a row's values that are certain."""
 
     line: int
     message: str
     id: str | int | None = None
     code: int = RequestError.code
     kind: str = RequestError.__name__
+    values: Mapping[str, Any] = field(default_factory=dict)
     path: str | None = None
 
     @property

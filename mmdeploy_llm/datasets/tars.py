@@ -13,6 +13,7 @@ Nothing is written to disk and no link is followed: a name from a tar is an id, 
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -34,6 +35,7 @@ MAX_MEMBERS = 64  # of one key
 MAX_TEXT_BYTES = 2**22  # of one text or json
 MAX_HEADER_BYTES = 2**20  # of a member's header with all its extensions, such as a long name
 MAX_BYTES_AFTER = 2**30  # of packed content after the end of its tar
+META = re.compile(r"__[^/]*__(?:/|$)")  # such as __failed__/a.json: no samples, as for webdataset
 FAULTS = (tarfile.TarError, OSError, RequestError)
 
 
@@ -178,7 +180,7 @@ class _Samples:
                 break
             folder, _, name = member.name.rpartition("/")
             stem, _, suffix = name.partition(".")
-            if member.isdir() or not stem:
+            if member.isdir() or not stem or META.match(member.name):
                 continue
             key = f"{folder}/{stem}" if folder else stem
             if sample is not None and sample.key != key:

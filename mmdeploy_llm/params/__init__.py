@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from .classes import as_format, as_schema
 from .early_stop import EarlyStopParams, read_early_stop
 from .frozen import MAX_INT, FrozenParams, check_plain
 
@@ -76,10 +77,10 @@ class GuidedDecodingParams(FrozenParams):
     and structural_tag must be given; needs llguidance, from `pip install "mmdeploy-llm[guided]"`.
     Raises ConfigError for none or several."""
 
-    json_schema: dict[str, Any] | str | None = Field(
+    json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(as_schema)] = Field(
         default=None,
         alias="json",
-        description="JSON schema that the text must follow, as a dict or as JSON text",
+        description="JSON schema that the text must follow: a dict, JSON text or a pydantic class",
     )
     regex: str | None = Field(
         default=None, description="regular expression that the whole text must match"
@@ -318,8 +319,8 @@ class SamplingParams(FrozenParams):
     response_format: dict[str, Any] | None = Field(
         default=None,
         description='the same as in OpenAI\'s and DashInfer\'s calls: {"type": "text"}, '
-        '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}} or '
-        '{"type": "structural_tag", ...}; sets guided_decoding; None: no format',
+        '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}, a '
+        'pydantic class, or {"type": "structural_tag", ...}; sets guided_decoding; None: no format',
     )
     include_stop_str_in_output: bool = Field(
         default=False,
@@ -357,11 +358,12 @@ class SamplingParams(FrozenParams):
         """Turns response_format into guided_decoding, which must not say anything else."""
         if not isinstance(values, dict) or values.get("response_format") is None:
             return values
-        guided = read_response_format(values["response_format"])
+        form = as_format(values["response_format"])
+        guided = read_response_format(form)
         given = values.get("guided_decoding")
         if given is not None and GuidedDecodingParams.model_validate(given) != guided:
             raise ValueError("give response_format or guided_decoding, not both")
-        return {**values, "guided_decoding": guided}
+        return {**values, "response_format": form, "guided_decoding": guided}
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

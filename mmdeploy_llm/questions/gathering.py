@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record, record_of
-from mmdeploy_llm.records.several import joined
+from mmdeploy_llm.records.several import joined, parsed
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
@@ -47,11 +47,12 @@ def item_of(ask: Ask) -> Item:
 class Gathering:
     """Collects answers; holds those of items that wait for others. Used by one thread.
 
-    config_digest: of the configuration, for the records.
+    config_digest: of the configuration, for the records. is_json: whether answers are JSON, whose
+        values the records have.
     """
 
-    def __init__(self, config_digest: str = "") -> None:
-        self._config_digest = config_digest
+    def __init__(self, config_digest: str = "", *, is_json: bool = False) -> None:
+        self._config_digest, self._is_json = config_digest, is_json
         self._begun: dict[int, dict[str, Record]] = {}  # by the item's line: records by question
 
     def add(self, answer: Answer) -> Record | None:
@@ -59,10 +60,11 @@ class Gathering:
         item = item_of(answer.ask)
         record = record_of(item, answer.output, answer.error, self._config_digest)
         if not isinstance(answer.ask.item, Part):
-            return record
+            return parsed(record) if self._is_json else record
         found = self._begun.setdefault(item.line, {})
         found[answer.ask.item.name] = record
         if len(found) < len(item.questions):
             return None
         del self._begun[item.line]
-        return joined({own.name: found[own.name] for own in item.questions})
+        records = {own.name: found[own.name] for own in item.questions}
+        return joined(records, is_json=self._is_json)

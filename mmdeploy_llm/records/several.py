@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -13,12 +14,22 @@ SUMMED = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens")
 REASONS = "; "
 
 
-def joined(records: Mapping[str, Record]) -> Record:
+def parsed(record: Record) -> Record:
+    """Returns a record with the values of its text, which is JSON: those of an object by their
+    names, anything else as "answer". One that is not whole has none."""
+    if record.outcome != "ok":
+        return record
+    value = json.loads(record.text)
+    return replace(record, answers=value if isinstance(value, dict) else {"answer": value})
+
+
+def joined(records: Mapping[str, Record], *, is_json: bool = False) -> Record:
     """Returns the record of an item whose questions, by name, have these records.
 
     Its text and reasoning are the first question's; `answers` has the texts of all that have not
     failed. One failed question makes the item failed, and the message names each. Tokens of the
     prompts and outputs are summed, those of media counted once; times are those of all together.
+    is_json: `answers` has the values of texts that are whole JSON.
     """
     first = next(iter(records.values()))
     verdict = worst(
@@ -27,6 +38,9 @@ def joined(records: Mapping[str, Record]) -> Record:
     )
     sums = {name: sum(getattr(own, name) for own in records.values()) for name in SUMMED}
     answers = {name: own.text for name, own in records.items() if own.is_ok}
+    if is_json:
+        whole = {name: own for name, own in records.items() if own.outcome == "ok"}
+        answers = {name: json.loads(own.text) for name, own in whole.items()}
     return replace(
         first,
         answers=answers,

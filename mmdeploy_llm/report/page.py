@@ -63,6 +63,7 @@ class ReportHead:
     done: the verb for a finished item.
     speeds, settings: label -> value, both as text.
     missing: what is incomplete -> what it lacks; shown above everything else.
+    facts: further label -> value, both as text, shown below the totals.
     """
 
     model: str
@@ -74,6 +75,7 @@ class ReportHead:
     speeds: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> str:

@@ -64,7 +64,10 @@ class SidecarOptions:
         others = [name for name in SidecarArguments.__annotations__ if name != "sidecar"]
         if suffix is None:
             if set_ := [name for name in others if arguments.get(name)]:
-                raise ConfigError(f"{set_[0]} needs sidecar, such as sidecar='.txt'")
+                raise ConfigError(
+                    f"--{set_[0].replace('_', '-')} needs --sidecar, such as --sidecar .txt (in "
+                    f"Python {set_[0]} and sidecar)"
+                )
             return None
         if not isinstance(suffix, str):
             raise ConfigError(f"sidecar must be a suffix such as '.txt', got {suffix!r}")

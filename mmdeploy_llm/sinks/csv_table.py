@@ -36,8 +36,9 @@ LAST = (
 )
 LEFT_OUT = (  # of a record: only the lines have them
     *("item_digest", "config_digest", "timings", "num_cached_tokens", "outputs", "tool_calls"),
-    "exact",
+    *("exact", "content"),
 )
+ORDER = ("answers", "columns", "")  # of the other columns: where they come from
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 HEADER_BYTES = 2**16
 
@@ -130,8 +131,10 @@ class CsvTable:
         columns = Columns(fixed=(*FIRST, *LAST), fields=(*FIRST, *LAST, *LEFT_OUT))
         for values in self._values():
             columns.add(values)
-        own = [name for name, _, _ in columns.items()]
-        names = (*FIRST, *own, *LAST)
+        own = {
+            source: [n for n, at, _ in columns.items() if at.source == source] for source in ORDER
+        }
+        names = (*FIRST, *own["answers"], *own["columns"], *LAST, *own[""])
         yield _line(map(self._cell, names))
         for values in self._values():
             row = {**values, **columns.cells(values), "seconds": values["timings"]["total"]}

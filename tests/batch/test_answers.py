@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.answers.checker import Checker, TooExpensiveError, read_schema
+from mmdeploy_llm.answers.checker import Checker, TooExpensiveError
 from mmdeploy_llm.answers.restarts import Restarting
 from mmdeploy_llm.answers.rounds import Rounds
+from mmdeploy_llm.answers.schemas import AnswerSchema, read_schema
 from mmdeploy_llm.answers.validated import Validated
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.desk.outcome import Answer
@@ -369,7 +370,7 @@ def test_a_schema_that_is_none(tmp_path):
 
 def test_a_batch_with_a_schema(fake_llm, jsonl, tmp_path):
     source, out = jsonl({"prompt": "a"}, {"prompt": "bad"}), tmp_path / "out.jsonl"
-    settings = BatchSettings(schema=SCHEMA, validate_retries=1)
+    settings = BatchSettings(schema=AnswerSchema.given(validate=SCHEMA), validate_retries=1)
     summary = run_batch(plan_batch(source, out, settings), lambda: fake_llm)
     assert summary.failures == {"422 InvalidAnswerError": 1, "400 MediaError": 1}
     assert len(fake_llm.prompts) == 3

@@ -114,7 +114,7 @@ def test_lists_that_are_wrong():
     assert "'pics/nowhere.png' does not exist" in fails("caption", "--files-from", "list.txt")
     assert "give PATHs" in fails("caption")
     assert "give INPUT" in fails("batch", "-o", "out.jsonl")
-    assert "contradict" in fails(*BATCH, "--files-from", "list.txt")
+    assert "one of them" in fails(*BATCH, "--files-from", "list.txt")
     assert "no columns" in fails(
         "batch", "-o", "out.jsonl", "--files-from", "list.txt", "--image-column", "x"
     )

@@ -105,6 +105,21 @@ class TestDelimited:
         assert (first.values["title"], last.values["title"], last.line) == ("a", "c", 3)
         assert words in bad.message
 
+    @pytest.mark.parametrize("num_after", [0, 1, 3, 40_000])
+    def test_an_open_quote_swallows_no_other_row(self, read, tmp_path, num_after):
+        """Whether the file ends in it, or a field becomes too long."""
+        after = "".join(f"{number},x.png\n" for number in range(num_after))
+        (tmp_path / "a.csv").write_text(f'id,image\n7,a.png\n8,"b.png\n{after}')
+        first, bad, *rest = read(tmp_path / "a.csv")
+        assert (first.values["id"], bad.line, bad.values) == ("7", 2, {"id": "8"})
+        assert "quote" in bad.message or "field limit" in bad.message
+        assert [row.values["id"] for row in rest] == [str(number) for number in range(num_after)]
+        assert [row.line for row in rest] == list(range(3, 3 + num_after))
+
+    def test_many_open_quotes_end_in_time(self, read, tmp_path):
+        (tmp_path / "a.csv").write_text("id,image\n" + '1,"a\n2,b\n' * 3000)
+        assert len(read(tmp_path / "a.csv")) < 9000
+
     @pytest.mark.parametrize("head", ["", "a,a\n"])
     def test_without_names_of_columns_the_file_is_an_error(self, read, tmp_path, head):
         (tmp_path / "a.csv").write_text(f"{head}1,2\n" if head else "")

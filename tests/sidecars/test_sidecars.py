@@ -222,7 +222,7 @@ def test_wrong_options_are_errors(wrong):
 
 def test_without_a_suffix_there_are_none():
     assert SidecarOptions.given({"sidecar": None}) is None
-    with pytest.raises(ConfigError, match="on_existing needs sidecar"):
+    with pytest.raises(ConfigError, match="--on-existing needs --sidecar"):
         SidecarOptions.given({"on_existing": "overwrite"})
 
 

@@ -113,3 +113,12 @@ def test_what_a_table_cannot_be(tmp_path):
         open_sink("s3://bucket/x.csv")
     with pytest.raises(ConfigError, match="one file"):
         open_sink(tmp_path / "x.csv", part_items=3)
+
+
+def test_answers_come_first_then_columns_then_the_rest(tmp_path):
+    first = Record(id="a", line=1, text="x", columns={"url": "u"}, outcome_reason="why")
+    second = Record(id="b", line=2, text="y", answers={"caption": "c", "tags": ["t"]})
+    write(tmp_path / "out.csv", first, second)
+    header = (tmp_path / "out.csv").read_text().splitlines()[0].split(",")
+    assert header[:7] == ["id", "line", "path", "text", "caption", "tags", "url"]
+    assert header[-1] == "outcome_reason"

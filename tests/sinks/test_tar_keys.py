@@ -153,3 +153,15 @@ def test_all_columns_of_a_sample_are_carried(tmp_path, monkeypatch):
     (item,) = source
     assert item.id == "000.tar/ä"
     assert item.columns == {"title": "t", "tags": ["x"], "cls": "3", "__key__": "ä"}
+
+
+def test_items_that_failed_are_no_samples_of_a_corpus(tmp_path, monkeypatch):
+    from mmdeploy_llm.batch.sources import open_source
+    from mmdeploy_llm.params import SamplingParams
+    from mmdeploy_llm.records.ids import Selection
+
+    monkeypatch.chdir(tmp_path)
+    error = {"error_code": 400, "error_msg": "x", "error": ItemError(code=400, message="x")}
+    write(tmp_path / "out.tar", *records("a"), Record(id="b", line=2, **error))
+    source = open_source("out.tar", SamplingParams(), Selection(), question="{text}?")
+    assert [item.id for item in source] == ["part-00000.tar/a"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -85,13 +85,23 @@ class QuestionReader:
             found = ", ".join(f"{own.kind}s: column {own.name!r}" for own in self._media)
         return found if self._is_found else f"{found} (found in the first rows)"
 
-    def read(self, row: Row) -> Item | BadItem:
-        """Returns the item of a row, or a BadItem that says what is wrong with it."""
+    def read(self, row: Row | BadItem) -> Item | BadItem:
+        """Returns the item of a row, or a BadItem that says what is wrong with it. A row that
+        cannot be used keeps its id, by which a resumed run knows it once it is mended."""
+        if isinstance(row, BadItem):
+            return row if row.id is not None else replace(row, id=self._known_id(row.values))
         try:
             return self._read(row)
         except RequestError as error:
             kind, code = type(error).__name__, error.code
-            return BadItem(line=row.line, id=row.key, message=str(error), kind=kind, code=code)
+            own = self._known_id(row.values) if row.key is None else row.key
+            return BadItem(line=row.line, id=own, message=str(error), kind=kind, code=code)
+
+    def _known_id(self, values: Any) -> str | int | None:
+        """Returns the id that the column with ids, or the key `id`, has."""
+        own = values.get(self._options.id or "id") if isinstance(values, Mapping) else None
+        is_id = isinstance(own, (str, int)) and not isinstance(own, bool) and own != ""
+        return own if is_id else None
 
     def _look(self) -> None:
         """Looks at the first rows, to raise ConfigError for what is wrong with all of them."""

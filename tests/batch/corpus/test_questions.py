@@ -277,3 +277,14 @@ class TestQuestionsAboutFiles:
     def test_other_braces_are_text(self, folder, question):
         (item,) = self.opened(folder, question)
         assert item.prompt["messages"][0]["content"][1]["text"] == question
+
+
+@pytest.mark.parametrize(
+    "bad", ["b", "b,1.png,x", 'b,"1.png', "b,"], ids=["short", "long", "quote", "no image"]
+)
+def test_a_bad_row_keeps_its_id(tmp_path, bad):
+    """So that a resumed run knows the row again once it is mended."""
+    (tmp_path / "a.csv").write_text(f"id,image\na,0.png\n{bad}\nc,2.png\n")
+    items = list(open_source(tmp_path / "a.csv", SamplingParams(), Selection()))
+    assert [item.id for item in items] == ["a", "b", "c"]
+    assert [isinstance(item, BadItem) for item in items] == [False, True, False]

@@ -93,7 +93,7 @@ def write_messy(root: Path, *, has_heif: bool) -> Messy:
 
 
 def _plain(messy: Messy) -> None:
-    for number in range(60):
+    for number in range(75):
         messy.add(f"holiday/{number}.jpg", messy.picture("JPEG"))
         messy.add(f"holiday/{number}.txt", b"a caption", SKIPPED, ".txt")
     for suffix, form in (("png", "PNG"), ("bmp", "BMP"), ("tiff", "TIFF"), ("webp", "WEBP")):

@@ -1,0 +1,128 @@
+"""A folder as people have it: everything in it is read, failed or skipped, each by its name."""
+
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
+from mmdeploy_llm.outputs import Completions
+from mmdeploy_llm.records.unicode_text import unescaped
+
+from .messy import FAILED, READ, SKIPPED, write_messy
+
+
+@pytest.fixture(scope="module")
+def messy(tmp_path_factory):
+    return write_messy(tmp_path_factory.mktemp("messy"), has_heif=True)
+
+
+def test_each_file_is_found_or_skipped_with_its_kind(messy):
+    assert len(messy.expected) >= 250
+    found = find_media([str(messy.root)], is_recursive=True)
+    root = f"{messy.root}/"
+    read = {file.path.removeprefix(root): file.kind for file in found.files}
+    assert set(read) == messy.names(READ) | messy.names(FAILED)
+    assert {skip.path.removeprefix(root) for skip in found.skipped} == messy.names(SKIPPED)
+    assert found.skipped.counts == messy.labels
+    videos = {name for name, kind in read.items() if kind == "video"}
+    assert videos == messy.videos | {"broken/cut.mp4"}
+
+
+def test_nothing_is_lost_between_the_folder_and_the_lists(messy):
+    """What the folder shows, and neither list has, lies in a folder that is skipped."""
+    found = find_media([str(messy.root)], is_recursive=True)
+    known = {os.path.normpath(file.path) for file in found.files}
+    skipped = {os.path.normpath(skip.path) for skip in found.skipped}
+    for parent, folders, names in os.walk(messy.root):
+        folders[:] = [name for name in folders if os.path.join(parent, name) not in skipped]
+        for name in names:
+            path = os.path.join(parent, name)
+            assert (path in known) != (path in skipped), path
+
+
+def test_animations_are_videos_when_asked_for(messy):
+    found = find_media([str(messy.root)], is_recursive=True, animated="video")
+    moving = [file for file in found.files if "/moving/" in file.path]
+    assert Counter(file.kind for file in moving) == {"video": 4, "image": 1}
+    found = find_media([str(messy.root)], is_recursive=True)
+    assert any("4 images have several frames" in note for note in found.skipped.notes)
+
+
+def test_the_sentence_names_the_kinds_and_what_helps(messy):
+    text = find_media([str(messy.root)], is_recursive=True).skipped.text
+    assert text.startswith(f"skipped {sum(messy.labels.values()) - 7} files and 7 folders: 77 .txt")
+    assert "9 .svg, 6 HTML page named .jpg" in text
+    assert "1 pointer of Git LFS named .png (git lfs pull fetches it)" in text
+    assert text.endswith("other kinds")
+
+
+def account_of(messy, out, skipped):
+    """Returns what became of each path: from the records and from the list of what was skipped."""
+    found = {}
+    for line in out.read_text().splitlines():
+        record = json.loads(line)
+        found[unescaped(record.get("exact", {}).get("id", "")) or record["id"]] = record["outcome"]
+    for line in skipped.read_text().splitlines():
+        values = json.loads(line)
+        path = unescaped(values["exact"]) if "exact" in values else values["skipped"]
+        name = path.removeprefix(f"{messy.root}/")
+        assert name not in found
+        found[name] = SKIPPED
+    return found
+
+
+def test_found_is_captioned_and_empty_and_truncated_and_failed_and_skipped(
+    messy, fake_llm, monkeypatch, tmp_path
+):
+    answer = type(fake_llm).answer
+    lacking = {"holiday/1.jpg": "empty", "holiday/2.jpg": "truncated", "scans/3.png": "truncated"}
+
+    def answered(own, prompt, n=1):
+        part = prompt["messages"][0]["content"][0]
+        name = part[part["type"]].removeprefix(f"{messy.root}/")
+        said = "bad" if name in messy.names(FAILED) else "good"
+        output = answer(own, {"prompt": said}, n)
+        lack = lacking.get(name)
+        if lack is not None:
+            text = "" if lack == "empty" else "half of"
+            reason = "stop" if lack == "empty" else "length"
+            first = replace(output.outputs[0], text=text, finish_reason=reason)
+            output = replace(output, outputs=Completions([first]))
+        return output
+
+    monkeypatch.setattr(type(fake_llm), "answer", answered)
+    out, skipped = tmp_path / "out.jsonl", tmp_path / "skipped.jsonl"
+    settings = BatchSettings(finding=FindingOptions(skipped=skipped))
+    summary = run_batch(plan_batch(str(messy.root), out, settings), lambda: fake_llm)
+    account = account_of(messy, out, skipped)
+    wanted = {name: "ok" if found == READ else found for name, found in messy.expected.items()}
+    assert account == wanted | lacking
+    assert summary.outcomes == Counter(own for own in account.values() if own != SKIPPED)
+    assert summary.num_records + len(summary.skipped) == len(messy.expected)
+
+
+@pytest.mark.full
+def test_the_program_accounts_for_each_file(messy, tmp_path):
+    """With the bundled model, which reads them all."""
+    out, skipped = tmp_path / "out.jsonl", tmp_path / "skipped.jsonl"
+    given = ["caption", str(messy.root), "-o", str(out), "--skipped", str(skipped)]
+    result = CliRunner().invoke(app, [*given, "--max-tokens", "16", "--no-thinking"])
+    assert result.exit_code == 1, result.output
+    account = account_of(messy, out, skipped)
+    assert {name for name, found in account.items() if found == "failed"} == messy.names(FAILED)
+    assert {name for name, found in account.items() if found == SKIPPED} == messy.names(SKIPPED)
+    assert set(account) == set(messy.expected)
+    counts = Counter(account.values())
+    assert f"{counts['ok']} captioned, {counts['failed']} failed" in result.output
+    assert "skipped " in result.output
+    for line in out.read_text().splitlines():
+        record = json.loads(line)
+        own = record["path"].rpartition("/")[2]
+        assert record["outcome"] != "failed" or own in record["error_msg"]
