@@ -7,7 +7,12 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.params import EarlyStopParams, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.params import (
+    EarlyStopParams,
+    GuidedDecodingParams,
+    NoRepeatNGramParams,
+    SamplingParams,
+)
 from mmdeploy_llm.params.counterparts import COUNTERPARTS
 
 GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
@@ -32,7 +37,10 @@ TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
 PAGES = ("options.md", "coming_from.md")
 ELSEWHERE = "counterparts of "  # in the title of a table
-PARAMS = {cls.__name__: cls for cls in (SamplingParams, GuidedDecodingParams, EarlyStopParams)}
+PARAMS = {
+    cls.__name__: cls
+    for cls in (SamplingParams, GuidedDecodingParams, EarlyStopParams, NoRepeatNGramParams)
+}
 NAMES = {"str": "text", "Path": "text", "Mapping": "dict", "NoneType": "None", "tuple": "list"}
 
 

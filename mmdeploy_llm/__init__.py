@@ -47,7 +47,12 @@ if TYPE_CHECKING:
         RequestOutput,
         ToolCall,
     )
-    from .params import EarlyStopParams, GuidedDecodingParams, SamplingParams
+    from .params import (
+        EarlyStopParams,
+        GuidedDecodingParams,
+        NoRepeatNGramParams,
+        SamplingParams,
+    )
     from .records.record import ItemError
 
 __version__ = "0.1.0"
@@ -75,6 +80,7 @@ __all__ = [
     "ModelError",
     "ModelNotSupportedError",
     "ModelPool",
+    "NoRepeatNGramParams",
     "OutOfBlocksError",
     "PluginConflictError",
     "PluginContractError",
@@ -103,6 +109,7 @@ _HOMES = {
     "EngineConfig": "config",
     "EarlyStopParams": "params",
     "GuidedDecodingParams": "params",
+    "NoRepeatNGramParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",
     "ItemError": "records.record",

@@ -338,3 +338,26 @@ def test_whitespace_is_an_option_of_json():
     assert GuidedDecodingParams(json={}, disable_any_whitespace=False)
     with pytest.raises(ConfigError, match="for JSON, not for regex"):
         GuidedDecodingParams(regex="a", disable_any_whitespace=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"size": 0}, "size"),
+        ({"size": 30, "window": 20}, "window must be at least size = 30, got 20"),
+        ({"may_repeat_token_ids": [-1]}, "may_repeat_token_ids"),
+        ({"whitelist": [1]}, "whitelist"),
+        ("perhaps", "no_repeat_ngram"),
+    ],
+)
+def test_ngrams_that_cannot_be_kept_from_repeating(given, words):
+    with pytest.raises(ConfigError, match=words):
+        SamplingParams(no_repeat_ngram=given)
+
+
+def test_ngrams_have_one_rule():
+    own = SamplingParams(no_repeat_ngram={"may_repeat": "<td>"}).no_repeat_ngram
+    assert (own.size, own.window, own.may_repeat) == (30, 90, ("<td>",))
+    with pytest.raises(ConfigError, match="give no_repeat_ngram_size or no_repeat_ngram"):
+        SamplingParams(no_repeat_ngram_size=3, no_repeat_ngram={})
+    assert SamplingParams(no_repeat_ngram_size=3, no_repeat_ngram=False).no_repeat_ngram is False

@@ -46,6 +46,8 @@ class ModelSpec:
         family are read; specs may share one. None: they are not.
     tiny: "module:FAMILY", a Family of mmdeploy_llm.tiny: how to write a tiny checkpoint of
         the family, and how transformers takes its media; imported by tests only.
+    sampling: what is usual for the family's answers, where a request does not say otherwise: values
+        of SamplingParams that generation_config.json may have, and no_repeat_ngram.
     priority: in-tree plugins use 0; the highest wins and a tie is an error.
     """
 
@@ -60,6 +62,7 @@ class ModelSpec:
     deterministic: bool = False
     gguf: str | None = None
     tiny: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
 
 

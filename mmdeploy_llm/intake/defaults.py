@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
-from mmdeploy_llm.params import MAX_SEED, EarlyStopParams, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.params import (
+    MAX_SEED,
+    EarlyStopParams,
+    GuidedDecodingParams,
+    NoRepeatNGramParams,
+    SamplingParams,
+)
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .unicode_text import check_unicode
@@ -27,6 +33,8 @@ TEXTS = ("stop", "bad_words")
 MAX_STOPS = 64
 MAX_STOP_SIZE = 1024  # characters or ids
 
+NO_REPEAT = "no_repeat_ngram"
+Encode = Callable[[str], Sequence[int]]
 CheckProcessors = Callable[[SamplingParams], None]
 
 
@@ -49,6 +57,7 @@ class ParamsResolver:
     generation: generation_config.json.
     vocab_size: number of ids that the model knows.
     grammars: checks constraints, and ends with this object; None when guided decoding is off.
+    encode: returns the ids of a text; without it no text has any.
     check_processors: raises RequestError for logits processors or arguments of them that are not
         valid; None when there are none.
 
@@ -63,18 +72,22 @@ class ParamsResolver:
         generation: Mapping[str, Any],
         grammars: Grammars | None,
         check_processors: CheckProcessors | None = None,
+        encode: Encode = lambda _: (),
     ) -> None:
+        self._encode = encode
         self._config = config
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._check_processors = check_processors
         self._is_greedy = generation.get("do_sample") is False
-        own = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
+        own = {n: generation[n] for n in (*DEFAULTS, NO_REPEAT) if generation.get(n) is not None}
         try:
-            SamplingParams(**own)
+            usual = SamplingParams(**own).no_repeat_ngram
         except ConfigError as error:
             raise CheckpointError(f"generation_config.json of the model: {error}") from error
-        self._defaults = {**DEFAULTS, **own}
+        self._defaults: dict[str, Any] = {**DEFAULTS, **own, NO_REPEAT: None}
+        if isinstance(usual, NoRepeatNGramParams):
+            self._defaults[NO_REPEAT] = usual.with_ids(encode)
 
     def check(self, params: SamplingParams) -> None:
         """Raises RequestError for values that this engine cannot serve, whatever the prompt."""
@@ -103,11 +116,8 @@ class ParamsResolver:
         self, params: SamplingParams, num_prompt_tokens: int, number: int
     ) -> SamplingParams:
         """Returns params with every open field filled and `max_tokens` limited to what the context
-        has left.
-
-        number: index of the request in this engine; with the engine's seed it determines the seed
-            of params that have none. Raises PromptTooLongError.
-        """
+        has left. number: of the request in this engine, from which, with the engine's seed, the
+        seed of params that have none is derived. Raises PromptTooLongError."""
         num_left = self._num_tokens_left(num_prompt_tokens, params.min_tokens)
         filled = {
             name: value for name, value in self._defaults.items() if getattr(params, name) is None
@@ -118,6 +128,8 @@ class ParamsResolver:
         if params.seed is None:
             filled["seed"] = derive_seed(self._config.seed, number)
         filled["early_stop"] = self._early_stop(params)
+        if params.no_repeat_ngram is not None or filled[NO_REPEAT] is not None:
+            filled[NO_REPEAT] = self._no_repeat_ngram(params)
         return params.model_copy(update=filled)
 
     def _early_stop(self, params: SamplingParams) -> EarlyStopParams | None:
@@ -127,6 +139,19 @@ class ParamsResolver:
             own = engine or EarlyStopParams()
         found = engine if own is None else own
         return found if isinstance(found, EarlyStopParams) and found.enable_early_stop else None
+
+    def _no_repeat_ngram(self, params: SamplingParams) -> NoRepeatNGramParams | None:
+        """Returns what must not repeat; None for nothing. What is usual for the family would make
+        some constraints impossible, and gives way to the caller's own n-grams."""
+        own, usual = params.no_repeat_ngram, self._defaults[NO_REPEAT]
+        if isinstance(own, NoRepeatNGramParams):
+            check_unicode(own.may_repeat, NO_REPEAT)
+            self._check_ids(NO_REPEAT, own.may_repeat_token_ids)
+            return own.with_ids(self._encode)
+        if own is True:
+            return usual or NoRepeatNGramParams()
+        is_usual = own is None and params.guided_decoding is None
+        return usual if is_usual and not params.no_repeat_ngram_size else None
 
     def interrupt(self) -> None:
         """Ends a check that is under way, so that `close` need not wait."""

@@ -92,13 +92,11 @@ class Intake:
             generation=generation,
             grammars=grammars,
             check_processors=check_processors,
+            encode=tokenizer.encode,
         )
-        self._config = config
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
+        self._config, self._vocab_size, self._eos_token_ids = config, vocab_size, eos_token_ids
         self._chat_template = chat_template
-        self._start_marker = reasoning_start_marker
-        self._end_marker = reasoning_end_marker
+        self._start_marker, self._end_marker = reasoning_start_marker, reasoning_end_marker
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
         self._unread: set[str] = set()  # template variables that were warned of

@@ -6,17 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from .classes import as_format, as_schema
 from .early_stop import EarlyStopParams, read_early_stop
 from .frozen import MAX_INT, FrozenParams, check_plain
+from .no_repeat import NoRepeatNGramParams
 
 __all__ = [
     "MAX_SEED",
     "EarlyStopParams",
     "FrozenParams",
     "GuidedDecodingParams",
+    "NoRepeatNGramParams",
     "SamplingParams",
     "read_early_stop",
 ]
@@ -289,6 +291,11 @@ class SamplingParams(FrozenParams):
         description="never generates a sequence of this many tokens that the prompt or the output "
         "already contains; 0: off",
     )
+    no_repeat_ngram: NoRepeatNGramParams | bool | None = Field(
+        default=None,
+        description="NoRepeatNGramParams, or a dict of their values: the same in a window of the "
+        "answer; True: as the family, else the defaults; False: never; None: as the family",
+    )
     logit_bias: Mapping[TokenId, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description="dict of token id to a number that is added to the token's logit",
@@ -335,6 +342,13 @@ class SamplingParams(FrozenParams):
         description="outputs that AsyncLLM.generate yields: all text so far, only what is new, or "
         "one at the end; other calls say by their name what they return",
     )
+
+    @field_validator("no_repeat_ngram")
+    @classmethod
+    def _is_the_only_rule(cls, value: object, info: ValidationInfo) -> object:
+        if value and info.data.get("no_repeat_ngram_size"):
+            raise ValueError("give no_repeat_ngram_size or no_repeat_ngram, not both")
+        return value
 
     @field_validator("logits_processors_args")
     @classmethod

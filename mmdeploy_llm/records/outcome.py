@@ -2,7 +2,7 @@
 
     failed      an error: there is no answer, or none that may be used
     empty       the answer has no text and no tool call
-    repetition  the text ran in a loop and was ended
+    repetition  the text ran in a loop, and was ended, or cut off in it
     truncated   the text was cut off at max_tokens or at the length of the context
     ok          none of these
 
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
+
+from .loops import loop_of
 
 if TYPE_CHECKING:
     from mmdeploy_llm.outputs import CompletionOutput
@@ -44,7 +46,8 @@ class Verdict:
 class Sample:
     """Holds what an outcome depends on. is_asked: whether its constraint allows an empty text, or
     its parameters wanted a text of this length. limit: what ended a text that was cut off,
-    MAX_TOKENS or MAX_MODEL_LEN; None where it is not known."""
+    MAX_TOKENS or MAX_MODEL_LEN; None where it is not known. loop: in words, the one in which a
+    text was cut off."""
 
     text: str
     has_calls: bool
@@ -53,6 +56,7 @@ class Sample:
     has_reasoning: bool
     is_asked: bool = False
     limit: str | None = None
+    loop: str | None = None
 
     @classmethod
     def of(cls, own: CompletionOutput, params: SamplingParams) -> Sample:
@@ -68,6 +72,7 @@ class Sample:
             has_reasoning=bool((own.reasoning_content or "").strip()),
             is_asked=bool(own.is_valid) or (params.ignore_eos and is_cut),
             limit=(MAX_TOKENS if is_full else MAX_MODEL_LEN) if is_cut else None,
+            loop=str(loop) if is_cut and (loop := loop_of(own.token_ids)) else None,
         )
 
     @property
@@ -79,6 +84,8 @@ class Sample:
             return Verdict(outcome="repetition")
         if self.is_asked:
             return Verdict(outcome="ok")
+        if self.loop is not None:
+            return Verdict(outcome="repetition", reason=self.loop)
         if not self.text and not self.has_calls:
             return Verdict(outcome="empty", reason=self._why_empty())
         if self.finish_reason == "length":

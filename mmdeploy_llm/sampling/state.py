@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdeploy_llm.params import EarlyStopParams, SamplingParams
+from mmdeploy_llm.params import EarlyStopParams, NoRepeatNGramParams, SamplingParams
 
 from .draw import DrawParams
 from .grammar import GrammarBackend
@@ -304,7 +304,9 @@ def _counts(request: SlotRequest, vocab_size: int) -> TokenCounts | None:
 
 
 def _ngrams(request: SlotRequest) -> NGrams | None:
-    size = request.params.no_repeat_ngram_size
+    size, own = request.params.no_repeat_ngram_size, request.params.no_repeat_ngram
+    if isinstance(own, NoRepeatNGramParams):
+        return NGrams(own.size, window=own.window, may_repeat=own.may_repeat_token_ids)
     return NGrams(size, request.prompt_token_ids) if size else None
 
 

@@ -8,7 +8,7 @@ after a preemption is in exactly the same state.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,27 +53,59 @@ class TokenCounts:
 
 
 class NGrams:
-    """Knows which tokens would repeat an n-gram of prompt or output. Written by its SlotState
-    only."""
+    """Knows which tokens would repeat an n-gram of the sequence. Written by its SlotState only.
 
-    def __init__(self, size: int, prompt_token_ids: Iterable[int]) -> None:
-        self._size = size
+    window: only n-grams that lie in the last so many tokens count; None: all. may_repeat: tokens
+    that may repeat one. A step costs one look-up, whatever the length of the sequence.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        prompt_token_ids: Iterable[int] = (),
+        *,
+        window: int | None = None,
+        may_repeat: Collection[int] = (),
+    ) -> None:
+        self._size, self._window = size, window
+        self._may_repeat = frozenset(may_repeat)
+        self._num_tokens = 0
         self._tail: deque[int] = deque(maxlen=size - 1)
-        self._next: dict[tuple[int, ...], set[int]] = {}
+        # First tokens -> last token -> where the newest such n-gram begins.
+        self._next: dict[tuple[int, ...], dict[int, int]] = {}
+        self._oldest: deque[tuple[tuple[int, ...], int, int]] = deque()  # with a window only
         for token_id in prompt_token_ids:
             self.append(token_id)
 
     def append(self, token_id: int) -> None:
         """Records the next token of the sequence."""
+        self._num_tokens += 1
         if len(self._tail) == self._size - 1:
-            self._next.setdefault(tuple(self._tail), set()).add(token_id)
+            first, begin = tuple(self._tail), self._num_tokens - self._size
+            self._next.setdefault(first, {})[token_id] = begin
+            if self._window is not None:
+                self._oldest.append((first, token_id, begin))
         self._tail.append(token_id)
+        self._forget()
 
-    def banned(self) -> set[int]:
+    def banned(self) -> Collection[int]:
         """Returns the ids that would repeat an n-gram."""
         if len(self._tail) < self._size - 1:
-            return set()
-        return self._next.get(tuple(self._tail), set())
+            return ()
+        found = self._next.get(tuple(self._tail), {})
+        return found.keys() - self._may_repeat if self._may_repeat else found.keys()
+
+    def _forget(self) -> None:
+        """Forgets n-grams that begin before the window."""
+        if self._window is None:
+            return
+        begin = self._num_tokens - self._window
+        while self._oldest and self._oldest[0][2] < begin:
+            first, token_id, place = self._oldest.popleft()
+            if self._next[first][token_id] == place:  # no newer one
+                del self._next[first][token_id]
+                if not self._next[first]:
+                    del self._next[first]
 
 
 class BadSequences:

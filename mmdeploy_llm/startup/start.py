@@ -67,6 +67,12 @@ def _start(config: EngineConfig) -> Assembly:
     info = computer.info
     if info.runtime.dtype_choice is not None:
         logger.info(info.runtime.dtype_choice)
+    if files.spec.sampling:
+        logger.info(
+            "usual for %s, where a request does not say otherwise: %s (None or False: off)",
+            files.spec.name,
+            dict(files.spec.sampling),
+        )
     logger.info(
         "%s, %.1f MiB",
         cache_line(info.num_blocks, info.runtime.block_size),

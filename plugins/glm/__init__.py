@@ -7,6 +7,7 @@ from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 TEXT = "mmdeploy_llm_plugins.glm.text:GlmForCausalLM"
 MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
 GGUF = "mmdeploy_llm_plugins.glm.gguf:TABLE"
+CELLS = ("<table><tr><td></td></tr></table>", "<tr><th></th></tr>")  # of tables that GLM-OCR reads
 
 
 @hookimpl
@@ -73,6 +74,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM_OCR",
             deterministic=True,
             media=("image", "video"),
+            sampling={"no_repeat_ngram": {"may_repeat": CELLS}},
         ),
     )
 

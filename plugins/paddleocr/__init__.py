@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
+CELLS = ("<fcel>", "<ecel>", "<lcel>", "<ucel>", "<xcel>", "<nl>")
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
@@ -16,6 +18,8 @@ def provide_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.paddleocr.tiny:PADDLEOCR_VL",
             deterministic=True,
             media=("image",),
+            # The cells of its tables.
+            sampling={"no_repeat_ngram": {"may_repeat": CELLS}},
         ),
     )
 

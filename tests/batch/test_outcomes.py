@@ -56,6 +56,27 @@ def test_outcomes(fake_llm, values, outcome, reason):
     assert Record.from_json(record.to_json()) == record
 
 
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ([7] * 64, "the last token repeats 64 times"),
+        ([7] * 63, None),
+        ([*range(500), *([1, 2, 3] * 30)], "the last 3 tokens repeat 30 times"),
+        ([*range(100)] * 4, "the last 100 tokens repeat 4 times"),
+        ([*range(100)] * 3, None),
+        ([*range(30)] * 40 + [99], None),
+        ([9] * 200 + [*range(64)], None),
+    ],
+)
+def test_a_text_that_was_cut_off_in_a_loop(fake_llm, ids, reason):
+    values = {"finish_reason": "length", "token_ids": ids}
+    record = made(fake_llm, completion(**values), max_tokens=len(ids))
+    outcome = "truncated" if reason is None else "repetition"
+    reason = reason or "max_tokens was reached"
+    assert (record.outcome, record.outcome_reason) == (outcome, reason)
+    assert made(fake_llm, completion(token_ids=ids)).outcome == "ok"  # it ended by itself
+
+
 def test_a_call_of_a_tool_is_an_answer():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert Record(id=1, tool_calls=(call,)).outcome == "ok"

@@ -41,6 +41,54 @@ def test_ngrams(prompt, output, size):
     assert set(ngrams.banned()) == expected
 
 
+def plainly_banned(output, size, window, may_repeat):
+    """As DeepSeek-OCR's processor finds them: looks at every n-gram in the window."""
+    if len(output) < size:
+        return set()
+    prefix = tuple(output[len(output) - size + 1 :])
+    begins = range(max(0, len(output) - window), len(output) - size + 1)
+    grams = [tuple(output[i : i + size]) for i in begins]
+    return {gram[-1] for gram in grams if gram[:-1] == prefix} - set(may_repeat)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 3), max_size=80),
+    st.integers(1, 5),
+    st.integers(0, 20),
+    st.sets(st.integers(0, 3), max_size=2),
+)
+def test_ngrams_in_a_window(output, size, more, may_repeat):
+    window = size + more
+    ngrams = NGrams(size, window=window, may_repeat=may_repeat)
+    for number, token_id in enumerate(output, 1):
+        ngrams.append(token_id)
+        assert set(ngrams.banned()) == plainly_banned(output[:number], size, window, may_repeat)
+        assert len(ngrams._oldest) <= window
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_without_a_window_they_are_those_of_transformers(size):
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    rule = transformers.NoRepeatNGramLogitsProcessor(size)
+    output = torch.randint(0, 4, (60,), generator=torch.Generator().manual_seed(size))
+    ngrams = NGrams(size, window=None)
+    for number in range(1, 60):
+        ngrams.append(int(output[number - 1]))
+        logits = rule(output[None, :number], torch.zeros(1, 4))[0]
+        assert set(ngrams.banned()) == set(torch.isinf(logits).nonzero()[:, 0].tolist())
+
+
+def test_a_step_costs_no_more_in_a_long_text():
+    """A window keeps what it holds, and no more."""
+    ngrams = NGrams(30, window=90, may_repeat={7})
+    for number in range(5000):
+        ngrams.append(number % 40)
+    assert ngrams.banned() == {5000 % 40}
+    assert len(ngrams._next) <= 90
+
+
 @settings(deadline=None)
 @given(few_tokens, few_tokens, st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=4)))
 def test_bad_sequences(prompt, output, sequences):

@@ -116,7 +116,8 @@ def test_what_a_table_cannot_be(tmp_path):
 
 
 def test_answers_come_first_then_columns_then_the_rest(tmp_path):
-    first = Record(id="a", line=1, text="x", columns={"url": "u"}, outcome_reason="why")
+    why = {"outcome": "truncated", "outcome_reason": "max_tokens was reached"}
+    first = Record(id="a", line=1, text="x", columns={"url": "u"}, **why)
     second = Record(id="b", line=2, text="y", answers={"caption": "c", "tags": ["t"]})
     write(tmp_path / "out.csv", first, second)
     header = (tmp_path / "out.csv").read_text().splitlines()[0].split(",")

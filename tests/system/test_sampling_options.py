@@ -210,6 +210,35 @@ class TestEarlyStop:
         assert [len(ids) for ids in ids_of(results(llm, params))] == [4, 12, 4, 2]
 
 
+class TestNGramsThatMustNotRepeat:
+    def test_in_a_window_with_tokens_that_may(self, llm, make_llm, tiny_folder):
+        """No token of a text is one that a search through the window forbids, and a text is the
+        same alone, in a batch and after a preemption."""
+        own = {**GREEDY, "max_tokens": 40, "logit_bias": {7: 9.0, 8: 9.0}}
+        loops = ids_of(results(llm, SamplingParams(**own)))
+        rule = {"size": 3, "window": 12, "may_repeat_token_ids": [7]}
+        params = SamplingParams(**own, no_repeat_ngram=rule)
+        found = results(llm, params)
+        assert all(repeats(ids, 3, 12, {7}) for ids in loops)
+        assert not any(repeats(ids, 3, 12, {7}) for ids in ids_of(found))
+        for prompt, output in zip(PROMPTS, found, strict=True):
+            assert streamed(llm, prompt, params)[1] == list(output.outputs.token_ids)
+        small, stats = make_llm(tiny_folder("qwen2"), num_gpu_blocks_override=7, max_model_len=96)
+        assert ids_of(results(small, params)) == ids_of(found)
+        assert stats.steps[-1].num_preemptions > 0
+
+
+def repeats(ids, size, window, may_repeat):
+    """Returns the places of tokens that complete a sequence which the window before them has."""
+    found = []
+    for end in range(size, len(ids)):
+        before = ids[max(0, end - window) : end]
+        grams = {tuple(before[i : i + size]) for i in range(len(before) - size + 1)}
+        if tuple(ids[end - size + 1 : end + 1]) in grams and ids[end] not in may_repeat:
+            found.append(end)
+    return found
+
+
 def expected_end(completion, window_size, threshold, min_tokens):
     """Returns length and finish reason of the same request with an early stop."""
     num_certain = 0
