@@ -9,8 +9,8 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmdeploy_llm.cli import jobs
 from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.command_options import job_file as jobs
 
 GROUP = typer.main.get_group(app)
 ODD = 'a "b" \\ c = é\n\x7f\t☃'
