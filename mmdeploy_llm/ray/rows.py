@@ -12,7 +12,7 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.record import record_of
+from mmdeploy_llm.records.making import record_of
 from mmdeploy_llm.records.template import Template
 
 # The columns that are added, named as the fields of a batch's record, with a value of their type.
