@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import TypeVar
 
 from mmdeploy_llm.messages import MediaRef
 
+Fault = TypeVar("Fault", bound=Exception)
 MAX_ERROR_LENGTH = 2000  # characters; an exception can carry a whole file
 
 MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
@@ -59,8 +61,13 @@ def shown_uri(ref: MediaRef) -> str:
     return repr(text if len(text) <= MAX_SHOWN_URI else text[: MAX_SHOWN_URI - 3] + "...")
 
 
-def name_file(error: Exception, ref: MediaRef) -> None:
-    """Adds the file that `ref` names to an error that does not name it, such as a decoder's."""
+def with_file(error: Fault, ref: MediaRef) -> Fault:
+    """Returns an error that names the file of `ref`: a copy of one that does not, such as a
+    decoder's, which other items of the same content may have too."""
     name = shown_uri(ref)
-    if ref.scheme in ("", "file") and name not in str(error):
-        error.args = (f"{error} ({ref.kind} file {name})",)
+    if ref.scheme not in ("", "file") or name in str(error):
+        return error
+    own = type(error).__new__(type(error))
+    own.__dict__.update(error.__dict__)
+    own.args = (f"{error} ({ref.kind} file {name})",)
+    return own

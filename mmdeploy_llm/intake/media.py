@@ -22,7 +22,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
 from mmdeploy_llm.hooks.guard import CallGuard
-from mmdeploy_llm.hooks.names import error_text, name_file
+from mmdeploy_llm.hooks.names import error_text, with_file
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 from mmdeploy_llm.option_types import TokenBudget
@@ -185,12 +185,12 @@ class MediaLoader:
             try:
                 done.append(work(item))
             except RequestError as error:
-                if isinstance(item.source, MediaRef):
-                    name_file(error, item.source)
+                source = item.source
+                named = with_file(error, source) if isinstance(source, MediaRef) else error
                 if len(items) == 1:
-                    raise
+                    raise named from error.__cause__
                 number = sum(other.kind == item.kind for other in items[: index + 1])
-                raise _own_class(error)(f"{item.kind} {number}: {error}") from error
+                raise _own_class(error)(f"{item.kind} {number}: {named}") from error
         return done
 
     def _limits_until(self, deadline: Deadline | None, item: MediaItem) -> MediaLimits:

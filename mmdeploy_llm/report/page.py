@@ -161,6 +161,7 @@ def report_batch(
         done="captioned" if is_caption else "answered",
         speeds=speeds if run.num_items else {},
         settings={name: str(value) for name, value in options.items()},
+        facts={"input": "; ".join(summary.notes)} if summary.notes else {},
     )
     num_shown = min(summary.num_records, MAX_CARDS)
     write_report(

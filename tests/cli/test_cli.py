@@ -179,6 +179,36 @@ class TestCaption:
         assert "captions.html" in result.stdout
         assert made[0].is_closed
 
+    def test_what_is_not_read_is_told_in_summary_report_and_list(
+        self, run, made, pictures, tmp_path
+    ):
+        (pictures / "notes.txt").write_text("no picture")
+        (pictures / "b.png").rename(pictures / "draft_b.png")
+        given = ("pics", "--exclude", "draft_*", "--exclude", "x/", "--skipped", "skipped.jsonl")
+        words = "skipped 2 files: 1 by --exclude draft_*, 1 .txt"
+        for command in (("caption",), ("batch", "--report", "captions.html", "-o", "b.jsonl")):
+            result = run(*command, *given)
+            assert result.exit_code == 0, result.output
+            assert words in result.stdout
+            assert "--exclude 'x/' fits nothing" in result.stdout
+            assert words in (tmp_path / "captions.html").read_text()
+        assert {(own["skipped"], own["kind"]) for own in lines(tmp_path / "skipped.jsonl")} == {
+            ("pics/notes.txt", ".txt"),
+            ("pics/draft_b.png", "by --exclude draft_*"),
+        }
+        (tmp_path / "mine.txt").write_text("mine")
+        result = run("caption", "pics", "-o", "c.jsonl", "--skipped", "mine.txt")
+        assert result.exit_code == 2
+        assert "no list of skipped files" in result.stderr
+        assert (tmp_path / "mine.txt").read_text() == "mine"
+        assert not (tmp_path / "c.jsonl").exists()
+
+    def test_options_of_folders_are_refused_for_a_corpus(self, run, made, tmp_path):
+        (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+        result = run("batch", "in.jsonl", "-o", "out.jsonl", "--exclude", "*.tmp")
+        assert result.exit_code == 2
+        assert "are for folders and files of media" in result.stderr
+
     def test_some_failed(self, run, made, pictures, tmp_path):
         (pictures / "bad.png").write_bytes(b"broken")
         result = run("caption", "pics", "--table")

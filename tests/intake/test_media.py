@@ -235,6 +235,33 @@ def test_equal_items_at_once_are_made_once():
     assert hits_and_misses(cache.stats) == (4, 1)
 
 
+def test_an_error_of_two_files_with_one_content_names_each_file_alone(make_loader, processor):
+    """They are decoded once, and what is raised there reaches both."""
+    begun, go_on, found = threading.Event(), threading.Event(), {}
+
+    def decode(source, limits):
+        begun.set()
+        assert go_on.wait(5)
+        raise MediaError("it is cut off")
+
+    processor.decode = decode
+    loader = make_loader(fetch=lambda ref, limits: b"3")
+
+    def load(name):
+        with pytest.raises(MediaError) as caught:
+            loader.load(items(name))
+        found[name] = str(caught.value)
+
+    threads = [threading.Thread(target=load, args=(f"{n}.png",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(5)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert found == {f"{n}.png": f"it is cut off (image file '{n}.png')" for n in range(4)}
+
+
 def test_pysec_2026_4361_the_cache_is_bounded_in_bytes(make_loader, processor):
     loader = make_loader(cache_bytes=250)  # two items of 100 bytes
     counts(loader, b"1", b"2", b"1", b"3")  # 2 is the oldest when 3 comes
