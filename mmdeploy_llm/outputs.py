@@ -225,6 +225,8 @@ class RequestOutput:
     outputs: the completions.
     finished: whether all completions have ended; in a stream, whether this one has.
     num_cached_tokens: prompt tokens that the first completion found in the prefix cache.
+    num_input_video_frames, input_video_seconds: frames used of the prompt's videos, and the seconds
+        from the first to the end of the last of each.
     error_code: 200 means success. Otherwise the code of the first completion that failed: the
         request is finished, `error_msg` says what went wrong, and the completion's finish_reason is
         "error" or "abort"; with code 422, a text that breaks its constraint, it says what ended the
@@ -241,6 +243,8 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_input_image_tokens: int = 0
     num_input_video_tokens: int = 0
+    num_input_video_frames: int = 0
+    input_video_seconds: float = 0.0
     error_code: int = OK
     error_msg: str | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

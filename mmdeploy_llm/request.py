@@ -50,6 +50,7 @@ class MediaInput:
         placeholder tokens, such as separators between the rows of an image; it contains num_tokens
         placeholder tokens. None: placeholder tokens alone. Each ITEM_NUMBER in it becomes the
         item's number among those of its kind in the prompt, from 0.
+    num_frames, seconds: frames used of a video, and the time from the first to the end of the last.
     """
 
     kind: str
@@ -59,6 +60,8 @@ class MediaInput:
     grid_thw: tuple[int, int, int] | None = None
     prompt_text: str | None = None
     embeds: Tensor | None = None
+    num_frames: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +142,5 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def num_media_tokens(self, kind: str) -> int:
-        """Returns the number of placeholder tokens of all media of one kind, without start and end
-        markers."""
+        """Returns the placeholder tokens of all media of one kind, without markers around them."""
         return sum(span.item.num_tokens for span in self.media if span.item.kind == kind)

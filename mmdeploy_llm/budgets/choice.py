@@ -52,10 +52,12 @@ class Budgets:
 
         Raises MediaError for a wrong budget, and for one above the engine's.
         """
-        processor, allowed = self._processors[item.kind], self._tokens.get(item.kind)
         names = [name for name in names_of(item.kind) if name in item.options]
-        if not names:
-            return processor, item
+        return self._chosen(item, names) if names else (self._processors[item.kind], item)
+
+    def _chosen(self, item: MediaItem, names: list[str]) -> tuple[MediaProcessor, MediaItem]:
+        """Returns the same of an item with options of these names."""
+        processor, allowed = self._processors[item.kind], self._tokens.get(item.kind)
         rest = {name: value for name, value in item.options.items() if name not in names}
         own = replace(item, options=rest)
         name = names[0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm.command_options.answer import Thinking
-from mmdeploy_llm.command_options.model import Engine, Model
+from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
 from mmdeploy_llm.command_options.selection import Limit, Recursive
 from mmdeploy_llm.command_options.single import Image, IsJson
 from mmdeploy_llm.command_options.values import (
@@ -96,6 +96,8 @@ def count(
     limit: Limit = None,
     total: Total = False,
     as_json: IsJson = False,
+    image_tokens: ImageTokens = "auto",
+    video_tokens: VideoTokens = "auto",
     engine: Engine = None,
 ) -> None:
     """Count the tokens of prompts, pictures and videos, without the weights of the model.
@@ -113,7 +115,8 @@ def count(
         items = input_items(inputs, text, kwargs, limit=limit, is_recursive=recursive)
     else:
         items = iter([single_item(text or "", image or [], raw, kwargs)])
-    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA)
+    budgets = {"image_tokens": image_tokens, "video_tokens": video_tokens}
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **budgets)
     with TokenCounter(model, **options) as counter:
         show = show_json if as_json else show_line
         sums = show_counts(counted(items, counter), None if total else show)

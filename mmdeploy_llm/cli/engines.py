@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mmdeploy_llm.budgets.photo import telling_the_cost
+
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
     from mmdeploy_llm.answers.rounds import Answerer
@@ -28,7 +30,7 @@ def open_answerer(
 ) -> AbstractContextManager[Answerer]:
     """Opens the model in this process, or on the Ray cluster with this address."""
     if cluster is None:
-        return open_llm(model, options)
+        return telling_the_cost(open_llm(model, options), options)
     from mmdeploy_llm.ray import ClusterLLM
 
     return ClusterLLM(model, address=cluster, **options)

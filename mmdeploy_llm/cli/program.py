@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm import __version__
+from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.errors import MMDeployLLMError
 
 from . import plugin_names
-from .batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from .batches import batch, caption
 from .bench import BENCH_EPILOG, bench
 from .command import Command, CommandGroup

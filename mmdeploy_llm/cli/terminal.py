@@ -121,6 +121,9 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     again = summary.run.asked_again
     lines += [f"  {again[name]} x asked again: it broke {name}" for name in again]
     lines += [f"  {words}" for words in advice(summary.lacks)]
+    if summary.index.num_video_frames:
+        covered = seconds(summary.index.video_seconds)
+        lines.append(f"  videos: {summary.index.num_video_frames} frames, from {covered} of them")
     lines += map(printable, summary.notes)
     return "\n".join(lines)
 

@@ -34,9 +34,22 @@ Engine = Annotated[
         help="Another engine option, such as max_model_len=4096. May be repeated.",
     ),
 ]
+ImageTokens = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Most tokens of a picture: a number, auto (what the model's authors use) or full.",
+    ),
+]
+VideoTokens = Annotated[
+    str,
+    typer.Option(metavar="N", hidden=True, help="Most tokens of a video, as --image-tokens."),
+]
 NumThreads = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="CPU threads for compute.  [default: one per core]"),
+    typer.Option(
+        min=1, metavar="N", hidden=True, help="CPU threads for compute.  [default: one per core]"
+    ),
 ]
 
 
@@ -54,8 +67,15 @@ class ModelOptions(Group):
             metavar="NAME", hidden=True, help="Where to compute: auto, cpu, cuda or cuda:N."
         ),
     ] = "auto"
+    image_tokens: ImageTokens = "auto"
+    video_tokens: VideoTokens = "auto"
     engine: Engine = None
 
     def to_engine(self) -> dict[str, Any]:
-        """Returns the number format and the device."""
-        return {"dtype": self.dtype, "device": self.device}
+        """Returns the number format, the device, and the budgets of pictures and videos."""
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "image_tokens": self.image_tokens,
+            "video_tokens": self.video_tokens,
+        }

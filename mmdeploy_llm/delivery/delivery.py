@@ -26,8 +26,8 @@ from .summary import (
     FAILURES,
     can_end_here,
     is_stale,
+    media_fields,
     metrics_of,
-    num_media_tokens,
     with_id,
 )
 
@@ -45,7 +45,7 @@ class _Progress:
     request: Request
     pipeline: TextPipeline
     prompt_token_ids: list[int]
-    num_media_tokens: Mapping[str, int]
+    media_fields: Mapping[str, Any]
     has_reasoning_parser: bool
     has_tool_parser: bool
     num_read: int = 0
@@ -123,15 +123,14 @@ class Delivery:
         pipeline = TextPipeline(self._vocabulary, request, self._sources)
         if request.params.guided_decoding is not None:
             pipeline.keep_answer(tags_in(request.params.guided_decoding, self._vocabulary))
-        progress = _Progress(
+        self._progress[request.request_id] = progress = _Progress(
             request=request,
             pipeline=pipeline,
             prompt_token_ids=list(request.prompt_token_ids),
-            num_media_tokens=num_media_tokens(request),
+            media_fields=media_fields(request),
             has_reasoning_parser=self._sources.reasoning is not None,
             has_tool_parser=self._sources.tools is not None,
         )
-        self._progress[request.request_id] = progress
         return progress
 
     def _advance(self, progress: _Progress, update: TokenUpdate) -> FinishReason | None:
@@ -187,8 +186,7 @@ class Delivery:
             finished=is_last,
             metrics=metrics_of(request),
             num_cached_tokens=request.num_cached_tokens,
-            num_input_image_tokens=progress.num_media_tokens["image"],
-            num_input_video_tokens=progress.num_media_tokens["video"],
+            **progress.media_fields,
             error_code=completion.error_code,
             error_msg=completion.error_msg,
             prompt_logprobs=tuple(progress.prompt_logprobs) if wants_prompt_logprobs else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 from mmdeploy_llm.errors import ABORTED, EngineError
 from mmdeploy_llm.messages import MEDIA_KINDS
@@ -12,6 +13,8 @@ from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, ToolCall
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
+# Fields of an output, and of its media, that are summed.
+VIDEOS = (("num_input_video_frames", "num_frames"), ("input_video_seconds", "seconds"))
 FAILURES = {  # of requests that ended for a reason that nobody gave
     "abort": RequestFailure(
         code=ABORTED,
@@ -64,6 +67,12 @@ def num_media_tokens(request: Request) -> dict[str, int]:
     return {kind: request.num_media_tokens(kind) for kind in kinds}
 
 
+def media_fields(request: Request) -> dict[str, Any]:
+    """Returns what an output says about the media of its request."""
+    tokens = {f"num_input_{kind}_tokens": request.num_media_tokens(kind) for kind in MEDIA_KINDS}
+    return {**tokens, **{n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}}
+
+
 def with_id(call: ToolCall, request_id: str) -> ToolCall:
     """Gives the call an id in FastDeploy's format, unless it has one."""
     digest = hashlib.blake2b(f"{request_id} {call.index}".encode(), digest_size=16).hexdigest()
@@ -71,8 +80,7 @@ def with_id(call: ToolCall, request_id: str) -> ToolCall:
 
 
 def can_end_here(request: Request) -> bool:
-    """Whether delivery may end the request: at a stop string or sequence, or in a stream when a
-    parser fails."""
+    """Whether delivery may end the request: at a stop text, or in a stream when a parser fails."""
     params = request.params
     return request.stream or bool(params.stop or params.stop_token_sequences)
 

@@ -21,7 +21,8 @@ from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.record import Record, bad_record
+from mmdeploy_llm.records.making import bad_record
+from mmdeploy_llm.records.record import Record
 
 from .census import Tokens, count_tokens, kinds_of, name_of
 from .draw import Chosen, Drawn, draw

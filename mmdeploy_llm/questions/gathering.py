@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.record import Record, record_of
+from mmdeploy_llm.records.making import record_of
+from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.several import joined, parsed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.record import record_of
+from mmdeploy_llm.records.making import record_of
 from mmdeploy_llm.records.template import Template
 
 # The columns that are added, named as the fields of a batch's record, with a value of their type.
@@ -20,6 +20,7 @@ ADDED: Mapping[str, Any] = {
     "text": "",
     "reasoning": "",
     "finish_reason": "",
+    "outcome": "",
     "num_image_tokens": 0,
     "num_video_tokens": 0,
     "num_prompt_tokens": 0,

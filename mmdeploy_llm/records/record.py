@@ -14,6 +14,8 @@ error          {"code", "message"} with the same values; null for success
 outcome        "ok", "empty", "truncated", "repetition" or "failed", see outcome.py
 outcome_reason why, where the outcome alone does not say it; absent otherwise
 num_*_tokens   num_prompt_tokens includes those of images and videos
+num_video_frames, video_seconds   frames used of the item's videos, and the seconds that they
+               cover; absent without videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
 media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
                only where its kind is not that of its name
@@ -25,6 +27,7 @@ content        digest of what the item asks, with the content of its media; with
 same_as        id of the item whose answer this is: it asked the same; no counts and no times then
 item_digest    of the item's input, with size and modification time of its files; resume compares it
 config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
+endpoint       that a line of OpenAI's format was meant for; absent for others
 exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
                has U+FFFD for every lone surrogate, such as those of file names that are not UTF-8
 """
@@ -36,24 +39,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.errors import ABORTED, OK, InvalidAnswerError
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.errors import OK
 
-from .item import Item, Media
-from .outcome import OUTCOMES, Outcome, derived, verdict_of
+from .item import Media
+from .outcome import OUTCOMES, Outcome, derived
 from .unicode_text import escaped, replaced, unescaped
 
-NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.
 OPTIONAL = (
+    *("num_video_frames", "video_seconds"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
-    *("item_digest", "config_digest", "columns", "answers", "outcome_reason"),
+    *("item_digest", "config_digest", "columns", "answers", "endpoint", "outcome_reason"),
     *("content", "same_as"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
-LOWEST_LOGPROB = -1e30
-COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
+COUNTS = (
+    *("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens"),
+    "num_video_frames",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,8 @@ class Record:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_video_frames: int = 0
+    video_seconds: float = 0.0
     timings: Timings = Timings()
     error: ItemError | None = None
     outcome: Outcome | None = None  # derived where it is not given, so never None afterwards
@@ -105,6 +110,7 @@ class Record:
     config_digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
+    endpoint: str = ""
     content: str = ""
     same_as: str | int | None = None
 
@@ -228,139 +234,6 @@ def _restored(values: dict[str, Any]) -> dict[str, Any]:
         Media(kind=item.kind, name=name) for item, name in zip(values["media"], names, strict=True)
     )
     return {**values, **texts, "media": tuple(media)}
-
-
-def bad_record(item: BadItem) -> Record:
-    """Returns the record of a line that cannot be used."""
-    return Record(
-        id=item.id,
-        line=None if item.path is not None else item.line,
-        path=item.path,
-        finish_reason="error",
-        error_code=item.code,
-        error_msg=item.message,
-        error_class=item.kind,
-        error=ItemError(code=item.code, message=item.message),
-        item_digest=item.digest,
-    )
-
-
-def record_of(
-    item: Item, output: RequestOutput, error: Exception | None = None, config_digest: str = ""
-) -> Record:
-    """Builds the record of an item from its output. error: the exception, if any. config_digest: of
-    the configuration that made the output.
-
-    With several samples, counts are summed, times are those of all samples together, and one failed
-    sample makes the item failed.
-    """
-    samples = output.outputs
-    first = samples[0]
-    failed = None if output.is_ok else next((own for own in samples if not own.is_ok), first)
-    message = None if failed is None else output.error_msg or "no message was given"
-    code = output.error_code
-    verdict = verdict_of(samples, item.params)
-    return Record(
-        id=item.id,
-        line=None if item.path is not None else item.line,
-        path=item.path,
-        text=first.text.strip(),
-        reasoning=_stripped(first.reasoning_content),
-        tool_calls=_calls(first),
-        finish_reason=(failed or first).finish_reason,
-        error_code=code,
-        error_msg=message,
-        error_class=None if failed is None else _class_of(code, error),
-        num_image_tokens=output.num_input_image_tokens,
-        num_video_tokens=output.num_input_video_tokens,
-        num_prompt_tokens=len(output.prompt_token_ids),
-        num_output_tokens=sum(len(own.token_ids) for own in samples),
-        num_cached_tokens=output.num_cached_tokens,
-        timings=_timings(output.metrics),
-        error=None if message is None else ItemError(code=code, message=message),
-        outcome="failed" if failed is not None else verdict.outcome,
-        outcome_reason=verdict.reason,
-        media=item.media,
-        prompt=item.question,
-        outputs=_samples(output),
-        item_digest=item.digest,
-        config_digest=config_digest,
-        columns=item.columns,
-    )
-
-
-def _samples(output: RequestOutput) -> tuple[dict[str, Any], ...]:
-    """Returns the samples where a record's other fields do not say everything about them; the first
-    one with the log-probabilities of the prompt."""
-    own = output.outputs
-    if len(own) == 1 and own.logprobs is None and not output.prompt_logprobs:
-        return ()
-    samples = tuple(map(_sample, own))
-    if output.prompt_logprobs is not None:
-        samples[0]["prompt_logprobs"] = [_candidates(found) for found in output.prompt_logprobs]
-    return samples
-
-
-def _class_of(code: int, error: Exception | None) -> str:
-    if error is not None:
-        return type(error).__name__
-    if code == InvalidAnswerError.code:
-        return InvalidAnswerError.__name__
-    return "Aborted" if code == ABORTED else "EngineError" if code >= 500 else "RequestError"
-
-
-def _sample(own: CompletionOutput) -> dict[str, Any]:
-    """Returns one of n samples with its token ids, and log-probabilities if requested."""
-    sample: dict[str, Any] = {
-        "index": own.index,
-        "text": own.text.strip(),
-        "reasoning": _stripped(own.reasoning_content),
-        "finish_reason": own.finish_reason,
-        "error_code": own.error_code,
-        "error_msg": own.error_msg,
-        "token_ids": list(own.token_ids),
-    }
-    if own.tool_calls:
-        sample["tool_calls"] = _calls(own)
-    if own.logprobs is not None:
-        sample["logprobs"] = _logprobs(own)
-    return sample
-
-
-def _calls(own: CompletionOutput) -> tuple[Mapping[str, Any], ...]:
-    return tuple(call.to_dict() for call in own.tool_calls or ())
-
-
-def _logprobs(own: CompletionOutput) -> list[Any]:
-    return [_candidates(found) for found in own.logprobs or ()]
-
-
-def _candidates(found: Mapping[int, Any] | None) -> list[dict[str, Any]] | None:
-    if found is None:
-        return None
-    # A candidate of probability 0 has log-probability -inf, which JSON cannot represent.
-    return [
-        {**asdict(own), "token_id": token, "logprob": max(own.logprob, LOWEST_LOGPROB)}
-        for token, own in found.items()
-    ]
-
-
-def _stripped(text: str | None) -> str | None:
-    return None if text is None else text.strip()
-
-
-def _timings(metrics: RequestMetrics) -> Timings:
-    return Timings(
-        preprocess=_rounded(metrics.preprocess_time),
-        queue=_rounded(metrics.time_in_queue),
-        first_token=_rounded(metrics.first_token_time),
-        generate=_rounded(metrics.model_forward_time),
-        total=_rounded(metrics.model_execute_time),
-    )
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, NUM_DECIMALS)
 
 
 def seconds(value: float | None) -> str:

@@ -32,6 +32,7 @@ FIRST = ("id", "line", "path", "text")
 LAST = (
     *("outcome", "finish_reason", "error_code", "error_msg", "error_class", "reasoning"),
     *("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens"),
+    *("num_video_frames", "video_seconds"),
     *("seconds", "prompt", "media"),
 )
 LEFT_OUT = (  # of a record: only the lines have them

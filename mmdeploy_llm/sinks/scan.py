@@ -59,6 +59,8 @@ class RecordIndex:
         self.lacks: Counter[str] = Counter()
         self.num_output_tokens = 0
         self.num_media_tokens = 0
+        self.num_video_frames = 0
+        self.video_seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -80,6 +82,8 @@ class RecordIndex:
             self.lacks[record.lack] += 1
         self.num_output_tokens += record.num_output_tokens
         self.num_media_tokens += record.num_image_tokens + record.num_video_tokens
+        self.num_video_frames += record.num_video_frames
+        self.video_seconds += record.video_seconds
 
     def offsets(self, most: int | None = None) -> list[int]:
         """Returns positions in input order; at most `most`, those with the

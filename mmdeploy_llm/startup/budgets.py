@@ -7,14 +7,13 @@ import logging
 import numpy as np
 
 from mmdeploy_llm.budgets.choice import resolved
+from mmdeploy_llm.budgets.photo import PHOTO
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, PluginContractError
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.media import CanPeek
 from mmdeploy_llm.option_types import TokenBudget
 
 logger = logging.getLogger(__name__)
-
-PHOTO = 4032, 3024  # pixels of a phone's photo, 12 MP
 
 
 def within_budget(processor: MediaProcessor, budget: TokenBudget) -> MediaProcessor:
@@ -25,7 +24,8 @@ def within_budget(processor: MediaProcessor, budget: TokenBudget) -> MediaProces
     """
     kind, tokens = processor.kind, resolved(budget, processor)
     if tokens is None:
-        if budget == "auto":
+        has_none = type(processor).with_budget is MediaProcessor.with_budget
+        if budget == "auto" and has_none:
             logger.warning(
                 "%s_tokens = 'auto' changes nothing: media processor %s (plugin %s) names no "
                 "number",

@@ -75,6 +75,8 @@ class Gemma3ImageProcessor(SquareTileProcessor[PanOptions]):
     ConfigError and CheckpointError for wrong options.
     """
 
+    bounds = frozenset({COUNT})
+
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         super().__init__(resolve(checkpoint, options), options)
         self._texts = special_texts(checkpoint, TOKENS)

@@ -45,6 +45,8 @@ class Gemma4ImageProcessor(ImageProcessor):
         budget = {name: from_file[name] for name in ("max_pixels",) if BUDGET in file}
         super().__init__(checkpoint, {**budget, **given})
         self._given = frozenset(given)
+        if "max_pixels" in given:
+            self.auto_tokens = max(BUDGETS[0], self.options.max_pixels // self.area)
         check_budget(self.options.max_pixels // self.options.factor**2, checkpoint.config)
 
     def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:

@@ -46,6 +46,7 @@ class Gemma4VideoProcessor(VideoProcessor):
         max_pixels=70 * CELL * CELL,
         draw_on_frames=False,
     )
+    has_one_size = True
     frames_per_patch = 1
     frames_per_token = 1
     normalisation = MappingProxyType({"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)})

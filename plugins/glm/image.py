@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mmdeploy_llm_processors.image.budget import OF_PIXELS
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import fit_frames, unresized
 from mmdeploy_llm_processors.image.processor import ImageProcessor
@@ -25,7 +26,10 @@ class GlmImageProcessor(ImageProcessor):
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         super().__init__(checkpoint, options)
-        if getattr(checkpoint.config, "model_type", None) == "glm_ocr":
+        if (
+            not OF_PIXELS & self._given
+            and getattr(checkpoint.config, "model_type", None) == "glm_ocr"
+        ):
             self.auto_tokens = OCR_TOKENS
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
+from mmdeploy_llm_processors.image.budget import too_few
 from mmdeploy_llm_processors.image.embedded import check_names
 from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.video.options import PREFIX, VideoOptions
@@ -35,6 +36,7 @@ class InternVLVideoProcessor(VideoProcessor):
         max_pixels=1,
         draw_on_frames=False,
     )
+    has_one_size = True
     frames_per_patch = 1
     frames_per_token = 1
 
@@ -54,6 +56,13 @@ class InternVLVideoProcessor(VideoProcessor):
         file = checkpoint.video_preprocessor
         own = {name: file[name] for name in names if file.get(name) is not None}
         super().__init__(replace(checkpoint, video_preprocessor=own), options)
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
+        """See VideoProcessor."""
+        one = (self._side // self._image_options.factor) ** 2
+        if tokens < one:
+            raise too_few(tokens, one, "the tokens of one frame of this model", self.kind)
+        return super().with_budget(tokens, may_raise=may_raise)
 
     def patches_of(self, config: Any) -> tuple[int, int]:
         """See VideoProcessor."""

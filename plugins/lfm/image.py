@@ -116,6 +116,8 @@ class LfmImageProcessor(TileProcessor):
         file = checkpoint.read_json("processor_config.json")
         self._has_markers = file.get("use_image_special_tokens", True) is not False
         self._given = frozenset(options)
+        if {"max_tiles", "max_image_tokens"} & self._given:
+            self.auto_tokens = self.options.most_tokens
         super().__init__(self.options.pixels)
 
     def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
@@ -332,10 +334,8 @@ def with_tokens(
     least = options.min_tiles if "min_tiles" in given else min(options.min_tiles, max(most, 2))
     is_split = options.do_image_splitting and most >= max(2, least)
     if "do_image_splitting" in given and options.do_image_splitting and not is_split:
-        least = max(2, least) * options.tokens_of_tile + small * options.use_thumbnail
-        raise too_few(
-            tokens, least, "the tokens of the fewest tiles, since do_image_splitting is on"
-        )
+        why = "the tokens of the fewest tiles, since do_image_splitting is on"
+        raise too_few(tokens, max(2, least) * options.tokens_of_tile + tokens - left, why)
     return replace(
         options,
         do_image_splitting=is_split,

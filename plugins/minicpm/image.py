@@ -99,6 +99,8 @@ class MiniCPMImageProcessor(TileProcessor):
         self.token = self._texts["image_token"]
         self.markers = (self.token,)
         self._given = frozenset(options)
+        if "max_slice_nums" in self._given:
+            self.auto_tokens = (1 + self.options.max_slice_nums) * longest_side(self.options) ** 2
         super().__init__(self.options.pixels)
 
     def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:

@@ -22,6 +22,10 @@ Size = tuple[int, int]  # (width, height)
 Fields = Mapping[str, Any]
 SMALL = 32, 32  # pixels of an image that has as few tokens as any
 SOFT_TOKENS = (1120, 560, 280, 140, 70)
+BOUNDS = frozenset(
+    {"size", "max_pixels", "max_patches", "max_slice_nums", "max_image_size", "max_soft_tokens"}
+    | {"max_image_tokens", "image_grid_pinpoints"}
+)
 STEP, MAX_STEPS = 0.9, 40  # of the search for a size
 MAX_SIZES = 4096  # image sizes whose choice is kept
 # Switches that make several parts of an image.

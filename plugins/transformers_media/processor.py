@@ -22,7 +22,7 @@ from PIL import Image
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
-from .budget import BoundedImageProcessor, levels_of
+from .budget import BOUNDS, BoundedImageProcessor, levels_of
 from .numbering import place_of_number
 from .processing import (
     image_marker,
@@ -66,10 +66,12 @@ class AnyImageProcessor(MediaProcessor):
     """
 
     kind = "image"
-    auto_tokens = AUTO_TOKENS
+    auto_tokens: int | None = AUTO_TOKENS
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._given = frozenset(options)
+        if BOUNDS & self._given:  # the user's bound is what "auto" stands for
+            self.auto_tokens = None
         self._processor = load_processor(checkpoint, options)
         self.token = placeholder_token(checkpoint.config, self._processor)
         self._marker = image_marker(self._processor)

@@ -53,6 +53,6 @@ def within(size: tuple[int, int], factor: int, max_tokens: int | None) -> tuple[
     return rows * factor, columns * factor
 
 
-def too_few(tokens: int, least: int, why: str) -> ConfigError:
+def too_few(tokens: int, least: int, why: str, kind: str = "image") -> ConfigError:
     """Returns the error for a budget below what a family can keep to."""
-    return ConfigError(f"image_tokens = {tokens} is below {least}: {why}")
+    return ConfigError(f"{kind}_tokens = {tokens} is below {least}: {why}")

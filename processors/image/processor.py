@@ -12,7 +12,7 @@ import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
-from .budget import AUTO_TOKENS, with_tokens, within
+from .budget import AUTO_TOKENS, OF_PIXELS, with_tokens, within
 from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .draft import resize_draft
 from .embedded import check_names, embedded_grid
@@ -44,6 +44,8 @@ class ImageProcessor(MediaProcessor):
             reads_pixel_bounds=self.reads_pixel_bounds,
         )
         self._given = frozenset(options)
+        if OF_PIXELS & self._given:  # the user's bound is what "auto" stands for
+            self.auto_tokens = max(1, self.options.max_pixels // self.area)
         self._decoder = ImageDecoder()
         self._patches = Patchifier(self.options)
 

@@ -7,6 +7,7 @@ Only the chosen frames are decoded, and only one group of them is held in memory
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 from abc import abstractmethod
@@ -15,10 +16,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from mmdeploy_llm_processors.image.budget import within
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.largest import blank
 from mmdeploy_llm_processors.image.options import ImageOptions, merge_size, normalisation
@@ -27,15 +29,19 @@ from mmdeploy_llm_processors.image.thumbnail import small_jpeg
 from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import ConfigError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
 from .opening import open_video
-from .options import VideoOptions, engine_options, item_options
-from .select import chosen_frames
+from .options import PREFIX, VideoOptions, engine_options, item_options
+from .select import chosen_frames, thinned
 from .timeline import OpenVideo, Timeline, constant_timeline
 
 GROUP = 2  # frames that are merged into one token
+# Of a whole video, in the examples of one family's authors, which docs/media.md names; the others
+# have fewer.
+AUTO_TOKENS = 8192
+LEAST_STEP = 64  # tokens of a step before a budget takes frames away
 MAX_PREVIEWS = 8
 PREVIEW_SIZE = 200  # pixels of the longer side
 
@@ -74,6 +80,18 @@ class VideoPlan:
         are merged by twos."""
         return len(self.indices) + len(self.indices) % self.group
 
+    @property
+    def seconds(self) -> float:
+        """The time from the first frame to the end of the last."""
+        return covered_seconds(self.timeline, self.indices)
+
+
+def covered_seconds(timeline: Timeline, indices: Sequence[int]) -> float:
+    """Returns the seconds from the first of these frames to the end of the last."""
+    after = indices[-1] + 1
+    end = timeline.time_of(after) if after < timeline.num_frames else timeline.duration
+    return max(0.0, end - timeline.time_of(indices[0]))
+
 
 class VideoOpener(MediaProcessor):
     """Opens videos for a processor that chooses frames of them. Safe for use from several
@@ -105,12 +123,15 @@ class VideoProcessor(VideoOpener):
 
     frames_per_patch, frames_per_token: frames that a patch row holds, and that a token stands for.
     normalisation: the family's default image_mean and image_std if they are not CLIP's.
+    has_one_size: frames have the size that the family chooses, so a budget leaves fewer of them.
     checkpoint: provides its video processor's file and the vision tower's patch sizes.
     options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
     options.
     """
 
+    auto_tokens: int | None = AUTO_TOKENS
     default: ClassVar[VideoOptions]
+    has_one_size: ClassVar[bool] = False
     frames_per_patch: ClassVar[int]
     frames_per_token: ClassVar[int] = GROUP
     normalisation: ClassVar[Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
@@ -128,6 +149,21 @@ class VideoProcessor(VideoOpener):
             **{**self.normalisation, **normalisation(checkpoint.video_preprocessor)},
         )
         self._patches = Patchifier(self._image_options)
+        self._max_tokens: int | None = None  # of the budget
+        self._has_own_least = f"{PREFIX}min_pixels" in options
+
+    def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
+        """See MediaProcessor. Frames get smaller, down to LEAST_STEP tokens for a step, then fewer;
+        where they have one size, fewer only. A budget never raises what the options allow."""
+        factor = self._image_options.factor
+        if self._has_own_least and self._image_options.min_pixels > tokens * factor**2:
+            raise ConfigError(
+                f"video_min_pixels = {self._image_options.min_pixels} asks for more than the "
+                f"{tokens} tokens of video_tokens; remove one of them"
+            )
+        limited = copy.copy(self)
+        limited._max_tokens = tokens
+        return limited
 
     def use_kernels(self, kernels: PixelKernels) -> None:
         """See MediaProcessor."""
@@ -157,6 +193,8 @@ class VideoProcessor(VideoOpener):
             key=self._key(item, plan),
             grid_thw=(steps, rows, columns),
             prompt_text=self.written(plan),
+            num_frames=len(plan.indices),
+            seconds=plan.seconds,
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
@@ -180,6 +218,7 @@ class VideoProcessor(VideoOpener):
         frames that makes most tokens: fewer than allowed where the area of all frames is bounded.
         """
         options, group = self._image_options, self.frames_per_token
+        max_tokens = min(max_tokens, self._max_tokens or max_tokens)
         max_frames = max(group, self.options.max_frames, self.options.target_frames)
         side = (math.isqrt(options.max_pixels) // options.factor + 1) * options.factor
 
@@ -251,7 +290,7 @@ class VideoProcessor(VideoOpener):
                 f"{len(indices)} frames of the video would be used, {item.limits.max_frames} are "
                 "allowed; lower max_frames or fps"
             )
-        height, width = self.target_size(timeline.height, timeline.width, len(indices))
+        indices, (height, width) = self._within_budget(timeline, indices)
         return VideoPlan(
             options=options,
             timeline=timeline,
@@ -260,6 +299,26 @@ class VideoProcessor(VideoOpener):
             width=width,
             group=self.frames_per_token,
         )
+
+    def _within_budget(
+        self, timeline: Timeline, indices: list[int]
+    ) -> tuple[list[int], tuple[int, int]]:
+        """Returns the frames to use and their (height, width). Raises MediaError for a budget below
+        the tokens of one step of frames that have one size."""
+        factor, group, most = self._image_options.factor, self.frames_per_token, self._max_tokens
+        size = self.target_size(timeline.height, timeline.width, len(indices))
+        one = (size[0] // factor) * (size[1] // factor)
+        if most is None or -(-len(indices) // group) * one <= most:
+            return indices, size
+        steps = most // (one if self.has_one_size else min(one, LEAST_STEP))
+        if not steps and self.has_one_size:
+            raise MediaError(
+                f"video_tokens = {most} is below the {one} tokens of one frame of this model; "
+                "raise it"
+            )
+        indices = thinned(indices, max(1, steps) * group)
+        size = self.target_size(timeline.height, timeline.width, len(indices))
+        return indices, within(size, factor, most // -(-len(indices) // group))
 
     def _pixels(self, video: OpenVideo, plan: VideoPlan) -> Iterator[np.ndarray]:
         """Yields plan.num_frames frames at their final size, uint8 [H, W, 3]."""
@@ -277,7 +336,7 @@ class VideoProcessor(VideoOpener):
     def _key(self, item: VideoItem, plan: VideoPlan) -> str:
         text = (
             f"{type(self).__qualname__}\0{plan.options!r}\0{self._image_options!r}\0"
-            f"{list(plan.indices)!r}\0{item.digest}"
+            f"{list(plan.indices)!r}\0{plan.height}\0{plan.width}\0{item.digest}"
         )
         return blake2b(text.encode(), digest_size=20).hexdigest()
 

@@ -33,6 +33,14 @@ def first_to_last(timeline: Timeline, options: VideoOptions) -> list[int]:
     return indices
 
 
+def thinned(indices: list[int], count: int) -> list[int]:
+    """Returns at most `count` of the frames, evenly spread; the first and last are among them."""
+    if count >= len(indices):
+        return indices
+    places: list[int] = np.linspace(0, len(indices) - 1, count).round().astype(int).tolist()
+    return [indices[place] for place in places]
+
+
 def one_of_each(total: int, count: int, mode: str, rng: np.random.Generator) -> list[int]:
     """Returns one frame of each of `count` equal intervals; all frames if there are fewer."""
     cuts = np.linspace(0, total, min(count, total) + 1).astype(int).tolist()

@@ -10,8 +10,9 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.outputs import CompletionOutput, Completions
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.making import record_of
 from mmdeploy_llm.records.outcome import ALL_FAILED, NOTHING, OUTCOMES, Retried
-from mmdeploy_llm.records.record import Record, record_of
+from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.choose import open_sink
 
 EMPTY = {"text": " \n", "token_ids": [5]}
@@ -154,7 +155,9 @@ def test_which_items_are_retried(given, taken):
     assert (Retried.parse(True), Retried.parse(False)) == (ALL_FAILED, NOTHING)
 
 
-@pytest.mark.parametrize("given", ["", "emty", "ok", "empty,,408", [], [200], [600], [None], "4.5"])
+@pytest.mark.parametrize(
+    "given", ["", "emty", "ok", "empty,,408", [], [200], [600], [None], "4.5", [[]], [{}]]
+)
 def test_what_names_no_outcome_and_no_code_is_refused(given):
     with pytest.raises(ConfigError, match="empty,truncated,408"):
         Retried.parse(given)

@@ -10,15 +10,8 @@ from mmdeploy_llm.errors import PromptTooLongError
 from mmdeploy_llm.outputs import Completions, ToolCall
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.item import Item, Media
-from mmdeploy_llm.records.record import (
-    ItemError,
-    Record,
-    Timings,
-    bad_record,
-    key_of,
-    record_of,
-    seconds,
-)
+from mmdeploy_llm.records.making import bad_record, record_of
+from mmdeploy_llm.records.record import ItemError, Record, Timings, key_of, seconds
 
 
 def item(prompt, n=1, **values):
@@ -157,3 +150,12 @@ def test_other_json_is_refused(line):
 )
 def test_durations_in_words(value, words):
     assert seconds(value) == words
+
+
+def test_a_record_says_what_of_its_videos_was_used():
+    """Frames and seconds stand in the record of an item with videos, and in no other."""
+    record = Record(id="a.mp4", path="a.mp4", num_video_frames=12, video_seconds=59.5)
+    values = json.loads(record.to_json())
+    assert (values["num_video_frames"], values["video_seconds"]) == (12, 59.5)
+    assert Record.from_json(record.to_json()) == record
+    assert "video_seconds" not in json.loads(Record(id="a", path="a").to_json())

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 from mmdeploy_llm_processors.image.decode import ImageHeader
+from mmdeploy_llm_processors.video.processor import VideoItem
+from mmdeploy_llm_processors.video.timeline import constant_timeline
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, PluginManager
 
 MANAGER = PluginManager.load()
 SPECS = {spec.name: spec for spec in MANAGER.media_processors if spec.priority == 0}
+VIDEOS = [name for name, spec in SPECS.items() if spec.kind == "video"]
 IMAGES = [name for name, spec in SPECS.items() if spec.kind == "image"]
 PHOTO = (4032, 3024)
 SIZES = [
@@ -29,8 +32,8 @@ SIZES = [
     (999, 1001),
 ]
 # The published sizes of each family's tower.
-PATCH_16 = ("qwen3-image", "gemma4-image", "lfm2-image")
-SIDES = {"gemma3-image": 896, "internvl-image": 448}
+PATCH_16 = ("qwen3-video", "gemma4-video", "qwen3-image", "gemma4-image", "lfm2-image")
+SIDES = {"internvl-video": 448, "gemma3-image": 896, "internvl-image": 448}
 # Fewest tokens of an image; 1 for those that are not named.
 LEAST = {"gemma3-image": 256, "gemma4-image": 70, "internvl-image": 256}
 # Families that use less of a budget for a photo, because they have steps: the next lower one.
@@ -53,7 +56,7 @@ def processor_of(name, folder, options=None, model_type=None):
         spatial_merge_size=2,
         position_embedding_size=10240,
     )
-    if name == "gemma4-image":
+    if name.startswith("gemma4"):
         del vision.spatial_merge_size
         vision.pooling_kernel_size = 3
     config = SimpleNamespace(
@@ -158,6 +161,26 @@ def test_own_bounds_stay(tmp_path):
         own.with_budget(500)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen-image", {"max_pixels": 3000 * 784}),
+        ("glm-image", {"max_pixels": 2 * 3000 * 784}),
+        ("ernie-image", {"size": {"shortest_edge": 784, "longest_edge": 3000 * 784}}),
+        ("internvl-image", {"max_patches": 12}),
+        ("gemma4-image", {"max_soft_tokens": 1120}),
+        ("lfm2-image", {"max_tiles": 10}),
+        ("minicpm-image", {"max_slice_nums": 30}),
+    ],
+)
+def test_auto_leaves_the_users_own_bound(name, options, tmp_path):
+    """An option of the family that is given is what "auto" stands for."""
+    own = processor_of(name, tmp_path, options)
+    limited = own.with_budget(own.auto_tokens)
+    assert tokens_of(limited, PHOTO) == tokens_of(own, PHOTO)
+    assert tokens_of(own, PHOTO) > (1000 if name == "gemma4-image" else 1280)
+
+
 def test_a_number_raises_what_the_family_sets(tmp_path):
     """A number of an engine replaces the family's bound upwards too; that of a prompt does not."""
     processor = processor_of("gemma4-image", tmp_path)
@@ -182,3 +205,67 @@ def test_own_options_of_an_item_stay_within_its_budget(tmp_path):
     assert limited.count_tokens(header, {"max_pixels": 50 * 784}) <= 50
     with pytest.raises(MediaError, match="is above the engine's 78400"):
         limited.count_tokens(header, {"max_pixels": 101 * 784})
+
+
+def video(seconds, size=(1920, 1080), fps=30.0):
+    """Returns an opened video whose frames are never read."""
+    count = max(1, round(seconds * fps))
+    timeline = constant_timeline(*size, count, fps)
+    opened = SimpleNamespace(timeline=timeline, digest="0" * 40, has_chosen_frames=False)
+    return VideoItem(video=opened, limits=MediaLimits())
+
+
+@pytest.mark.parametrize("tokens", [1, 70, 300, 1000, 8192])
+@pytest.mark.parametrize("name", VIDEOS)
+def test_no_video_has_more_tokens_than_its_budget(name, tokens, tmp_path):
+    """Videos of any length and shape stay within the budget; a long one uses most of it, and its
+    first and last frames stay."""
+    processor = processor_of(name, tmp_path)
+    if name == "internvl-video" and tokens < 256:
+        with pytest.raises(ConfigError, match=f"video_tokens = {tokens} is below 256"):
+            processor.with_budget(tokens)
+        return
+    limited = processor.with_budget(tokens)
+    for seconds in (0.03, 1, 10, 120, 1900):
+        for size in ((1920, 1080), (1080, 1920), (40, 2000), (64, 64)):
+            item = video(seconds, size)
+            whole = processor._plan(item, {}).indices
+            if name == "gemma4-video" and tokens < 70:
+                with pytest.raises(MediaError, match="video_tokens = 1 is below the"):
+                    limited.count_tokens(item, {})
+                continue
+            found, plan = limited.count_tokens(item, {}), limited._plan(item, {})
+            assert 1 <= found <= tokens, (seconds, size)
+            assert found <= processor.count_tokens(item, {})
+            assert set(plan.indices) <= set(whole)
+            assert plan.indices[0] == whole[0]
+            assert len(plan.indices) < 3 or plan.indices[-1] == whole[-1]
+            text = limited.prompt_text(item, {})
+            assert text is None or text.count(limited.token) == found
+    most = min(tokens, processor.count_tokens(video(120), {}))
+    if not (name == "gemma4-video" and tokens < 70):
+        assert limited.count_tokens(video(120), {}) >= 0.6 * most or tokens < 300
+
+
+def test_frames_get_smaller_before_they_get_fewer(tmp_path):
+    """A budget shrinks the frames of families with any size, and thins out those of one size."""
+    item = video(20)
+    qwen = processor_of("qwen-video", tmp_path)
+    whole, some, few = (
+        one._plan(item, {}) for one in (qwen, qwen.with_budget(4000), qwen.with_budget(640))
+    )
+    assert len(whole.indices) == len(some.indices) == 40 > len(few.indices) == 20
+    assert whole.height > some.height > few.height
+    intern = processor_of("internvl-video", tmp_path)
+    assert len(intern._plan(item, {}).indices) == 8
+    assert len(intern.with_budget(1000)._plan(item, {}).indices) == 3
+
+
+def test_two_budgets_of_a_video_are_two_keys(tmp_path):
+    """The caches tell them apart."""
+    qwen, item = processor_of("qwen-video", tmp_path), video(2)
+    keys = [one._key(item, one._plan(item, {})) for one in (qwen, qwen.with_budget(300))]
+    assert keys[0] != keys[1]
+    own = processor_of("qwen-video", tmp_path, {"video_min_pixels": 300 * 784})
+    with pytest.raises(ConfigError, match="asks for more than the 200 tokens of video_tokens"):
+        own.with_budget(200)

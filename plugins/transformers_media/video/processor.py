@@ -21,7 +21,7 @@ from mmdeploy_llm_plugins.transformers_media.processing import (
     tokens_around,
 )
 from mmdeploy_llm_plugins.transformers_media.processor import OF_TEXT
-from mmdeploy_llm_processors.video.processor import VideoItem, VideoOpener
+from mmdeploy_llm_processors.video.processor import VideoItem, VideoOpener, covered_seconds
 from mmdeploy_llm_processors.video.timeline import OpenVideo, Timeline, constant_timeline
 from torch import Tensor
 
@@ -106,6 +106,8 @@ class AnyVideoProcessor(VideoOpener):
             key=blake2b(text.encode(), digest_size=20).hexdigest(),
             grid_thw=None if grid is None or len(grid) > 1 else tuple(grid[0].tolist()),
             prompt_text=made.text,
+            num_frames=len(plan.indices),
+            seconds=covered_seconds(plan.timeline, plan.indices),
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -80,13 +80,18 @@ class SquareTileProcessor(TileProcessor, Generic[Options]):
     """Processes an image into square tiles of one size. A family sets `token` and `markers`, and
     says which tiles an image has and what text they have.
 
-    options: the engine's. given: names of those that the user has set.
+    options: the engine's. given: names of those that the user has set. bounds: names of options
+    that bound the number of tiles.
     """
+
+    bounds: ClassVar[frozenset[str]] = frozenset({"max_patches"})
 
     def __init__(self, options: Options, given: Collection[str] = ()) -> None:
         super().__init__(options.pixels)
         self.options = options
         self._given = frozenset(given)
+        if self.bounds & self._given:  # the user's bound is what "auto" stands for
+            self.auto_tokens = options.most_tiles * self.tokens_of_tile
 
     def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
         """See MediaProcessor: the number of tiles is bounded."""

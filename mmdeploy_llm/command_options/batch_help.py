@@ -57,6 +57,7 @@ one item, in the order of completion:
   error_code, error_msg, error_class, error     200 and null for success
   num_image_tokens, num_video_tokens, num_prompt_tokens, num_output_tokens,
   num_cached_tokens, timings (seconds)
+  num_video_frames, video_seconds   frames used of videos, and the time they cover
   media, prompt        the media of the input, the start of its question
   columns              the values of --columns
   outputs              every sample, with n > 1 or logprobs

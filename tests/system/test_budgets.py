@@ -1,0 +1,72 @@
+"""image_tokens and video_tokens of an engine, of a prompt, and of the program."""
+
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.cli.program import app
+
+PARAMS = SamplingParams(temperature=0, max_tokens=4)
+
+
+def asked(kind, source, **more):
+    part = {"type": kind, kind: source}
+    content = [part, {"type": "text", "text": "What is this?"}]
+    return {"messages": [{"role": "user", "content": content}], **more}
+
+
+def test_budgets_of_an_engine_and_of_a_prompt():
+    """A budget holds for what is counted and what is computed; a prompt may lower it only, and its
+    error is its own."""
+    picture = Image.new("RGB", (800, 600), "red")
+    prompts = [
+        asked("image", picture),
+        asked("image", picture, mm_processor_kwargs={"image_tokens": 5}),
+        asked("image", picture, mm_processor_kwargs={"image_tokens": 21}),
+        asked("video", "examples/images/clip-1.mp4"),
+        asked("video", "examples/images/clip-1.mp4", mm_processor_kwargs={"video_tokens": 20}),
+    ]
+    with LLM("shapes-vl", image_tokens=20, video_tokens=200, quiet=True) as llm:
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+        counts = [llm.count_tokens(prompt) for prompt in prompts[:2]]
+    used = [output.num_input_image_tokens for output in outputs[:2]]
+    assert used == [count.num_input_image_tokens for count in counts]
+    assert used[1] <= 5 < used[0] <= 20
+    assert "above the engine's 20; raise it in LLM(image_tokens=...)" in outputs[2].error_msg
+    whole, part = outputs[3:]
+    assert part.num_input_video_tokens <= 20 < whole.num_input_video_tokens <= 200
+    assert 0 < part.num_input_video_frames < whole.num_input_video_frames
+    assert 3 < part.input_video_seconds <= whole.input_video_seconds < 4
+
+
+def test_the_program_says_what_a_photo_costs(tmp_path):
+    """`caption` and `count` take the same budget, and the records and the summary say what of a
+    video was used."""
+    sources = ["examples/images/picture-1.png", "examples/images/clip-1.mp4"]
+    words = ["-o", str(tmp_path / "out.jsonl"), "--no-report", "--max-tokens", "4"]
+    budget = ["--image-tokens", "6", "--video-tokens", "100"]
+    done = CliRunner().invoke(app, ["caption", *sources, *words, *budget])
+    assert "12 MP photos become 4032x3024 -> " in done.output
+    assert "(--image-tokens 6)" in done.output
+    assert "videos: " in done.output
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    by_path = {record["path"].rpartition("/")[2]: record for record in records}
+    assert 0 < by_path["picture-1.png"]["num_image_tokens"] <= 6
+    assert 0 < by_path["clip-1.mp4"]["num_video_tokens"] <= 100
+    assert by_path["clip-1.mp4"]["num_video_frames"] > 1
+    counted = CliRunner().invoke(app, ["count", sources[0], "-p", "x", "--json", *budget])
+    found = json.loads(counted.output.splitlines()[0])["num_input_image_tokens"]
+    assert found == by_path["picture-1.png"]["num_image_tokens"]
+
+
+@pytest.mark.parametrize("wrong", ["0", "-5", "1.5", "many", ""])
+def test_a_wrong_budget_is_an_error_before_anything_is_loaded(wrong, tmp_path):
+    """The message names the option and what it may be."""
+    words = ["caption", "examples/images", "-o", str(tmp_path / "o.jsonl"), "--image-tokens", wrong]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "image_tokens" in done.output
+    assert "whole number above 0" in " ".join(done.output.split())
