@@ -20,7 +20,7 @@ from typing import Any
 
 from mmdeploy_llm.batch.run import Tally
 from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record, duration
@@ -100,6 +100,12 @@ class GrowingReport:
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS if is_hurried else None)
+        elif self._tally is None and self._is_resumed:  # nothing was left to do
+            with (
+                contextlib.suppress(OSError, ConfigError),
+                Folder.open(self._path.parent) as parent,
+            ):
+                self._keep(parent, self._page(parent, "").beside)
 
     def row(self, record: Record) -> Row | None:
         """Returns the card of a record, if there is one."""

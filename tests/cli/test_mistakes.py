@@ -49,7 +49,7 @@ def _folder(tmp_path, monkeypatch):
         ([*HERE, "--engine", "seed=1", "--engine", "seed=2"], "--engine gives seed twice"),
         ([*HERE, "--engine", "max_model_length=1"], "did you mean 'max_model_len'"),
         ([*HERE, "--engine", "max_model_len=no"], "max_model_len"),
-        ([*HERE, "--validate-retries", "5"], "only with --validate"),
+        ([*HERE, "--validate-retries", "5"], "has an effect only with"),
         ([*HERE, "--no-report", "--report", "x.html"], "--report and --no-report contradict"),
         ([*HERE, "--resume", "--no-retry-failed", "--retry-failed", "408"], "contradict each"),
         ([*BATCH, "--prompt-file", "nowhere.txt"], "--prompt-file: the file 'nowhere.txt'"),
