@@ -35,7 +35,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcess
 from .opening import open_video
 from .options import PREFIX, VideoOptions, engine_options, item_options
 from .select import chosen_frames, thinned
-from .timeline import UNKNOWN_RATE, OpenVideo, Timeline, constant_timeline
+from .timeline import OpenVideo, Timeline, constant_timeline
 
 GROUP = 2  # frames that are merged into one token
 # Of a whole video, in the examples of one family's authors, which docs/media.md names; the others
@@ -44,7 +44,7 @@ AUTO_TOKENS = 8192
 LEAST_STEP = 64  # tokens of a step before a budget takes frames away
 MAX_PREVIEWS = 8
 PREVIEW_SIZE = 200  # pixels of the longer side
-LONG_VIDEO = 100_000  # frames, more than an hour
+_LONG_VIDEO = 100_000  # frames, more than an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,7 +157,7 @@ class VideoProcessor(VideoOpener):
 
     def _check_choice(self) -> None:
         """Raises ConfigError for options with which even a long video could not be used."""
-        timeline = constant_timeline(64, 64, LONG_VIDEO, UNKNOWN_RATE)
+        timeline = constant_timeline(64, 64, _LONG_VIDEO, 24.0)
         try:
             self.choose(timeline, self.options, "0" * 64)
         except MediaError as error:
