@@ -383,7 +383,6 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
-    most = job.settings.max_failures
     if (watch := job.settings.watch) is not None:
         watch.begin(tally)
     schema = job.settings.schema
@@ -392,7 +391,7 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
             job.items,
             writer,
             tally=tally,
-            max_failures=most,
+            max_failures=job.settings.max_failures,
             watch=watch,
             config_digest=digest,
             duplicates=same,

@@ -78,8 +78,7 @@ class BulkClient(EngineClient):
         sampling_params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
-        live: bool = False,
-        live_port: int = 0,
+        live: bool | int = False,
         use_tqdm: bool = True,
         **options: Unpack[BatchOptions],
     ) -> BatchSummary:
@@ -97,8 +96,7 @@ class BulkClient(EngineClient):
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
         "anyway": also if other results are of another model or of other parameters.
         overwrite: replace the output, which otherwise must not exist. report: an HTML page.
-        live: serve the report on 127.0.0.1 while the run goes on, at live_port or a free port,
-        which is logged.
+        live: serve it on 127.0.0.1 meanwhile, at this port or, True, a free one, which is logged.
         Raises ConfigError for a wrong call, and when the output is lost, OutputLostError or
         OutputWriteError, which say how to continue; an item with an error becomes a line with it.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
@@ -117,7 +115,7 @@ class BulkClient(EngineClient):
             is_progress_shown=None if use_tqdm else False,
         )
         settings = with_reader(settings, lambda: open_reader(self._config))
-        return self._batch(plan_batch(input, output, settings), report, live_port if live else None)
+        return self._batch(plan_batch(input, output, settings), report, live)
 
     def extract(
         self,
@@ -182,11 +180,11 @@ class BulkClient(EngineClient):
         return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
 
     def _batch(
-        self, job: BatchJob, report: str | os.PathLike[str] | None, live_port: int | None
+        self, job: BatchJob, report: str | os.PathLike[str] | None, live: bool | int
     ) -> BatchSummary:
         """Runs a batch and writes its report, if one is wanted, with the frames of its videos."""
         if report is None:
-            if live_port is not None:
+            if live:
                 raise ConfigError("live serves the report: name its file with report")
             return _ended(run_batch(job, self._lent))
         config, media = self._config, self._desk.media
@@ -194,7 +192,8 @@ class BulkClient(EngineClient):
             lambda: open_reader(config) if media is None else media,
             lambda: open_media(config) if media is None else media,
         )
-        options = ReportOptions(model=config.model, about={}, live_port=live_port)
+        port = None if live is False else 0 if live is True else live
+        options = ReportOptions(model=config.model, about={}, live_port=port)
         whole = RunReport(job, Path(report), previews, options)
         if whole.url is not None:
             logger.info("the report, while the run goes on: %s", whole.url)

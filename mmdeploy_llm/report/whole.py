@@ -19,7 +19,7 @@ from .previews import FilePreviews
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What a report says besides the records, and where it is served.
+    """Holds what a report says besides the records, and where it is served.
 
     about: further settings to list. live_port: where it is served while the run goes on, 0 for a
     free port; None: nowhere.
