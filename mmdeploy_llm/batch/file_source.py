@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mmdeploy_llm.datasets.names import is_url, is_video_name
 from mmdeploy_llm.datasets.rows import BadItem, Lines
-from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.finding.files import Found, FoundFile
 from mmdeploy_llm.finding.identity import Ids
 from mmdeploy_llm.params import SamplingParams
@@ -35,8 +36,6 @@ class FileSource:
     outputs of an earlier version.
     """
 
-    about = ""
-
     def __init__(
         self,
         found: Found,
@@ -51,7 +50,8 @@ class FileSource:
     ) -> None:
         for text in (*([] if question is None else [question]), *asks.questions.values()):
             check_no_columns(text, (file.path for file in found.files))
-        self._found, self._selection = found, selection
+        self._found, self._selection = found, selection.over(len(found.files))
+        self.about = self._selection.words(len(found.files))
         self._params, self._question, self._asks = params, question, asks
         self._template_kwargs = dict(template_kwargs or {})
         self._system, self._sidecar = system, sidecar
@@ -75,13 +75,14 @@ class FileSource:
             own = (known or {}).get(file.place.real_path, file.path)
             own = own if ids is None else ids.of(file.place)
             self.ids[own] = line
-            if self._selection.takes(line):
+            if self._selection.takes(line) and self._selection.takes_id(own, file.path):
                 self._files[own] = file
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items, large files among small ones."""
-        sizes = {own: self._sizes[file.path] for own, file in self._files.items()}
-        return map(self._item, mixed(sizes))
+        """Yields the items, large files among small ones unless records have the input's order.
+        Raises ConfigError for an id that --only names and no file has."""
+        self._check_only()
+        return map(self._item, self._ordered())
 
     def read(self, lines: Lines) -> Iterator[Item | BadItem]:
         """Yields the items of these files."""
@@ -115,6 +116,18 @@ class FileSource:
             size=self._sizes[path],
         )
 
+    def _ordered(self) -> Iterable[str]:
+        if self._selection.order == "input":
+            return self._files
+        return mixed({own: self._sizes[file.path] for own, file in self._files.items()})
+
+    def _check_only(self) -> None:
+        known = {*self.ids, *(file.path for file in self._found.files)}
+        if missing := sorted((self._selection.only or frozenset()) - known):
+            near = difflib.get_close_matches(missing[0], known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"no file of the input has the id {missing[0]!r}{hint} (--only)")
+
     def counted(self) -> int | None:
         """Returns the number of files, which are listed once."""
         return self.total
@@ -122,7 +135,8 @@ class FileSource:
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's file in the list; None when not selected."""
         line = self.ids.get(str(record.id)) if record.path is not None else None
-        return line if line is not None and self._selection.takes(line) else None
+        is_ours = line is not None and self._selection.takes(line)
+        return line if is_ours and self._selection.takes_id(record.id, record.path) else None
 
     def file_of(self, record: Record) -> str | None:
         """Returns the path of the record's file; None when it is not in the list."""

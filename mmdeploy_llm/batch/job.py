@@ -40,6 +40,7 @@ from .apart import check_apart, check_log
 from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
+from .in_order import InOrder
 from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
@@ -308,6 +309,7 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         writer = sidecars.around(writer)
+        writer, job = _ordered(job, writer, stack)
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
             root = job.source.root if isinstance(job.source, FileSource) else None
@@ -341,6 +343,14 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
         _state(job, ending, total).write(job.sink.state_file)
     counts = counts_of(tally, answerer)
     return summary_of(job, ending, counts, num_before, writer, change, sidecars.counts)
+
+
+def _ordered(job: BatchJob, writer: RecordSink, stack: ExitStack) -> tuple[RecordSink, BatchJob]:
+    """Returns a writer that keeps the order of the input, if that is wanted, and its job."""
+    if job.settings.selection.order != "input":
+        return writer, job
+    ordered = stack.enter_context(InOrder(writer, job.kept.done))
+    return ordered, replace(job, items=ordered.noted(job.items))
 
 
 def _is_complete(job: BatchJob) -> bool:

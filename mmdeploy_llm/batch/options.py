@@ -13,7 +13,7 @@ from mmdeploy_llm.answers.schemas import AnswerSchema
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
 from mmdeploy_llm.questions.asks import Asks
-from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.ids import ORDERS, Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
 from mmdeploy_llm.telling.teller import TellingOptions
 
@@ -26,11 +26,14 @@ class OutputOptions(TypedDict, total=False):
     ask: several questions instead of `prompt`, by name: {"caption": "Describe.", "tags": "List."};
         the record has `answers` by these names, and `text` is the first one's.
     shard: "2/8" answers the second of eight shards, by line number.
-    limit: lines to read.
+    limit: lines to read. random: whether these are drawn, with random_seed (0), and not the first.
+    only: ids of the items to do. order: "finished" writes records as they finish, "input" in the
+        order of the input.
     system: the system message before `prompt`, and of lines whose messages have none.
     recursive: whether folders of media are read with their subfolders (True).
     max_failures: failed items that end the run.
-    format: "jsonl", "csv", "parquet" or "webdataset"; None decides by the suffix of the output.
+    format: "jsonl", "csv", "openai" (the responses of OpenAI's Batch API), "parquet" or
+        "webdataset"; None decides by the suffix of the output.
     part_items: most items of a part of the output; None is the format's own number.
     journal: folder on this machine for what is not uploaded yet, when the output is a URL.
     schema: guides the answers, checks them as validate does, and gives `answers` by its fields: a
@@ -46,6 +49,10 @@ class OutputOptions(TypedDict, total=False):
     ask: Mapping[str, str] | None
     shard: str | None
     limit: int | None
+    random: bool
+    random_seed: int
+    only: Collection[str] | None
+    order: str
     system: str | None
     recursive: bool
     max_failures: int | None
@@ -68,7 +75,9 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(options)
     asks = Asks.given(settings.pop("ask", None))
     schema = AnswerSchema.given(settings.pop("schema", None), settings.pop("validate", None))
-    selection = Selection.parse(settings.pop("shard", None), settings.pop("limit", None))
+    selection = selected(
+        **{name: settings.pop(name) for name in SELECTED if name in settings},
+    )
     if "recursive" in settings:
         settings["is_recursive"] = settings.pop("recursive")
     names = ("avoid", "max_words", "max_chars")
@@ -76,6 +85,32 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     if "log_json" in settings:
         settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
     return {**settings, "selection": selection, "schema": schema, "asks": asks}
+
+
+SELECTED = ("shard", "limit", "random", "random_seed", "only", "order")
+
+
+def selected(
+    *,
+    shard: str | None = None,
+    limit: int | None = None,
+    random: bool = False,
+    random_seed: int | None = None,
+    only: Collection[str] | None = None,
+    order: str = ORDERS[0],
+) -> Selection:
+    """Returns the selection of these options. Raises ConfigError."""
+    if random_seed is not None and not random:
+        raise ConfigError("random_seed has an effect only with random")
+    if isinstance(only, str):
+        raise ConfigError(f"only must be a list of ids, got the text {only[:40]!r}")
+    return Selection.parse(
+        shard,
+        limit,
+        seed=(random_seed or 0) if random else None,
+        only=None if only is None else frozenset(map(str, only)),
+        order=order,
+    )
 
 
 class BatchOptions(ColumnArguments, FindingArguments, SidecarArguments, OutputOptions, total=False):

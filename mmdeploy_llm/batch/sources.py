@@ -6,6 +6,7 @@ All are read lazily; a source backed by files can be iterated again.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
@@ -29,6 +30,10 @@ from .corpus.columns import ColumnOptions
 from .corpus.questions import QuestionReader
 from .file_source import FileSource
 from .items import ItemReader
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMED = 3  # ids in a message
 
 
 class Source(Protocol):
@@ -67,18 +72,35 @@ class LineSource:
 
     def __init__(self, rows: Rows, reader: QuestionReader, selection: Selection) -> None:
         self._rows, self._reader, self._selection = rows, reader, selection
+        told = [reader.about]
+        if selection.seed is not None:
+            num_rows = _counted(rows)
+            self._selection = selection.over(num_rows)
+            told.append(self._selection.words(num_rows))
         self.total = self.counted()
-        self.about = reader.about
+        self.about = "\n".join(filter(None, told))
         self.skipped = Skipped()
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items of the selected rows."""
-        return self.read(self._selection)
+        """Yields the items of the selected rows. Raises ConfigError when none has an id of
+        --only."""
+        only = self._selection.only or frozenset()
+        left = set(only)
+        for item in self.read(self._selection):
+            left.discard(str(item.id))
+            yield item
+        if left:
+            names = ", ".join(map(repr, sorted(left)[:MAX_NAMED]))
+            if len(left) == len(only):
+                raise ConfigError(f"no item of the input has an id of --only: {names}")
+            logger.warning("--only: no item of the input has %d of the ids: %s", len(left), names)
 
     def read(self, lines: Lines) -> Iterator[Item | BadItem]:
-        """Yields the items of these rows."""
+        """Yields the items of these rows, of those that --only names."""
         for row in self._rows.read(lines):
-            yield self._reader.read(row)
+            item = row if isinstance(row, BadItem) else self._reader.read(row)
+            if self._selection.takes_id(item.id):
+                yield item
 
     def sizes(self) -> Mapping[int, int]:
         """Returns none: the bytes of media in rows are not known before they are read."""
@@ -92,7 +114,18 @@ class LineSource:
     def place_of(self, record: Record) -> int | None:
         """Returns the record's line number; None when not selected."""
         is_ours = record.line is not None and self._selection.takes(record.line)
+        is_ours = is_ours and self._selection.takes_id(record.id)
         return record.line if is_ours else None
+
+
+def _counted(rows: Rows) -> int:
+    """Counts rows, by reading them where the format does not say. Raises ConfigError for those that
+    can be read once only."""
+    if rows.num_rows is not None:
+        return rows.num_rows
+    if not rows.is_repeatable:
+        raise ConfigError("random items cannot be drawn of an iterator; give a list or a file")
+    return sum(1 for _ in rows.read(Selection()))
 
 
 def open_source(
@@ -112,8 +145,8 @@ def open_source(
     sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
     """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
-    if `is_recursive`, or an iterable of dicts. Raises ConfigError for an input that cannot be
-    opened.
+    if `is_recursive`, a glob of them, or an iterable of dicts. Raises ConfigError for an input that
+    cannot be opened.
 
     Media paths in a file are relative to the file's folder, those in dicts to the working folder.
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
@@ -125,11 +158,11 @@ def open_source(
         return LineSource(dicts, QuestionReader(dicts, reader, columns, question, asks), selection)
     name = os.fspath(given)
     _check_name(name)
-    rows = open_rows(name, max_bytes, root)
+    rows = None if _is_media_glob(name) else open_rows(name, max_bytes, root)
     if rows is not None:
         return LineSource(rows, QuestionReader(rows, reader, columns, question, asks), selection)
     if columns.values():
-        raise ConfigError(f"{name!r} is a folder of media, which has no columns; {KINDS}")
+        raise ConfigError(f"{name!r} is media, which has no columns; {KINDS}")
     return open_files(
         [name],
         params,
@@ -184,8 +217,15 @@ def _check_name(name: str) -> None:
     is_named = is_url(name) or is_pattern(name) or name.startswith("pipe:")
     if not os.path.exists(name) and not is_named:
         raise ConfigError(f"{name!r} does not exist; {KINDS}")
-    if not os.path.isdir(name) and (is_media_name(name) or name.lower().endswith(".json")):
+    is_one = is_media_name(name) and not _is_media_glob(name)
+    if not os.path.isdir(name) and (is_one or name.lower().endswith(".json")):
         raise ConfigError(f"{name!r} is not a batch: {KINDS}; `caption` accepts single files")
+
+
+def _is_media_glob(name: str) -> bool:
+    """Returns whether an input is a glob of images or videos, such as photos/**/*.jpg."""
+    is_glob = is_pattern(name) and not os.path.lexists(name) and not is_url(name)
+    return is_glob and is_media_name(name)
 
 
 class DictRows:

@@ -12,22 +12,25 @@ import typer
 from mmdeploy_llm.command_options.columns import ColumnChoices
 from mmdeploy_llm.command_options.desk import DeskOptions
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.job_file import save_job
 from mmdeploy_llm.command_options.output import Output
+from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
-from .jobs import save_job
 from .running import run_and_report, show_estimate
 from .shards import shard_names
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.sources import Source
 
 Paths = Annotated[
-    list[str], typer.Argument(metavar="PATH", help="Images, videos, their folders, or globs.")
+    list[str] | None,
+    typer.Argument(metavar="PATH", help="Images, videos, their folders, or globs."),
 ]
 Input = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="INPUT",
         help="A folder of images and videos, or a corpus. Corpora: JSONL, CSV, TSV, Parquet, "
@@ -40,7 +43,7 @@ Input = Annotated[
 @with_groups
 def caption(
     ctx: typer.Context,
-    paths: Paths,
+    paths: Paths = None,
     *,
     desk: DeskOptions,
     output: Output = "captions.jsonl",
@@ -50,12 +53,62 @@ def caption(
     Each caption is appended to the JSONL file as soon as it is finished. An image that cannot be
     read gets a line with its error and does not affect the others."""
     from mmdeploy_llm.batch.job import plan_source
-    from mmdeploy_llm.batch.sources import open_files
 
     desk, output, page = named(desk, output, page_beside(output))
     options = desk.llm_options(ctx)
     settings = batch_settings(ctx, desk, options)
-    source = open_files(
+    source = source_of_files(files_of(desk, *(paths or [])), settings)
+    if desk.estimate.estimate is not None:
+        return show_estimate(source, settings, desk, options, page)
+    job = plan_source(source, output, settings)
+    start(ctx, job, desk, options, page, is_caption=True)
+
+
+@with_groups
+def batch(
+    ctx: typer.Context,
+    input: Input = None,
+    *,
+    desk: DeskOptions,
+    output: Output,
+    columns: ColumnChoices,
+) -> None:
+    """Answer every prompt of a file, or a question about each item of a corpus.
+
+    Results are appended to the output as they finish. Sampling options on the command line are
+    defaults; a line's own "sampling_params" win."""
+    from mmdeploy_llm.batch.job import plan_batch, plan_source, source_of
+
+    desk, output, page = named(desk, output, None)
+    options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
+    settings = batch_settings(ctx, desk, options, **columns.to_settings())
+    listed = desk.selection.files_from
+    if (input is None) == (listed is None):
+        raise ConfigError("give INPUT, or a list of files with --files-from: one of them")
+    files = source_of_files(files_of(desk), settings) if input is None else None
+    given = input or ""
+    if desk.estimate.estimate is not None:
+        return show_estimate(files or source_of(given, settings), settings, desk, options, page)
+    job = plan_source(files, output, settings) if files else plan_batch(given, output, settings)
+    start(ctx, job, desk, options, page)
+
+
+def files_of(desk: DeskOptions, *paths: str) -> list[str]:
+    """Returns the paths that the command line names and lists. Raises ConfigError for none."""
+    listed = desk.selection.files_from
+    found = [*paths, *([] if listed is None else listed_files(listed))]
+    if not found:
+        raise ConfigError("nothing to caption: give PATHs, or a list of files with --files-from")
+    return found
+
+
+def source_of_files(paths: list[str], settings: BatchSettings) -> Source:
+    """Opens files, folders and globs. Raises ConfigError as open_files does."""
+    from mmdeploy_llm.batch.sources import open_files
+
+    if settings.columns.values():
+        raise ConfigError("files have no columns; columns are for a corpus")
+    return open_files(
         paths,
         settings.sampling_params,
         settings.selection,
@@ -67,38 +120,22 @@ def caption(
         template_kwargs=settings.chat_template_kwargs,
         system=settings.system,
     )
-    if desk.estimate.estimate is not None:
-        return show_estimate(source, settings, desk, options, page)
-    job = plan_source(source, output, settings)
-    save_job(ctx, desk.job.save_job)
-    run_and_report(job, desk, options, page, is_caption=True)
 
 
-@with_groups
-def batch(
+def start(
     ctx: typer.Context,
-    input: Input,
-    *,
+    job: BatchJob,
     desk: DeskOptions,
-    output: Output,
-    columns: ColumnChoices,
+    options: Mapping[str, Any],
+    page: str | None,
+    *,
+    is_caption: bool = False,
 ) -> None:
-    """Answer every prompt of a file, or a question about each item of a corpus.
-
-    Results are appended to the output as they finish. Sampling options on the command line are
-    defaults; a line's own "sampling_params" win."""
-    from mmdeploy_llm.batch.job import plan_batch, source_of
-
-    desk, output, page = named(desk, output, None)
-    options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
-    settings = batch_settings(ctx, desk, options, **columns.to_settings())
-    if desk.estimate.estimate is not None:
-        return show_estimate(source_of(input, settings), settings, desk, options, page)
-    job = plan_batch(input, output, settings)
+    """Tells what a job is about, keeps the command if that is wanted, and runs it."""
     if job.source.about:
         typer.echo(job.source.about, err=True)
     save_job(ctx, desk.job.save_job)
-    run_and_report(job, desk, options, page)
+    run_and_report(job, desk, options, page, is_caption=is_caption)
 
 
 def named(desk: DeskOptions, output: str, page: str | None) -> tuple[DeskOptions, str, str | None]:

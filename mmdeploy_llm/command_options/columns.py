@@ -32,12 +32,15 @@ class ColumnChoices(Group):
     ] = None
     prompt_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Column with the question, instead of --prompt."),
+        typer.Option(
+            metavar="NAME", hidden=True, help="Column with the question, instead of --prompt."
+        ),
     ] = None
     id_column: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
+            hidden=True,
             help="Column with the id. In tars it is shard and key.  [default: id, else the row]",
         ),
     ] = None

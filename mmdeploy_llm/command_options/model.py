@@ -47,7 +47,9 @@ VideoTokens = Annotated[
 ]
 NumThreads = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="CPU threads for compute.  [default: one per core]"),
+    typer.Option(
+        min=1, metavar="N", hidden=True, help="CPU threads for compute.  [default: one per core]"
+    ),
 ]
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.errors import ConfigError
+
 from .groups import Group
+from .values import text_value
 
 Recursive = Annotated[
     bool,
@@ -41,11 +47,74 @@ class SelectionOptions(Group):
         ),
     ] = None
 
-    def to_settings(self) -> dict[str, Any]:
-        """Returns the selected lines, and whether folders are read with their subfolders."""
-        from mmdeploy_llm.records.ids import Selection
+    random: Annotated[
+        bool, typer.Option("--random", help="With --limit: N random ones, the same in each run.")
+    ] = False
+    random_seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", hidden=True, help="Which ones --random draws.  [default: 0]"),
+    ] = None
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            help="Do only the item with this id, or those of @FILE. The file has an id on each "
+            "line; @@ stands for a literal @; may be repeated.",
+        ),
+    ] = None
+    files_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read the paths of images and videos from a file, or from - . It has a path on "
+            "each line, or zero bytes between paths; - is standard input.",
+        ),
+    ] = None
+    order: Annotated[
+        str,
+        typer.Option(
+            metavar="finished|input",
+            hidden=True,
+            help="Order of the records: as items finish, or as they stand in the input. For the "
+            "latter a record is held until those before it are written.",
+        ),
+    ] = "finished"
 
-        return {
-            "selection": Selection.parse(self.shard, self.limit),
-            "is_recursive": self.recursive,
-        }
+    def to_settings(self) -> dict[str, Any]:
+        """Returns the selection, and whether folders are read with their subfolders."""
+        from mmdeploy_llm.batch.options import selected
+
+        selection = selected(
+            shard=self.shard,
+            limit=self.limit,
+            random=self.random,
+            random_seed=self.random_seed,
+            only=listed_ids(self.only),
+            order=self.order,
+        )
+        return {"selection": selection, "is_recursive": self.recursive}
+
+
+def listed_ids(given: list[str] | None) -> list[str] | None:
+    """Returns the ids of --only, with those that files list. Raises ConfigError."""
+    if given is None:
+        return None
+    found: list[str] = []
+    for text in given:
+        is_list = text.startswith("@") and not text.startswith("@@")
+        whole = text_value("--only", text) or ""
+        found += [line for line in whole.splitlines() if line] if is_list else [whole]
+    return found
+
+
+def listed_files(given: str) -> list[str]:
+    """Reads the paths of --files-from. Raises ConfigError when there are none."""
+    try:
+        data = sys.stdin.buffer.read() if given == "-" else Path(given).read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--files-from {given!r} cannot be read: {error}") from error
+    names = data.split(b"\0") if b"\0" in data else data.splitlines()
+    paths = [os.fsdecode(name) for name in names if name.strip()]
+    if not paths:
+        raise ConfigError(f"--files-from {given!r} has no paths")
+    return paths

@@ -25,7 +25,7 @@ from mmdeploy_llm.records.media import Blob, LeftOutError
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.unicode_text import replaced
 from mmdeploy_llm.sidecars.places import Spot, sidecar_name
-from mmdeploy_llm.sidecars.writer import NO_ANSWER, Sidecars, picture_of
+from mmdeploy_llm.sidecars.writer import NO_ANSWER, Sidecars, picture_of, write_beside
 
 from .export import Export, Exported
 
@@ -81,7 +81,7 @@ def write_kohya(export: Export) -> None:
                 export.leave_out(str(error))
                 continue
             own = sidecar_name(name, options.sidecar.suffix)
-            opened.write(own, [text.encode() + b"\n"], is_synced=False)
+            write_beside(opened, own, [text.encode() + b"\n"])
 
 
 def write_sidecars(export: Export) -> None:
@@ -141,7 +141,7 @@ class Pictures:
                 folder = self._folder
                 for part in name.split("/")[:-1]:
                     folder = stack.enter_context(folder.inner(part))
-                folder.write(os.path.basename(name), _pieces(blob), is_synced=False)
+                write_beside(folder, os.path.basename(name), _pieces(blob))
             return name
 
     def _free(self, wanted: str, blob: Blob) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.records.closing import Closing
+from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.ids import IdSet
 from mmdeploy_llm.records.record import Record
 
@@ -110,8 +111,14 @@ class Sidecars(Closing):
             text = _joined(known, text)
         if text == known:
             return False
-        folder.write(name, [text.encode() + b"\n"], is_synced=False)
+        write_beside(folder, name, [text.encode() + b"\n"])
         return True
+
+
+def write_beside(folder: Folder, name: str, pieces: Iterable[bytes]) -> None:
+    """Writes a small file whole, without waiting for the disk. Until it is complete it has a short
+    name of this process: its own may be as long as names can be."""
+    folder.write(name, pieces, f".{os.getpid()}.mmdeploy-llm.partial", is_synced=False)
 
 
 def picture_of(record: Record) -> str:

@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, cli
+from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, RequestError, cli
 from mmdeploy_llm.hooks import PluginManager, hookimpl
 from mmdeploy_llm.outputs import (
     CompletionOutput,
@@ -37,6 +37,7 @@ class Answer:
     error: Exception | None
 
 
+BUDGETS = {"image_tokens": "auto", "video_tokens": "auto"}  # of caption, by default
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -72,6 +73,9 @@ class FakeLLM:
                 raise KeyboardInterrupt
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
             yield Answer(ask=ask, output=answer, error=None)
+
+    def count_tokens(self, prompt):
+        raise RequestError("this model takes no pictures")
 
     def submit(self, prompt, sampling_params):
         self.handles.append(FakeHandle(self.stream(prompt, sampling_params)))
@@ -203,6 +207,14 @@ class TestCaption:
         assert (tmp_path / "mine.txt").read_text() == "mine"
         assert not (tmp_path / "c.jsonl").exists()
 
+    def test_a_batch_over_a_glob_of_pictures(self, run, made, pictures, tmp_path):
+        (pictures / "sub").mkdir()
+        (pictures / "a.png").rename(pictures / "sub" / "a.png")
+        result = run("batch", "pics/**/*.png", "-o", "out.jsonl")
+        assert result.exit_code == 0, result.output
+        ids = sorted(record["id"] for record in lines(tmp_path / "out.jsonl"))
+        assert ids == ["b.png", "sub/a.png"]
+
     def test_options_of_folders_are_refused_for_a_corpus(self, run, made, tmp_path):
         (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
         result = run("batch", "in.jsonl", "-o", "out.jsonl", "--exclude", "*.tmp")
@@ -239,6 +251,7 @@ class TestCaption:
             "max_model_len": 512,
             "chat_template": "t.jinja",
             "tool_call_parser": "auto",
+            **BUDGETS,
         }
         prompt = made[0].prompts[0]
         assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
@@ -260,6 +273,7 @@ class TestCaption:
             "dtype": "auto",
             "device": "auto",
             "tool_call_parser": "auto",
+            **BUDGETS,
             **option,
         }
 

@@ -63,7 +63,7 @@ def test_options_are_listed_by_theme():
     for title, option in (
         ("Output:", "--output"),
         ("Model:", "--model"),
-        ("Run:", "--num-threads"),
+        ("Run:", "--save-job"),
     ):
         below = text[text.index(title) + 1 :]
         end = next(n for n, line in enumerate(below) if not line.startswith(" "))

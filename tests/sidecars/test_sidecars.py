@@ -234,3 +234,12 @@ def test_the_picture_of_a_record():
             picture_of(Record(id=1, media=own))
     with pytest.raises(ValueError, match="no file"):
         picture_of(Record(id=1, media=(Media(kind="image", name="(image of x)"),)))
+
+
+@pytest.mark.parametrize("name", ["n" * 251 + ".jpg", "a\nb.jpg", "\udcff.jpg", "-x.jpg", "noext"])
+def test_odd_names_have_texts(folder, write, name):
+    (folder / name).write_bytes(b"a picture")
+    assert write(record(name)).num_written == 1
+    own = os.path.splitext(name)[0] + ".txt"
+    assert (folder / own).read_text() == "a caption\n"
+    assert not any("partial" in other for other in os.listdir(folder))

@@ -5,6 +5,7 @@ comment before it: <!-- not run: ... -->. The tutorials for plugins have tests/p
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
 import re
 import shlex
@@ -48,8 +49,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def run_shell(code):
-    """Runs lines of the program in this process."""
-    for line in code.splitlines():
+    """Runs lines of the program in this process, and writes files that `cat` writes."""
+    lines = iter(code.replace("\\\n", " ").splitlines())
+    for line in lines:
+        if written := re.fullmatch(r"cat > ([\w.]+) <<'(\w+)'", line):
+            content = itertools.takewhile(lambda own: own != written[2], lines)
+            Path(written[1]).write_text("\n".join(content) + "\n")
+            continue
         program, *arguments = shlex.split(line, comments=True)
         assert program == "mmdeploy-llm", f"not run by this test: {line}"
         done = CliRunner().invoke(app, arguments)
