@@ -47,6 +47,7 @@ LAYERS = (
     ("client",),
     ("datasets",),
     ("records",),
+    ("openai_lines",),
     ("sinks", "telling"),
     ("sidecars",),
     ("finding",),

@@ -61,6 +61,7 @@ class ItemReader:
         folder: str | None = None,
         names: Sequence[str | None] = (),
         columns: Mapping[str, Any] | None = None,
+        endpoint: str = "",
     ) -> Item | BadItem:
         """Returns the item of a line, or a BadItem that says what is wrong with the line.
 
@@ -88,6 +89,7 @@ class ItemReader:
                 digest=digest_of({**fields, **carried}, *map(file_state, media.files)),
                 columns=columns or {},
                 questions=questions,
+                endpoint=endpoint,
             )
         except (MMDeployLLMError, RecursionError) as error:
             message = str(error) or "the line is nested too deeply"

@@ -32,7 +32,8 @@ class OutputOptions(TypedDict, total=False):
     system: the system message before `prompt`, and of lines whose messages have none.
     recursive: whether folders of media are read with their subfolders (True).
     max_failures: failed items that end the run.
-    format: "jsonl", "csv", "parquet" or "webdataset"; None decides by the suffix of the output.
+    format: "jsonl", "csv", "openai" (the responses of OpenAI's Batch API), "parquet" or
+        "webdataset"; None decides by the suffix of the output.
     part_items: most items of a part of the output; None is the format's own number.
     journal: folder on this machine for what is not uploaded yet, when the output is a URL.
     schema: guides the answers, checks them as validate does, and gives `answers` by its fields: a

@@ -145,8 +145,8 @@ def open_source(
     sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
     """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
-    if `is_recursive`, or an iterable of dicts. Raises ConfigError for an input that cannot be
-    opened.
+    if `is_recursive`, a glob of them, or an iterable of dicts. Raises ConfigError for an input that
+    cannot be opened.
 
     Media paths in a file are relative to the file's folder, those in dicts to the working folder.
     max_bytes: of one image or video inside of a corpus. root: see open_rows.
@@ -158,11 +158,11 @@ def open_source(
         return LineSource(dicts, QuestionReader(dicts, reader, columns, question, asks), selection)
     name = os.fspath(given)
     _check_name(name)
-    rows = open_rows(name, max_bytes, root)
+    rows = None if _is_media_glob(name) else open_rows(name, max_bytes, root)
     if rows is not None:
         return LineSource(rows, QuestionReader(rows, reader, columns, question, asks), selection)
     if columns.values():
-        raise ConfigError(f"{name!r} is a folder of media, which has no columns; {KINDS}")
+        raise ConfigError(f"{name!r} is media, which has no columns; {KINDS}")
     return open_files(
         [name],
         params,
@@ -217,8 +217,15 @@ def _check_name(name: str) -> None:
     is_named = is_url(name) or is_pattern(name) or name.startswith("pipe:")
     if not os.path.exists(name) and not is_named:
         raise ConfigError(f"{name!r} does not exist; {KINDS}")
-    if not os.path.isdir(name) and (is_media_name(name) or name.lower().endswith(".json")):
+    is_one = is_media_name(name) and not _is_media_glob(name)
+    if not os.path.isdir(name) and (is_one or name.lower().endswith(".json")):
         raise ConfigError(f"{name!r} is not a batch: {KINDS}; `caption` accepts single files")
+
+
+def _is_media_glob(name: str) -> bool:
+    """Returns whether an input is a glob of images or videos, such as photos/**/*.jpg."""
+    is_glob = is_pattern(name) and not os.path.lexists(name) and not is_url(name)
+    return is_glob and is_media_name(name)
 
 
 class DictRows:

@@ -160,6 +160,7 @@ def ended(summary: BatchSummary) -> dict[str, Any]:
         "error": None,
         "num_left": summary.num_left,
         "num_before": summary.num_before,
+        "num_skipped": len(summary.skipped),
         "run": {**in_numbers(summary.run), "seconds": round(summary.run.elapsed, 3)},
         "all": dict(summary.outcomes),
         "asked_again": dict(summary.run.asked_again),

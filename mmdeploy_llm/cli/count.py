@@ -141,6 +141,8 @@ def input_items(
     from mmdeploy_llm.params import SamplingParams
     from mmdeploy_llm.records.ids import Selection
 
+    from .terminal import printable
+
     whole, sources = Selection.parse(None, None), []
     for given in inputs:
         path = Path(given)
@@ -165,6 +167,8 @@ def input_items(
                 path, SamplingParams(), whole, question=question, template_kwargs=kwargs
             )
         sources.append(source)
+        for words in filter(None, (source.skipped.text, *source.skipped.notes)):
+            typer.echo(printable(words), err=True)
     return itertools.islice(itertools.chain.from_iterable(sources), limit)
 
 

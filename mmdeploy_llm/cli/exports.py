@@ -47,7 +47,12 @@ Target = Annotated[
 ]
 Format = Annotated[
     str | None,
-    typer.Option(metavar="FORMAT", help="The format.  [default: by the ending of --output]"),
+    typer.Option(
+        "--format",
+        "--output-format",
+        metavar="FORMAT",
+        help="The format.  [default: by the ending of --output]",
+    ),
 ]
 Outcomes = Annotated[
     str | None,

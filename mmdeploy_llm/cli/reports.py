@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import glob
+import os
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +14,7 @@ import typer
 
 from mmdeploy_llm.command_options.model import Engine, Model
 from mmdeploy_llm.command_options.values import engine_options
+from mmdeploy_llm.errors import ConfigError
 
 from .engines import previews_of
 
@@ -43,7 +47,8 @@ Exit codes: 0 the page is written, 2 an output cannot be read or the page not
 written, 3 an output changed while it was read."""
 
 Outputs = Annotated[
-    list[str], typer.Argument(metavar="PARTS", help="Outputs of batches: files, folders, URLs.")
+    list[str],
+    typer.Argument(metavar="PARTS", help="Outputs of batches: files, folders, globs, URLs."),
 ]
 Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML page.")]
 
@@ -66,7 +71,7 @@ def report(
     from .terminal import printable
 
     check_page(output)
-    merged = MergedOutputs(parts)
+    merged = MergedOutputs(expanded(parts))
     options = engine_options(ctx, engine)
     previews = previews_of(model, options)
     num_shown = min(len(merged.index), MAX_CARDS)
@@ -92,6 +97,24 @@ def report(
             f"{merged.index.num_output_tokens} generated tokens\nreport: {output}"
         )
     )
+
+
+def expanded(parts: Iterable[str]) -> list[str]:
+    """Returns the outputs with the files and folders that globs name. Raises ConfigError for a glob
+    that names none."""
+    from mmdeploy_llm.datasets.globs import expand_glob
+    from mmdeploy_llm.datasets.names import is_url, natural_key
+
+    found: list[str] = []
+    for part in parts:
+        if is_url(part) or os.path.lexists(part) or not glob.has_magic(part):
+            found.append(part)
+            continue
+        names = sorted(expand_glob(part), key=natural_key)
+        if not names:
+            raise ConfigError(f"no output fits {part!r}")
+        found += names
+    return found
 
 
 def head_of(merged: MergedOutputs) -> ReportHead:

@@ -33,9 +33,11 @@ class OutputOptions(Group):
     format: Annotated[
         str | None,
         typer.Option(
+            "--format",
+            "--output-format",
             metavar="FORMAT",
             hidden=True,
-            help="Format of the output: jsonl, csv, parquet or webdataset.  "
+            help="Format of the output: jsonl, csv, openai, parquet or webdataset.  "
             "[default: by its suffix]",
         ),
     ] = None

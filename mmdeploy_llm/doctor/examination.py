@@ -114,10 +114,13 @@ def examine() -> Iterator[Finding]:
 def processor() -> Finding:
     """Names the processor and says with how many threads an engine computes."""
     cpus = native.usable_cpus()
-    num_threads = native.num_suitable_threads(cpus)
+    own = native.own_choice(native.THREAD_COUNT.of_host, cpus)
+    num_threads = native.num_suitable_threads(cpus) if own is None else own
+    chosen = "" if own is None else ", as OMP_NUM_THREADS or the like asks for"
     name = _cpu_name() or platform.machine()
     text = (
-        f"{name}: {_count(len(cpus), 'CPU')}, an engine computes in {_count(num_threads, 'thread')}"
+        f"{name}: {_count(len(cpus), 'CPU')}, an engine computes in "
+        f"{_count(num_threads, 'thread')}{chosen}"
     )
     return Finding(topic="processor", state=State.GOOD, text=text)
 

@@ -60,6 +60,12 @@ FORMATS: tuple[ExportFormat, ...] = (
         write=write_csv,
     ),
     ExportFormat(
+        name="openai",
+        endings=(),
+        about="a line for each record as OpenAI's Batch API writes it",
+        write=partial(write_output, form="openai"),
+    ),
+    ExportFormat(
         name="parquet",
         endings=(".parquet", ".pq"),
         about="a folder of Parquet files, a row for each record",

@@ -64,16 +64,19 @@ def find_media(
     skipped, patterns = Skipped(), Patterns(exclude)
     walker = Walker(skipped, patterns, is_recursive=is_recursive)
     places: dict[str, Place] = {}
-    ends = []
+    empty = []
     for path in wanted:
-        for place in _expand(path, walker, is_alone=len(wanted) == 1):
+        num_skipped = len(skipped)
+        found = list(_expand(path, walker, is_alone=len(wanted) == 1))
+        if not found and len(skipped) == num_skipped:
+            empty.append(path)
+        for place in found:
             places.setdefault(place.real_path, place)
-        ends.append(len(places))
     is_single = len(wanted) == 1 and os.path.exists(wanted[0]) and not os.path.isdir(wanted[0])
     files = list(_judged([*places.values()], animated, skipped, is_single=is_single))
     if not files:
         raise ConfigError(_nothing(wanted, is_recursive, skipped))
-    _note(skipped, wanted, ends, patterns)
+    _note(skipped, empty, patterns)
     return Found(files=files, skipped=skipped, root=common_root(wanted))
 
 
@@ -123,14 +126,12 @@ def _skip(path: str, found: NotMedia) -> Skip:
     return Skip(path=path, label=found.label, reason=found.reason, hint=found.hint)
 
 
-def _note(skipped: Skipped, wanted: Sequence[str], ends: Sequence[int], patterns: Patterns) -> None:
+def _note(skipped: Skipped, empty: Sequence[str], patterns: Patterns) -> None:
     """Notes the inputs that name no file, and the patterns that fit nothing."""
-    begins = [0, *ends[:-1]]
-    empty = [path for path, b, e in zip(wanted, begins, ends, strict=True) if b == e]
     if empty:
         more = f" and {len(empty) - MAX_NAMED} more" if len(empty) > MAX_NAMED else ""
         names = ", ".join(map(repr, empty[:MAX_NAMED]))
-        skipped.notes.append(f"no file that another input does not have is in {names}{more}")
+        skipped.notes.append(f"no file is in {names}{more}")
     for pattern in patterns.unused:
         skipped.notes.append(f"--exclude {pattern!r} fits nothing")
 

@@ -188,8 +188,8 @@ def caption_dataset(
     **options: Any,
 ) -> Any:
     """Returns the dataset with a model's answer about each row, computed when it is read or
-    written: the columns text, reasoning, finish_reason, num_*_tokens, error_code (200 is good),
-    error_msg and error_class.
+    written: the columns text, reasoning, finish_reason, outcome, num_*_tokens, error_code (200 is
+    good), error_msg and error_class.
 
     dataset: a ray.data.Dataset. prompt, image_column, video_column, output_prefix: see Columns.
     concurrency: engines; None: as many as the cluster holds, with a CPU left for reading.

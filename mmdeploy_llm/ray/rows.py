@@ -20,6 +20,7 @@ ADDED: Mapping[str, Any] = {
     "text": "",
     "reasoning": "",
     "finish_reason": "",
+    "outcome": "",
     "num_image_tokens": 0,
     "num_video_tokens": 0,
     "num_prompt_tokens": 0,

@@ -45,6 +45,7 @@ class Item:
     digest: of the item's input: what the line itself says, and the state of its files.
     columns: values of the input that the record repeats.
     size: bytes of its file, where the source knows those of all its items.
+    endpoint: that a line of OpenAI's format was meant for; "" for others.
     questions: all questions where they have names; `prompt` is the first one's then.
     """
 
@@ -59,3 +60,4 @@ class Item:
     columns: Mapping[str, Any] = field(default_factory=dict)
     size: int | None = None
     questions: tuple[Question, ...] = ()
+    endpoint: str = ""

@@ -76,6 +76,7 @@ def record_of(
         item_digest=item.digest,
         config_digest=config_digest,
         columns=item.columns,
+        endpoint=item.endpoint,
     )
 
 

@@ -156,10 +156,10 @@ class Retried:
             return ALL_FAILED if given else NOTHING
         words = given.split(",") if isinstance(given, str) else given
         names = [word.strip() if isinstance(word, str) else word for word in words]
-        outcomes = {"failed" if name == "all" else name for name in names}
-        known = outcomes & {*OUTCOMES[:-1]}
+        outcomes = ["failed" if name == "all" else name for name in names]
+        known = [name for name in outcomes if name in OUTCOMES[:-1]]
         try:
-            codes = frozenset(int(name) for name in outcomes - known)
+            codes = frozenset(int(name) for name in outcomes if name not in known)
         except (TypeError, ValueError):
             codes = frozenset({0})
         if not outcomes or not all(400 <= code < 600 for code in codes):

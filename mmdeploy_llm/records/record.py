@@ -27,6 +27,7 @@ content        digest of what the item asks, with the content of its media; with
 same_as        id of the item whose answer this is: it asked the same; no counts and no times then
 item_digest    of the item's input, with size and modification time of its files; resume compares it
 config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
+endpoint       that a line of OpenAI's format was meant for; absent for others
 exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
                has U+FFFD for every lone surrogate, such as those of file names that are not UTF-8
 """
@@ -48,7 +49,7 @@ from .unicode_text import escaped, replaced, unescaped
 OPTIONAL = (
     *("num_video_frames", "video_seconds"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
-    *("item_digest", "config_digest", "columns", "answers", "outcome_reason"),
+    *("item_digest", "config_digest", "columns", "answers", "endpoint", "outcome_reason"),
     *("content", "same_as"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
@@ -109,6 +110,7 @@ class Record:
     config_digest: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, Any] = field(default_factory=dict)
+    endpoint: str = ""
     content: str = ""
     same_as: str | int | None = None
 

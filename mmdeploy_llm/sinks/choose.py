@@ -13,14 +13,15 @@ from .csv_table import CsvSink
 from .formats import PartFormat
 from .jsonl import JsonlSink
 from .lines import LineParts
+from .openai import OpenAISink
 from .parquet import ParquetParts
 from .parts import PartsSink
 from .tars import TarParts
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}  # of parts
 ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}
-FORMATS = ("jsonl", "csv", "parquet", "webdataset")
-ONE_FILE = ("jsonl", "csv")
+FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset")
+ONE_FILE = {"jsonl": JsonlSink, "csv": CsvSink, "openai": OpenAISink}
 LOCAL_SCHEMES = ("file", "local")
 
 
@@ -45,9 +46,9 @@ def open_sink(
     if part_items is not None and part_items < 1:
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
     if is_remote(name):
-        if kind == "csv":
+        if kind in ("csv", "openai"):
             raise ConfigError(
-                "a table in CSV is written on this machine; give a path, or a URL that ends in "
+                f"the format {kind} is written on this machine; give a path, or a URL that ends in "
                 ".parquet"
             )
         folder = Path(journal_of(name) if journal is None else journal)
@@ -59,8 +60,8 @@ def open_sink(
     if kind not in ONE_FILE:
         return PartsSink.local(Path(name), parts_format(kind, part_items))
     if part_items is not None:
-        raise ConfigError("part_items is for an output of parts; JSON lines and CSV are one file")
-    return CsvSink(Path(name)) if kind == "csv" else JsonlSink(Path(name))
+        raise ConfigError(f"part_items is for an output of parts; {kind} is one file")
+    return ONE_FILE[kind](Path(name))
 
 
 def format_of(name: str, form: str | None) -> str:
@@ -71,7 +72,8 @@ def format_of(name: str, form: str | None) -> str:
     suffix = os.path.splitext(name.rstrip("/"))[1].lower()
     found = ALL_SUFFIXES.get(suffix)
     if form is not None:
-        if found not in (None, form) and not os.path.lexists(name):
+        is_fit = found in (None, form) or (form, found) == ("openai", "jsonl")
+        if not is_fit and not os.path.lexists(name):
             raise ConfigError(f"{name!r} ends in {suffix}, which is {found}, and not {form}")
         return form
     if found is None:

@@ -26,7 +26,7 @@ from mmdeploy_llm.schedule.windows import blocks_of_window
 
 from .computer import Computer
 from .machine import Machine
-from .media import build_processors, media_limits
+from .media import media_limits
 from .model_files import ModelFiles
 
 CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
@@ -44,11 +44,15 @@ class Assembly:
     runtime: RuntimeConfig
 
 
-def build_rooms(files: ModelFiles, machine: Machine, computer: Computer) -> Assembly:
+def build_rooms(
+    files: ModelFiles,
+    machine: Machine,
+    computer: Computer,
+    processors: Mapping[str, MediaProcessor],
+) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
     executor, plugins = computer.info, files.plugins
     scheduling = _scheduler_config(files, executor)
-    processors = build_processors(files, executor.runtime.options)
     if machine.kernels is not None and machine.kernels.pixels is not None:
         for processor in processors.values():
             processor.use_kernels(machine.kernels.pixels)

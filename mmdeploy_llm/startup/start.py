@@ -16,6 +16,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .computer import build_computer, build_ranks
 from .host import Host
 from .machine import read_machine
+from .media import build_processors
 from .model_files import naming, read_model_files
 from .options import final_options
 from .rooms import Assembly, build_rooms
@@ -55,6 +56,9 @@ def _start(config: EngineConfig) -> Assembly:
     files = read_model_files(config)
     machine = read_machine(config)
     runtime = final_options(config, files, machine)
+    processors = build_processors(
+        files, runtime.options
+    )  # wrong options are told before weights are read
     if config.tensor_parallel_size > 1:
         computer = build_ranks(runtime, files, machine)
     else:
@@ -84,7 +88,7 @@ def _start(config: EngineConfig) -> Assembly:
             info.num_window_blocks,
             info.num_window_blocks * info.shape.bytes_per_window_block / 2**20,
         )
-    return build_rooms(files, machine, computer)
+    return build_rooms(files, machine, computer, processors)
 
 
 def report_load(runtime: RuntimeConfig, num_blocks: int, *, quiet: bool) -> None:

@@ -117,10 +117,13 @@ def line_of(values: Mapping[str, Any]) -> str:
 
 
 def _is_terminal() -> bool:
-    """Returns whether stderr is a terminal; True where there is no stderr at all."""
+    """Returns whether stderr is a terminal that shows a progress bar, which one without columns,
+    such as that of a container, does not; True where there is no stderr at all."""
     try:
-        return sys.stderr is None or sys.stderr.isatty()
-    except ValueError:  # it is closed
+        if sys.stderr is None or not sys.stderr.isatty():
+            return sys.stderr is None
+        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (OSError, ValueError):  # it is closed, or has no descriptor
         return True
 
 

@@ -71,6 +71,11 @@ def engine_options(
     }
     _check_names(given, NAMES, ConfigError, "mm_processor_kwargs", PREFIX)
     options = replace(options, **_checked(given, ConfigError, "mm_processor_kwargs", PREFIX))
+    if options.min_frames > options.max_frames and {"min_frames", "max_frames"} & given.keys():
+        raise ConfigError(
+            f"video_min_frames = {options.min_frames} is above video_max_frames = "
+            f"{options.max_frames}; change one of them in mm_processor_kwargs"
+        )
     if options.min_pixels > options.max_pixels:
         raise ConfigError(
             f"video_min_pixels = {options.min_pixels} is above video_max_pixels = "

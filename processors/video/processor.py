@@ -44,6 +44,7 @@ AUTO_TOKENS = 8192
 LEAST_STEP = 64  # tokens of a step before a budget takes frames away
 MAX_PREVIEWS = 8
 PREVIEW_SIZE = 200  # pixels of the longer side
+_LONG_VIDEO = 100_000  # frames, more than an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,6 +152,16 @@ class VideoProcessor(VideoOpener):
         self._patches = Patchifier(self._image_options)
         self._max_tokens: int | None = None  # of the budget
         self._has_own_least = f"{PREFIX}min_pixels" in options
+        if any(name.startswith(PREFIX) for name in options):
+            self._check_choice()
+
+    def _check_choice(self) -> None:
+        """Raises ConfigError for options with which even a long video could not be used."""
+        timeline = constant_timeline(64, 64, _LONG_VIDEO, 24.0)
+        try:
+            self.choose(timeline, self.options, "0" * 64)
+        except MediaError as error:
+            raise ConfigError(f"mm_processor_kwargs: no video can be used: {error}") from error
 
     def with_budget(self, tokens: int, *, may_raise: bool = False) -> Self:
         """See MediaProcessor. Frames get smaller, down to LEAST_STEP tokens for a step, then fewer;

@@ -155,7 +155,9 @@ def test_which_items_are_retried(given, taken):
     assert (Retried.parse(True), Retried.parse(False)) == (ALL_FAILED, NOTHING)
 
 
-@pytest.mark.parametrize("given", ["", "emty", "ok", "empty,,408", [], [200], [600], [None], "4.5"])
+@pytest.mark.parametrize(
+    "given", ["", "emty", "ok", "empty,,408", [], [200], [600], [None], "4.5", [[]], [{}]]
+)
 def test_what_names_no_outcome_and_no_code_is_refused(given):
     with pytest.raises(ConfigError, match="empty,truncated,408"):
         Retried.parse(given)

@@ -203,6 +203,14 @@ class TestCaption:
         assert (tmp_path / "mine.txt").read_text() == "mine"
         assert not (tmp_path / "c.jsonl").exists()
 
+    def test_a_batch_over_a_glob_of_pictures(self, run, made, pictures, tmp_path):
+        (pictures / "sub").mkdir()
+        (pictures / "a.png").rename(pictures / "sub" / "a.png")
+        result = run("batch", "pics/**/*.png", "-o", "out.jsonl")
+        assert result.exit_code == 0, result.output
+        ids = sorted(record["id"] for record in lines(tmp_path / "out.jsonl"))
+        assert ids == ["b.png", "sub/a.png"]
+
     def test_options_of_folders_are_refused_for_a_corpus(self, run, made, tmp_path):
         (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
         result = run("batch", "in.jsonl", "-o", "out.jsonl", "--exclude", "*.tmp")

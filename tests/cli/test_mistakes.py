@@ -6,6 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.cli.reports import expanded
+from mmdeploy_llm.doctor.examination import processor
 
 HERE = ["caption", "a.png"]
 BATCH = ["batch", "in.jsonl", "-o", "out.jsonl"]
@@ -116,3 +118,26 @@ def test_a_system_message_goes_before_the_question_and_a_lines_own_wins(tmp_path
     assert second.prompt["messages"] == own["messages"]
     assert third.message == "a system message is for messages, and this line has none"
     assert planned[1].settings.configuration().values["system"] == "Be brief."
+
+
+def test_report_takes_globs(tmp_path):
+    for name in ("shard-1.jsonl", "shard-2.jsonl", "shard-10.jsonl"):
+        (tmp_path / name).write_text("")
+    assert expanded(["shard-*.jsonl"]) == [
+        "shard-1.jsonl",
+        "shard-2.jsonl",
+        "shard-10.jsonl",
+    ]
+    (tmp_path / "x[1].jsonl").write_text("")
+    assert expanded(["x[1].jsonl", "s3://bucket/a*.jsonl"]) == [
+        "x[1].jsonl",
+        "s3://bucket/a*.jsonl",
+    ]
+    done = CliRunner().invoke(app, ["report", "none-*.jsonl"])
+    assert done.exit_code == 2
+    assert "no output fits 'none-*.jsonl'" in done.stderr
+
+
+def test_doctor_counts_the_threads_that_an_engine_uses(monkeypatch):
+    monkeypatch.setattr("mmdeploy_llm.native.own_choice", lambda *_: 7)
+    assert "an engine computes in 7 threads, as OMP_NUM_THREADS" in processor().text

@@ -76,3 +76,44 @@ def test_any_names_can_be_sorted(texts):
 def test_natural_order_compares_numbers_by_value():
     wanted = ["a1b2", "A1b10", "a2", "a010", "b"]
     assert sorted(reversed(wanted), key=natural_key) == wanted
+
+
+def test_several_names_are_what_a_shell_makes_of_a_pattern(pictures):
+    """What is no medium, and what systems write, is skipped as with a glob; an input that names
+    nothing is told, and one whose files another has is not."""
+    (pictures / "Thumbs.db").write_bytes(b"\0")
+    (pictures / "empty").mkdir()
+    given = sorted(str(path) for path in pictures.iterdir() if path.name[0] != ".")
+    by_shell = find_media([*given, str(pictures / "1.png"), f"{pictures}/*.gif"])
+    by_glob = find_media([f"{pictures}/*"])
+    assert set(names(by_shell)) == set(names(by_glob))
+    for found in (by_shell, by_glob):
+        assert found.skipped.counts == {".txt": 1, "Thumbs.db": 1}
+    (note,) = by_shell.skipped.notes
+    assert note == f"no file is in '{pictures}/empty', '{pictures}/*.gif'"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("*.png", ["bad.jpg", "3.PNG"]),
+        ("sub", ["1.png", "2.png", "10.png", "bad.jpg"]),
+        ("sub/", ["1.png", "2.png", "10.png", "bad.jpg"]),
+        ("1.png/", ["1.png", "2.png", "10.png", "bad.jpg", "3.PNG"]),
+        ("sub/*", ["1.png", "2.png", "10.png", "bad.jpg"]),
+        ("**/3.PNG", ["1.png", "2.png", "10.png", "bad.jpg"]),
+        ("*/bad.jpg", ["1.png", "2.png", "10.png", "bad.jpg", "3.PNG"]),
+        ("[12].png", ["10.png", "bad.jpg", "3.PNG"]),
+    ],
+)
+def test_patterns_leave_out_names_and_paths(pictures, pattern, left):
+    found = find_media([str(pictures)], is_recursive=True, exclude=[pattern])
+    assert names(found) == left
+    is_used = len(left) < 5
+    assert any("fits nothing" in note for note in found.skipped.notes) != is_used
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "/abs/x", "../x", "./"])
+def test_patterns_that_fit_nothing_are_refused(pictures, pattern):
+    with pytest.raises(ConfigError, match="exclude"):
+        find_media([str(pictures)], exclude=[pattern])

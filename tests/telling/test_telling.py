@@ -1,9 +1,12 @@
 """A run without a terminal tells what it does: by lines, and by a log with one object per event."""
 
+import fcntl
 import io
 import json
 import os
+import struct
 import sys
+import termios
 import threading
 import time
 from dataclasses import replace
@@ -37,7 +40,7 @@ EVENTS = {
     "engine_restarted": {"reason", "num_items"},
     "finished": {
         *("ending", "error", "num_left", "num_before", "run", "all", "failures", "lacks"),
-        *("disagreements", "asked_again"),
+        *("disagreements", "asked_again", "num_skipped"),
     },
 }
 
@@ -225,6 +228,24 @@ def test_while_the_model_loads_that_is_told(monkeypatch):
                 break
     assert stderr.getvalue().startswith("loading, 0 s so far\n")
     assert not any(thread.name == "telling" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("columns", "has_lines"), [(80, False), (0, True)])
+def test_a_terminal_without_columns_gets_lines(monkeypatch, columns, has_lines):
+    """Containers have such terminals, on which a bar has no width."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with open(theirs, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with Teller(TellingOptions(seconds=0.01)):
+            time.sleep(0.05)
+        os.set_blocking(ours, False)
+        try:
+            shown = os.read(ours, 100)
+        except BlockingIOError:
+            shown = b""
+    os.close(ours)
+    assert shown.startswith(b"loading") == has_lines
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])

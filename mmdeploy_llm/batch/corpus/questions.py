@@ -13,6 +13,7 @@ from mmdeploy_llm.batch.items import KNOWN_KEYS, ItemReader
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row, Rows
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS
+from mmdeploy_llm.openai_lines.lines import OpenAILines, custom_id_of, is_openai_line
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.template import Template, shown, text_of
@@ -72,6 +73,7 @@ class QuestionReader:
         named = (("image", options.image), ("video", options.video))
         self._media = tuple(Column(kind=kind, name=name) for kind, name in named if name)
         self._is_found = bool(self._media)
+        self._openai = OpenAILines()
         self._look()
 
     @property
@@ -91,7 +93,7 @@ class QuestionReader:
         if isinstance(row, BadItem):
             return row if row.id is not None else replace(row, id=self._known_id(row.values))
         try:
-            return self._read(row)
+            return self._read_openai(row) if is_openai_line(row.values) else self._read(row)
         except RequestError as error:
             kind, code = type(error).__name__, error.code
             own = self._known_id(row.values) if row.key is None else row.key
@@ -99,9 +101,20 @@ class QuestionReader:
 
     def _known_id(self, values: Any) -> str | int | None:
         """Returns the id that the column with ids, or the key `id`, has."""
+        if is_openai_line(values):
+            return custom_id_of(values)
         own = values.get(self._options.id or "id") if isinstance(values, Mapping) else None
         is_id = isinstance(own, (str, int)) and not isinstance(own, bool) and own != ""
         return own if is_id else None
+
+    def _read_openai(self, row: Row) -> Item | BadItem:
+        if self._templates or self._options.prompt is not None:
+            raise RequestError(ONE_QUESTION)
+        columns = {name: _carried(row.values, name) for name in self._options.carried}
+        found = self._openai.translated(row.values)
+        return self._reader.read(
+            row.line, found.fields, folder=row.folder, columns=columns, endpoint=found.endpoint
+        )
 
     def _look(self) -> None:
         """Looks at the first rows, to raise ConfigError for what is wrong with all of them."""
@@ -134,6 +147,8 @@ class QuestionReader:
     def _has_own(self, values: Mapping[str, Any]) -> bool:
         """Returns whether the row is one of our own lines, with a prompt in it. A `prompt` beside
         an image is a column like others, and so is one that the question names."""
+        if is_openai_line(values):
+            return True
         own = {name for name in CONTENT_KEYS if values.get(name) is not None}
         is_named = any("prompt" in own.names for own in self._templates.values())
         if is_named or self._options.prompt == "prompt" or self._media_of(values):

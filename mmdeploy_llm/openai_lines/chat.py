@@ -1,0 +1,96 @@
+"""Reads the bodies of /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmdeploy_llm.errors import RequestError
+
+from .params import OUR_OWN, Body, chat_logprobs, sampling_of, thinking_of, tools_of
+
+PICTURES = ("image_url", "input_image", "image_pil", "image")
+ROLES = {"developer": "system"}
+
+
+def chat_fields(body: Body) -> dict[str, Any]:
+    """Returns the fields of our own line for a chat. Raises RequestError."""
+    messages = body.take("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("the body needs 'messages', a list with at least one message")
+    return {
+        "messages": [message_of(message, number) for number, message in enumerate(messages)],
+        **tools_of(body),
+        **thinking_of(body, body.take("reasoning_effort")),
+        **body.taken(*OUR_OWN),
+        "sampling_params": {**sampling_of(body), **chat_logprobs(body)},
+    }
+
+
+def completion_fields(body: Body) -> dict[str, Any]:
+    """Returns the fields of our own line for a plain completion. Raises RequestError."""
+    prompt = body.take("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        fields: dict[str, Any] = {"prompt": prompt}
+    elif isinstance(prompt, list) and prompt and all(isinstance(own, int) for own in prompt):
+        fields = {"prompt_token_ids": prompt}
+    else:
+        raise RequestError(
+            "the body's 'prompt' must be a text or a list of token ids; several prompts are "
+            "several lines"
+        )
+    logprobs = body.taken("logprobs")
+    return {
+        **fields,
+        **body.taken("priority"),
+        "sampling_params": {**sampling_of(body), **logprobs},
+    }
+
+
+def message_of(message: Any, number: int) -> Any:
+    """Returns a message with parts in our names. Raises RequestError."""
+    where = f"message {number}"
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} must be an object, got {type(message).__name__}")
+    if message.get("function_call") or message.get("role") == "function":
+        raise RequestError(f"{where} has a function_call; use tool_calls and the role tool")
+    role = message.get("role")
+    kept = {
+        name: value
+        for name, value in message.items()
+        if value is not None and name not in ("refusal", "audio", "annotations", "function_call")
+    }
+    if isinstance(role, str):
+        kept["role"] = ROLES.get(role, role)
+    content = message.get("content")
+    if isinstance(content, list):
+        kept["content"] = [
+            part_of(part, f"{where}, part {place}") for place, part in enumerate(content)
+        ]
+    elif "content" in message and content is None:
+        kept["content"] = None
+    return kept
+
+
+def part_of(part: Any, where: str) -> Any:
+    """Returns a part of a message: a text or a picture. Others are left to what reads prompts.
+    Raises RequestError for a picture without a source."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("text", "input_text", "output_text"):
+        return {"type": "text", "text": part.get("text")}
+    if kind == "refusal":
+        return {"type": "text", "text": part.get("refusal")}
+    if kind not in PICTURES:
+        return part
+    source = part.get("image_url", part.get(kind))
+    if isinstance(source, Mapping):
+        source = source.get("url")
+    if source is None:
+        hint = "; files that were uploaded are not here" if part.get("file_id") else ""
+        raise RequestError(f"{where}: {kind} has no URL{hint}")
+    name = "image_url" if isinstance(source, str) else "image"
+    return {"type": name, name: {"url": source} if name == "image_url" else source}
