@@ -63,9 +63,7 @@ class ParquetParts:
         self._journal = LineParts(most_items)
         self._arrow, self._parquet = _libraries()
         self._columns = new_columns()
-        self._sealed: dict[
-            str, tuple[Any, ...]
-        ] = {}  # facts of the parts that this run has written
+        self._sealed: dict[str, tuple[Any, ...]] = {}  # facts of the parts of this run
 
     @property
     def schema(self) -> Any:

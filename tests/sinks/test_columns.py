@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mmdeploy_llm.records.columns import Columns, Kind, kind_of, widened
+from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.merged import MergedOutputs
@@ -144,7 +145,7 @@ def test_kinds_widen():
 
 
 def test_parts_that_a_run_has_written_are_not_opened_again(tmp_path, monkeypatch):
-    from mmdeploy_llm.sinks.shelves import LocalShelf
+    from mmdeploy_llm.records.shelves import LocalShelf
 
     opened = []
     known = LocalShelf.open
@@ -152,6 +153,7 @@ def test_parts_that_a_run_has_written_are_not_opened_again(tmp_path, monkeypatch
     same = [record(number, n=number) for number in range(1, 5)]
     sink = open_sink(str(tmp_path / "out.parquet"), part_items=1)
     with sink.writer("new", Kept()) as writer:
+        sink.configurations.write(Configuration(), (), is_new=True)
         for own in same:
             writer.write(own, own.line)
         writer.finish(lambda own: own.line)
