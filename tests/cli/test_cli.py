@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, cli
+from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, RequestError, cli
 from mmdeploy_llm.hooks import PluginManager, hookimpl
 from mmdeploy_llm.outputs import (
     CompletionOutput,
@@ -37,6 +37,7 @@ class Answer:
     error: Exception | None
 
 
+BUDGETS = {"image_tokens": "auto", "video_tokens": "auto"}  # of caption, by default
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -72,6 +73,9 @@ class FakeLLM:
                 raise KeyboardInterrupt
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
             yield Answer(ask=ask, output=answer, error=None)
+
+    def count_tokens(self, prompt):
+        raise RequestError("this model takes no pictures")
 
     def submit(self, prompt, sampling_params):
         self.handles.append(FakeHandle(self.stream(prompt, sampling_params)))
@@ -247,6 +251,7 @@ class TestCaption:
             "max_model_len": 512,
             "chat_template": "t.jinja",
             "tool_call_parser": "auto",
+            **BUDGETS,
         }
         prompt = made[0].prompts[0]
         assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
@@ -268,6 +273,7 @@ class TestCaption:
             "dtype": "auto",
             "device": "auto",
             "tool_call_parser": "auto",
+            **BUDGETS,
             **option,
         }
 
