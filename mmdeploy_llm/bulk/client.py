@@ -19,12 +19,11 @@ from mmdeploy_llm.batch.engine import describe_engine
 from mmdeploy_llm.batch.job import (
     BatchJob,
     BatchSettings,
-    mode_of,
     plan_batch,
     run_batch,
     source_of,
 )
-from mmdeploy_llm.batch.options import BatchOptions, option_settings
+from mmdeploy_llm.batch.options import BatchOptions, mode_of, option_settings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.client.arguments import (
     as_prompt,
@@ -49,7 +48,7 @@ from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.records.record import ItemError
 from mmdeploy_llm.report.previews import FilePreviews
 from mmdeploy_llm.report.whole import ReportOptions, RunReport
-from mmdeploy_llm.startup.media import open_media, open_reader
+from mmdeploy_llm.startup.media import check_boxes, open_media, open_reader
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +113,8 @@ class BulkClient(EngineClient):
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
+        if settings.boxes:
+            check_boxes(self._config, settings.sampling_params)
         settings = with_reader(settings, lambda: open_reader(self._config))
         return self._batch(plan_batch(input, output, settings), report, live)
 
