@@ -16,12 +16,19 @@ from mmdeploy_llm.sidecars.writer import SpotOf, picture_of
 from .file_source import FileSource
 
 if TYPE_CHECKING:
-    from .job import BatchJob
+    from .job import BatchJob, BatchSettings
 
 
 def sidecars_of(job: BatchJob) -> RunSidecars:
     """Returns the sidecars of a job's run."""
     return RunSidecars(job.settings.sidecars, _spots_of(job), job.sink)
+
+
+def check_names(settings: BatchSettings, *, is_corpus: bool) -> None:
+    """Raises ConfigError for a name in the template of sidecars that no file has a value for. What
+    a corpus or a schema will have is not known before."""
+    if settings.sidecars is not None and settings.schema is None and not is_corpus:
+        settings.sidecars.text.check(settings.asks.questions)
 
 
 def _spots_of(job: BatchJob) -> SpotOf:

@@ -36,8 +36,8 @@ Several outputs become one: an item that several have counts once, the newest.
 Each record is written, or left out for a reason that is told.
 
 \b
-Exit codes: 0 each record is written or left out by a filter, 2 an output
-cannot be read or written, 3 an output changed while it was read."""
+Exit codes: 0 records are written, 1 there are some and none is written,
+2 an output cannot be read or written, 3 an output changed while it was read."""
 
 Inputs = Annotated[
     list[str], typer.Argument(metavar="PART", help="Outputs of batches: files, folders, URLs.")
@@ -114,6 +114,8 @@ def export(
     summary = export_records(parts, output, chosen.name, options)
     for line in lines_of(summary):
         typer.echo(printable(line))
+    if summary.num_in and not summary.num_out:
+        raise typer.Exit(1)
 
 
 def lines_of(summary: ExportSummary) -> list[str]:
