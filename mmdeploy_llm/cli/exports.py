@@ -26,6 +26,7 @@ Formats, by the ending of --output or by --format:
   csv          a table: a row for each record
   parquet      a folder of Parquet files, a row for each record
   webdataset   a folder of tars (NAME.tar), each answer beside its picture
+  openai       lines as OpenAI's Batch API gives them (--format openai)
   imagefolder  a folder of pictures with a metadata.jsonl; with an --output
                that ends in /metadata.jsonl only that, beside the pictures
   kohya        a folder REPEATS_TRIGGER of pictures and captions
