@@ -38,11 +38,12 @@ def check_lists(lists: Mapping[str, str | os.PathLike[str] | None], sink: Sink) 
     """Raises ConfigError when a list that is written besides, by its option, is a file of the
     output."""
     for option, given in lists.items():
-        for own in sink.places if given is not None else ():
-            if not is_url(str(own)) and _is_same(os.fspath(given), own):
-                raise ConfigError(
-                    f"{os.fspath(given)!r} belongs to the output; name another file with {option}"
-                )
+        if given is None:
+            continue
+        name = os.fspath(given)
+        for own in sink.places:
+            if not is_url(str(own)) and _is_same(name, own):
+                raise ConfigError(f"{name!r} belongs to the output; name another file with {option}")
 
 
 def _check_urls(given: str, own: str) -> None:
