@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, cli
+from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, RequestError, cli
 from mmdeploy_llm.hooks import PluginManager, hookimpl
 from mmdeploy_llm.outputs import (
     CompletionOutput,
@@ -62,6 +62,9 @@ class FakeLLM:
 
     def __exit__(self, *_):
         self.is_closed = True
+
+    def count_tokens(self, prompt):
+        raise RequestError("it takes no pictures")
 
     def answer_each(self, asks):
         for ask in asks:
@@ -247,6 +250,8 @@ class TestCaption:
             "max_model_len": 512,
             "chat_template": "t.jinja",
             "tool_call_parser": "auto",
+            "image_tokens": "auto",
+            "video_tokens": "auto",
         }
         prompt = made[0].prompts[0]
         assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
@@ -268,6 +273,8 @@ class TestCaption:
             "dtype": "auto",
             "device": "auto",
             "tool_call_parser": "auto",
+            "image_tokens": "auto",
+            "video_tokens": "auto",
             **option,
         }
 
