@@ -87,7 +87,7 @@ class BulkClient(EngineClient):
         lazily; media paths in a file are relative to its folder.
         options: image_column, video_column, prompt_column, id_column of a corpus, and columns,
         which records repeat; `prompt` may name columns too: "Describe {title}."; and those of the
-        output, see OutputOptions.
+        output and of texts beside pictures, see OutputOptions and SidecarArguments.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].

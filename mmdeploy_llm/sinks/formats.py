@@ -40,6 +40,15 @@ class Limits:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletePart:
+    """A complete part. open_name: that it had while it grew. open: opens it."""
+
+    number: int
+    open_name: str
+    open: Callable[[], IO[bytes]]
+
+
 class PartReader(Protocol):
     """One part that is open for reading; positions are those in this part."""
 
@@ -86,9 +95,9 @@ class PartFormat(Protocol):
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
         """Copies a part without some of its records; returns whether any record is left."""
 
-    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
-        """Returns the numbers of those complete parts that must be copied to be like the others,
-        where a part has a schema. parts: each with what opens it."""
+    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
+        """Returns the numbers of those parts that must be copied to be like the others, where a
+        part has a schema."""
 
 
 def first_positions(drops: Drops) -> frozenset[int]:

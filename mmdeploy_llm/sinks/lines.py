@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import FileIO
 from typing import IO
@@ -12,7 +12,7 @@ from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
 
-from .formats import Addition, Drops, Limits, first_positions
+from .formats import Addition, CompletePart, Drops, Limits, first_positions
 from .ours import save_foreign
 from .scan import Entry, line_ends, parsed, whole_lines
 
@@ -95,7 +95,7 @@ class LineParts:
                 is_any = True
         return is_any
 
-    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
+    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
         """Returns none: lines have no schema."""
         return []
 

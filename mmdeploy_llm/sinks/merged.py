@@ -19,6 +19,7 @@ from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.ids import IdSet
 from mmdeploy_llm.records.media import Blob
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.records.shelves import RemoteShelf
 from mmdeploy_llm.records.state import RunState
 
 from .base import Readable
@@ -26,7 +27,6 @@ from .choose import SUFFIXES, is_remote, open_sink, parts_format
 from .formats import PartReader
 from .parts import FORMATS, PART_NAME
 from .scan import Entry, RecordIndex
-from .shelves import RemoteShelf
 
 RECORDS_AT_ONCE = 5_000  # as many as a row group of Parquet has
 

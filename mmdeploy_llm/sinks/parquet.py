@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from io import BufferedReader
 from types import ModuleType
@@ -23,7 +23,7 @@ from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
 
-from .formats import Addition, Drops, Limits, PartReader, damaged, first_positions
+from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
 from .scan import Entry, whole_lines
 
@@ -63,6 +63,7 @@ class ParquetParts:
         self._journal = LineParts(most_items)
         self._arrow, self._parquet = _libraries()
         self._columns = new_columns()
+        self._sealed: dict[str, tuple[Any, ...]] = {}  # facts of the parts of this run
 
     @property
     def schema(self) -> Any:
@@ -113,6 +114,7 @@ class ParquetParts:
         except OSError:
             folder.remove(partial)  # a disk that is full
             raise
+        self._sealed[name] = self._facts()
         return partial
 
     def copy_without(self, file: IO[bytes], drops: Drops, out: IO[bytes], *, is_open: bool) -> bool:
@@ -120,7 +122,7 @@ class ParquetParts:
         if is_open:
             return self._journal.copy_without(file, drops, out, is_open=True)
         part = self._opened(file, "a part")
-        is_same = self._is_up_to_date(part)
+        is_same = self._widened_by(part) == self._facts()
         known = (part.schema_arrow.metadata or {}).get(CONFIGURATIONS)
         dropped, first, is_any = first_positions(drops), 0, False
         with self._writer(out, None if known is None else known.decode()) as writer:
@@ -134,26 +136,29 @@ class ParquetParts:
                     is_any = True
         return is_any
 
-    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
+    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
         """Returns the numbers of the parts whose columns are not those that are known by now, after
-        a look at all of them; `copy_without` writes such a part with these."""
-        numbers = []
-        opened = list(parts)
-        for _ in range(2):  # a later part may widen what an earlier one has
-            numbers = [number for number, opens in opened if not self._is_current(opens)]
-        return numbers
+        a look at all that this run has not written; `copy_without` writes such a part with
+        these."""
+        found = []
+        for part in parts:
+            own = self._sealed.get(part.open_name)
+            if own is None:
+                with part.open() as file:
+                    own = self._widened_by(self._opened(file, part.open_name))
+            found.append((part.number, own))
+        now = self._facts()
+        return [number for number, own in found if own != now]
 
-    def _is_current(self, opens: Callable[[], IO[bytes]]) -> bool:
-        with opens() as file:
-            return self._is_up_to_date(self._opened(file, "a part"))
-
-    def _is_up_to_date(self, part: Any) -> bool:
-        """Whether a part has the columns that are known, widened by its own."""
+    def _widened_by(self, part: Any) -> tuple[Any, ...]:
+        """Widens the columns by those of a part; returns the facts of its schema."""
         own = columns_of(part.schema_arrow)
         for name, origin, kind in own.items():
             self._columns.widen(origin, kind, name)
-        is_same = list(own.items()) == list(self._columns.items())
-        return is_same and part.schema_arrow.names == self.schema.names
+        return tuple(part.schema_arrow.names), *own.items()
+
+    def _facts(self) -> tuple[Any, ...]:
+        return tuple(self.schema.names), *self._columns.items()
 
     def _as_now(self, table: Any) -> Any:
         """Returns rows of an earlier schema in the one that is known."""

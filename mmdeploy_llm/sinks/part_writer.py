@@ -19,7 +19,7 @@ from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.outcome import NOTHING
 from mmdeploy_llm.records.record import Record
 
-from .formats import Addition, Drops
+from .formats import Addition, CompletePart, Drops
 from .jsonl_writer import lock
 from .lines import new_file
 from .scan import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
@@ -225,8 +225,14 @@ class PartsWriter(Closing):
 
     def _unify(self) -> None:
         """Writes those parts again whose schema is narrower than that of the others."""
-        shelf = self._sink.shelf
-        parts = [(n, partial(shelf.open, name)) for n, name in self._sink.parts().items()]
+        parts = [
+            CompletePart(
+                number=number,
+                open_name=self._sink.open_name(number),
+                open=partial(self._sink.shelf.open, name),
+            )
+            for number, name in self._sink.parts().items()
+        ]
         with self._writing():
             for number in self._sink.form.outdated(parts):
                 self._drop_from(number, [])

@@ -17,6 +17,7 @@ from mmdeploy_llm.records.files import FileState, Folder
 from mmdeploy_llm.records.media import Blob
 from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.records.shelves import LocalShelf, RemoteShelf, Shelf
 from mmdeploy_llm.records.state import RunState
 
 from .formats import PartFormat, PartReader
@@ -32,7 +33,6 @@ from .scan import (
     exists_already,
     scan_entries,
 )
-from .shelves import LocalShelf, RemoteShelf, Shelf
 
 MAX_OPEN = 8  # parts that are open for reading at the same time
 FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl"}

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -28,7 +28,7 @@ from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.media import Blob, LeftOutError, first_media
 from mmdeploy_llm.records.record import Record
 
-from .formats import Addition, Drops, Limits, damaged
+from .formats import Addition, CompletePart, Drops, Limits, damaged
 from .scan import Entry
 
 MAX_ITEMS, MAX_BYTES = 10_000, 2**30
@@ -128,7 +128,7 @@ class TarParts:
             begin = end
         return kept > len(drops)
 
-    def outdated(self, parts: Iterable[tuple[int, Callable[[], IO[bytes]]]]) -> list[int]:
+    def outdated(self, parts: Iterable[CompletePart]) -> list[int]:
         """Returns none: tars have no schema."""
         return []
 

@@ -271,7 +271,7 @@ def test_other_formats_and_places_are_refused(do, rows, here):
     for mode in ("overwrite", "resume"):
         with pytest.raises(ConfigError, match="parts of another format"):
             do(rows, "b.parquet", mode, format="webdataset")
-    with pytest.raises(ConfigError, match=r"must be one of jsonl, csv, parquet, .*got 'xml'"):
+    with pytest.raises(ConfigError, match=r"must be one of jsonl, csv, .*got 'xml'"):
         do(rows, "c", format="xml")
     with pytest.raises(ConfigError, match="JSON lines and CSV are one file"):
         open_sink("c.jsonl", part_items=3)
@@ -311,7 +311,7 @@ def test_what_another_run_wrote_meanwhile_is_not_lost(do, rows, output):
 
 @pytest.mark.parametrize("output", FOLDERS)
 def test_a_full_disk_loses_nothing(do, rows, output, monkeypatch):
-    from mmdeploy_llm.sinks.shelves import LocalShelf
+    from mmdeploy_llm.records.shelves import LocalShelf
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -37,6 +37,7 @@ class Answer:
     error: Exception | None
 
 
+BUDGETS = {"image_tokens": "auto", "video_tokens": "auto"}  # of caption, by default
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -63,9 +64,6 @@ class FakeLLM:
     def __exit__(self, *_):
         self.is_closed = True
 
-    def count_tokens(self, prompt):
-        raise RequestError("it takes no pictures")
-
     def answer_each(self, asks):
         for ask in asks:
             prompt, self.params = ask.prompt, ask.params
@@ -75,6 +73,9 @@ class FakeLLM:
                 raise KeyboardInterrupt
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
             yield Answer(ask=ask, output=answer, error=None)
+
+    def count_tokens(self, prompt):
+        raise RequestError("this model takes no pictures")
 
     def submit(self, prompt, sampling_params):
         self.handles.append(FakeHandle(self.stream(prompt, sampling_params)))
@@ -250,8 +251,7 @@ class TestCaption:
             "max_model_len": 512,
             "chat_template": "t.jinja",
             "tool_call_parser": "auto",
-            "image_tokens": "auto",
-            "video_tokens": "auto",
+            **BUDGETS,
         }
         prompt = made[0].prompts[0]
         assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
@@ -273,8 +273,7 @@ class TestCaption:
             "dtype": "auto",
             "device": "auto",
             "tool_call_parser": "auto",
-            "image_tokens": "auto",
-            "video_tokens": "auto",
+            **BUDGETS,
             **option,
         }
 

@@ -26,7 +26,10 @@ ROOMS = (
 )
 BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ROOMS]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
-    "mmdeploy_llm/answers/checker.py": "the schema that the program names",
+    "mmdeploy_llm/answers/schemas.py": "the schema that the caller names",
+    "mmdeploy_llm/finding/contents.py": "files of the input that may be the same",
+    "mmdeploy_llm/sinks/openai.py": "the output that the program names",
+    "mmdeploy_llm/sinks/parquet.py": "parts of the output",
     "mmdeploy_llm/exporting/export.py": "the file that the caller names",
     "mmdeploy_llm/exporting/pictures.py": "the folder that the caller names",
     "mmdeploy_llm/finding/kinds.py": "first bytes of the files of the input",
@@ -39,7 +42,7 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/sinks/part_writer.py": "parts of the output",
     "mmdeploy_llm/sinks/parts.py": "parts of the output",
     "mmdeploy_llm/sinks/scan.py": "the output that is continued",
-    "mmdeploy_llm/sinks/shelves.py": "parts of the output",
+    "mmdeploy_llm/records/shelves.py": "parts of the output",
     "mmdeploy_llm/sinks/tars.py": "parts of the output",
     "mmdeploy_llm/records/configuration.py": "the configurations beside the output",
     "mmdeploy_llm/records/files.py": "the output and the page that the program names",

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mmdeploy_llm.records.columns import Columns, Kind, kind_of, widened
+from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.merged import MergedOutputs
@@ -141,3 +142,19 @@ def test_kinds_widen():
     own = Columns(fixed=("id",), fields=("id",))
     own.add({"columns": {"ID": 1, "Id": 2}})
     assert [name for name, _, _ in own.items()] == ["column_ID", "column_Id_2"]
+
+
+def test_parts_that_a_run_has_written_are_not_opened_again(tmp_path, monkeypatch):
+    from mmdeploy_llm.records.shelves import LocalShelf
+
+    opened = []
+    known = LocalShelf.open
+    monkeypatch.setattr(LocalShelf, "open", lambda *own: opened.append(own[1]) or known(*own))
+    same = [record(number, n=number) for number in range(1, 5)]
+    sink = open_sink(str(tmp_path / "out.parquet"), part_items=1)
+    with sink.writer("new", Kept()) as writer:
+        sink.configurations.write(Configuration(), (), is_new=True)
+        for own in same:
+            writer.write(own, own.line)
+        writer.finish(lambda own: own.line)
+    assert opened == []
