@@ -37,7 +37,7 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
-    ("model_folder", "budgets"),
+    ("model_folder", "boxes", "budgets"),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
     ("startup",),

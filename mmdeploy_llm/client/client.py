@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mmdeploy_llm.boxes.reading import Box
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
 from mmdeploy_llm.desk.many import open_desk
@@ -16,6 +17,7 @@ from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.saving import save_loaded
 from mmdeploy_llm.startup.start import report_load
@@ -86,6 +88,17 @@ class EngineClient(Belonging):
         cannot be prepared."""
         self._home.check()
         return self._desk.count_tokens(as_prompt(prompt))
+
+    def boxes(self, output: RequestOutput, index: int = 0) -> list[Box]:
+        """Returns the boxes that an answer about one picture has, in pixels of the picture as it is
+        shown, EXIF orientation applied. index: of the completion.
+
+        The header of the picture is read again, so the prompt must still lead to it. Raises
+        RequestError for a model whose plugin does not say how it writes boxes, and for a prompt
+        with other media than one picture.
+        """
+        self._home.check()
+        return self._desk.boxes(as_prompt(output.item), output.outputs[index].text)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the model to a folder that LLM, transformers and vLLM load: weights in few bits as

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from mmdeploy_llm.boxes.reading import Box
 from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, RequestError
 from mmdeploy_llm.hooks import Model, PluginManager
@@ -193,6 +194,10 @@ class Desk(ABC):
     def count_tokens(self, prompt: Any) -> TokenCount:
         """Counts prompt and media tokens. Raises RequestError for a prompt that cannot be
         prepared."""
+
+    @abstractmethod
+    def boxes(self, prompt: Any, text: str) -> list[Box]:
+        """Returns the boxes in an answer to a prompt with one picture. Raises RequestError."""
 
     @abstractmethod
     def copy_tokenizer(self) -> Any:

@@ -19,6 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from mmdeploy_llm.boxes.reading import Box
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
@@ -119,6 +120,10 @@ class RemoteDesk(Desk):
     def count_tokens(self, prompt: Any) -> TokenCount:
         """Counts prompt and media tokens; see Desk."""
         return self._call(LocalDesk.count_tokens, prompt)
+
+    def boxes(self, prompt: Any, text: str) -> list[Box]:
+        """Returns the boxes in an answer; see Desk."""
+        return self._call(LocalDesk.boxes, prompt, text)
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of the tokenizer; see Desk."""

@@ -5,6 +5,7 @@ from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
+from .boxes import BoxRule
 from .contracts import (
     Checkpoint,
     MediaLimits,
@@ -24,6 +25,7 @@ from .specs import hookimpl, hookspec
 
 __all__ = [
     "ITEM_NUMBER",
+    "BoxRule",
     "Checkpoint",
     "EngineInfo",
     "LogitsContext",

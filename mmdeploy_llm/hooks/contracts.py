@@ -44,6 +44,7 @@ class ModelSpec:
         media item alone.
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
+    boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
     tiny: "module:FAMILY", a Family of mmdeploy_llm.tiny: how to write a tiny checkpoint of
         the family, and how transformers takes its media; imported by tests only.
     sampling: what is usual for the family's answers, where a request does not say otherwise: values
@@ -61,6 +62,7 @@ class ModelSpec:
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     deterministic: bool = False
     gguf: str | None = None
+    boxes: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0

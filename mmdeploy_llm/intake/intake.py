@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mmdeploy_llm.boxes.reading import Box, read_boxes
 from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.rendering import Renderer
@@ -46,7 +47,8 @@ class Intake:
     generation: generation_config.json. chat_template: the one that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
-    media_size: width of the rows of the model's encoder; None: unknown.
+    media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
+        writes boxes; None: no plugin says so.
     new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
@@ -72,7 +74,9 @@ class Intake:
         cache_bytes: int = CACHE_BYTES,
         guard: CallGuard | None = None,
         media_size: int | None = None,
+        box_rule: BoxRule | None = None,
     ) -> None:
+        self._box_rule = box_rule
         self._tokenizer = tokenizer
         self._placeholders = Placeholders(processors, tokenizer)
         self._renderer = Renderer()
@@ -186,6 +190,20 @@ class Intake:
             num_input_image_tokens=sums["image"],
             num_input_video_tokens=sums["video"],
         )
+
+    def boxes(self, prompt: Any, text: str) -> list[Box]:
+        """Returns the boxes in an answer to a prompt with one picture, in its pixels; opens its
+        header again. Raises RequestError."""
+        if self._box_rule is None:
+            raise RequestError("no plugin says how this model writes boxes (ModelSpec.boxes)")
+        rendered = self._render(read_prompt(prompt, self.media.kinds))
+        found = [item for item in self.media.count(rendered.items) if item.size is not None]
+        if len(found) != 1 or len(rendered.items) != 1 or found[0].size is None:
+            raise RequestError(
+                f"boxes need a prompt with one picture and nothing else, found "
+                f"{len(rendered.items)} media"
+            )
+        return read_boxes(text, self._box_rule, found[0].size, found[0].shown)
 
     def _sample(self, request: Request, index: int) -> Request:
         """Returns one of the n requests of a prompt."""

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from mmdeploy_llm import errors
+from mmdeploy_llm.boxes.pictures import sizes_of
 from mmdeploy_llm.budgets.choice import Budgets
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import (
@@ -239,7 +240,10 @@ class MediaLoader:
         known = self._call(processor, lambda: find(source, limits), limits)
         count = self._call(processor, lambda: processor.count_tokens(known, item.options), limits)
         text = self._call(processor, lambda: processor.prompt_text(known, item.options), limits)
-        return MediaInput(kind=item.kind, tensors={}, num_tokens=count, key="", prompt_text=text)
+        sizes = self._call(processor, lambda: sizes_of(processor, known, item.options), limits)
+        return MediaInput(
+            kind=item.kind, tensors={}, num_tokens=count, key="", prompt_text=text, **sizes
+        )
 
     def _decode(
         self, processor: MediaProcessor | CanPreview, source: Any, limits: MediaLimits

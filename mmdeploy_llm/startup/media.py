@@ -7,8 +7,9 @@ from typing import Any
 
 from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.errors import ConfigError, UnsupportedMediaError
-from mmdeploy_llm.hooks import MediaLimits, MediaProcessor, PluginManager
+from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMediaError
+from mmdeploy_llm.hooks import BoxRule, MediaLimits, MediaProcessor, PluginManager
+from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES
@@ -71,6 +72,20 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
             found[kind] = within_budget(made, budgets_of(config).get(kind, "full"))
         except UnsupportedMediaError as reason:
             logger.info("the model takes no %s: %s", kind, reason)
+    return found
+
+
+def box_rule_of(files: ModelFiles) -> BoxRule | None:
+    """Returns how the model writes boxes; None where its plugin does not say. Raises PluginError
+    for a rule that cannot be imported or is none."""
+    name = files.spec.boxes
+    if name is None:
+        return None
+    owner = files.plugins.owner(files.spec)
+    about = f"{name}, the boxes of model {files.spec.name!r} of plugin {owner!r},"
+    found = imported_for(name, about)
+    if not isinstance(found, BoxRule):
+        raise PluginContractError(f"{about} must be a BoxRule, got {type(found).__name__}")
     return found
 
 

@@ -26,7 +26,7 @@ from mmdeploy_llm.schedule.windows import blocks_of_window
 
 from .computer import Computer
 from .machine import Machine
-from .media import media_limits
+from .media import box_rule_of, media_limits
 from .model_files import ModelFiles
 
 CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
@@ -165,6 +165,7 @@ def build_intake(
         grammars=files.grammars,
         guard=files.plugins.guard,
         media_size=media_size,
+        box_rule=box_rule_of(files),
     )
 
 

@@ -38,6 +38,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5_VL_MOE",
             deterministic=True,
+            boxes="mmdeploy_llm_plugins.ernie.boxes:RULE",
             media=("image", "video"),
             reasoning="ernie-45-vl",
             tools="ernie-45-vl-thinking",

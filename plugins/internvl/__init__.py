@@ -18,6 +18,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.internvl.tiny:INTERNVL",
             deterministic=True,
+            boxes="mmdeploy_llm_plugins.internvl.boxes:RULE",
             media=("image", "video"),
         ),
     )

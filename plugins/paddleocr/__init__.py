@@ -17,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.paddleocr.model:PaddleOCRVLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.paddleocr.tiny:PADDLEOCR_VL",
             deterministic=True,
+            boxes="mmdeploy_llm_plugins.paddleocr.boxes:RULE",
             media=("image",),
             # The cells of its tables.
             sampling={"no_repeat_ngram": {"may_repeat": CELLS}},

@@ -111,6 +111,13 @@ class ImageProcessor(MediaProcessor):
         own = item_options(self.options, options)
         return self._num_tokens(*self._target(item, own))
 
+    def shown_size(
+        self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Returns the (width, height) at which the model sees an image of this size."""
+        height, width = self._target(item, item_options(self.options, options))
+        return width, height
+
     def embedded(
         self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
     ) -> MediaInput:

@@ -1,0 +1,1 @@
+"""Reads the boxes in answers, in pixels of the picture, and writes them as others read them."""

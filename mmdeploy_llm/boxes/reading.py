@@ -1,0 +1,95 @@
+"""Reads boxes of an answer by the rule of the model's family. Answers are strangers' text: half of
+an object, numbers out of range, swapped corners and any number of boxes are no surprise."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mmdeploy_llm.hooks.boxes import BoxRule
+
+Size = tuple[int, int]  # (width, height)
+
+NUMBER = re.compile(r"(?<![\d.])-?\d{1,9}(?:\.\d{1,9})?(?![\d.])")
+OBJECTS = re.compile(r"[{}]")
+LABEL = re.compile(r'"(?:label|text_content|name|class|text)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+TAG = re.compile(r"<[^<>\n]{1,40}>")
+MAX_LABEL = 500  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A box in a picture, in pixels of the file as it is shown: EXIF orientation applied.
+
+    label: what the answer calls it, "" if it does not. x0, y0, x1, y1: left, top, right, bottom.
+    """
+
+    label: str
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+
+def read_boxes(text: str, rule: BoxRule, size: Size, shown: Size | None = None) -> list[Box]:
+    """Returns the boxes of an answer about a picture, in the order of the text.
+
+    size: of the picture, upright. shown: of the picture as the model sees it, where the rule counts
+    its pixels. Parts of a box outside the picture are cut off; boxes without an area are left out.
+    """
+    width, height = shown or size
+    spans = (rule.scale, rule.scale) if rule.scale is not None else (width, height)
+    found = []
+    for label, numbers in _raw(text, rule):
+        if rule.order == "yxyx":
+            numbers = [numbers[place ^ 1] for place in range(len(numbers))]
+        xs = [_inside(number / spans[0] * size[0], size[0]) for number in numbers[::2]]
+        ys = [_inside(number / spans[1] * size[1], size[1]) for number in numbers[1::2]]
+        box = Box(label=label, x0=min(xs), y0=min(ys), x1=max(xs), y1=max(ys))
+        if box.x1 > box.x0 and box.y1 > box.y0:
+            found.append(box)
+    return found
+
+
+def _inside(value: float, most: int) -> float:
+    return round(min(max(value, 0.0), float(most)), 2)
+
+
+def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
+    """Yields label and numbers of each box, as they are written."""
+    count, has_json = 2 * rule.corners, False
+    if rule.keys:
+        names = "|".join(map(re.escape, rule.keys))
+        key = re.compile(rf'"(?:{names})"\s*:\s*(\[[-\d\s.,\[\]]*)')
+        for part in OBJECTS.split(text):
+            label = LABEL.search(part)
+            for match in key.finditer(part):
+                has_json = True
+                for numbers in _groups(match[1], count):
+                    yield "" if label is None else _unquoted(label[1]), numbers
+    if rule.pattern is None or has_json:
+        return
+    end = 0
+    for match in re.finditer(rule.pattern, text):
+        before = text[max(end, match.start() - 2 * MAX_LABEL) : match.start()]
+        line = TAG.sub("", before.rpartition("\n")[2]).strip(" \t,.:;-")[:MAX_LABEL]
+        end = match.end()
+        for numbers in _groups(match[0], count):
+            yield line, numbers
+
+
+def _groups(text: str, count: int) -> Iterator[list[float]]:
+    """Yields the numbers of each box; those of one that is half-written are left out."""
+    numbers = [float(number) for number in NUMBER.findall(text)]
+    for start in range(0, len(numbers) - count + 1, count):
+        yield numbers[start : start + count]
+
+
+def _unquoted(text: str) -> str:
+    try:
+        found = json.loads(f'"{text}"')
+    except ValueError:  # a line break, an escape that is none
+        found = text
+    return str(found)[:MAX_LABEL]

@@ -1,0 +1,90 @@
+"""Writes boxes as others read them: COCO, YOLO, and SVG to lay over a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from .reading import Box, Size
+
+MAX_SHOWN = 300  # boxes over one picture
+COLOURS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """A picture with its boxes. name: of its file, relative to a folder of pictures."""
+
+    name: str
+    size: Size
+    boxes: Sequence[Box]
+
+
+def labels_of(pictures: Iterable[Labelled]) -> list[str]:
+    """Returns the labels of all boxes, sorted; a box without one is an "object"."""
+    return sorted({box.label or "object" for picture in pictures for box in picture.boxes})
+
+
+def coco(pictures: Sequence[Labelled]) -> dict[str, Any]:
+    """Returns a dataset in COCO's format: boxes are [left, top, width, height] in pixels, ids count
+    from 1."""
+    labels = labels_of(pictures)
+    ids = {label: number for number, label in enumerate(labels, 1)}
+    annotations: list[dict[str, Any]] = []
+    for number, picture in enumerate(pictures, 1):
+        for box in picture.boxes:
+            width, height = round(box.x1 - box.x0, 2), round(box.y1 - box.y0, 2)
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number,
+                    "category_id": ids[box.label or "object"],
+                    "bbox": [box.x0, box.y0, width, height],
+                    "area": round(width * height, 2),
+                    "iscrowd": 0,
+                }
+            )
+    return {
+        "images": [
+            {"id": number, "file_name": one.name, "width": one.size[0], "height": one.size[1]}
+            for number, one in enumerate(pictures, 1)
+        ],
+        "annotations": annotations,
+        "categories": [{"id": ids[label], "name": label} for label in labels],
+    }
+
+
+def yolo_lines(picture: Labelled, classes: Mapping[str, int]) -> list[str]:
+    """Returns a line for each box in YOLO's format: class, centre, width and height, as shares of
+    the picture. classes: number of each label."""
+    width, height = picture.size
+    return [
+        f"{classes[box.label or 'object']} {(box.x0 + box.x1) / 2 / width:.6f} "
+        f"{(box.y0 + box.y1) / 2 / height:.6f} {(box.x1 - box.x0) / width:.6f} "
+        f"{(box.y1 - box.y0) / height:.6f}"
+        for box in picture.boxes
+    ]
+
+
+def svg(boxes: Sequence[Box], size: Size) -> str:
+    """Returns an SVG of the boxes that covers a picture of this size, at most MAX_SHOWN of them."""
+    width, height = size
+    stroke = max(1.0, max(size) / 300)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="boxes">'
+    ]
+    for number, box in enumerate(boxes[:MAX_SHOWN]):
+        colour = COLOURS[number % len(COLOURS)]
+        parts.append(
+            f'<rect x="{box.x0}" y="{box.y0}" width="{box.x1 - box.x0:.2f}" '
+            f'height="{box.y1 - box.y0:.2f}" fill="none" stroke="{colour}" '
+            f'stroke-width="{stroke:.1f}"><title>{escape(box.label)}</title></rect>'
+        )
+        if box.label:
+            parts.append(
+                f'<text x="{box.x0}" y="{max(box.y0, stroke * 6):.1f}" fill="{colour}" '
+                f'font-size="{stroke * 6:.1f}">{escape(box.label[:40])}</text>'
+            )
+    return "".join([*parts, "</svg>"])

@@ -1,0 +1,30 @@
+"""BoxRule: how the models of a family write boxes into their answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Order = Literal["xyxy", "yxyx"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxRule:
+    """How boxes are written.
+
+    keys: names of the coordinates in JSON objects; (): the models write no JSON.
+    pattern: expression for the numbers of boxes in other text, which must take linear time; the
+        label is what stands before them in their line, without tags. None: there are none.
+    scale: the numbers go from 0 to this over the picture; None: they are pixels of the picture as
+        the model sees it.
+    order: of the four numbers of a box.
+    corners: points of a box: 2, or 4 of a quadrangle, of which the upright rectangle is taken.
+    is_special: the numbers are special tokens, so that answers need skip_special_tokens=False.
+    """
+
+    keys: tuple[str, ...] = ()
+    pattern: str | None = None
+    scale: int | None = 1000
+    order: Order = "xyxy"
+    corners: Literal[2, 4] = 2
+    is_special: bool = False

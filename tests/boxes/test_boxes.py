@@ -1,0 +1,136 @@
+"""Boxes are read by one rule for each family, in pixels of the picture, whatever models write."""
+
+import json
+import time
+
+import pytest
+from mmdeploy_llm_plugins.ernie.boxes import RULE as ERNIE
+from mmdeploy_llm_plugins.gemma.boxes import RULE as GEMMA
+from mmdeploy_llm_plugins.glm.boxes import RULE as GLM
+from mmdeploy_llm_plugins.internvl.boxes import RULE as INTERNVL
+from mmdeploy_llm_plugins.paddleocr.boxes import RULE as PADDLE
+from mmdeploy_llm_plugins.qwen.boxes import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+
+from mmdeploy_llm.boxes.reading import Box, read_boxes
+from mmdeploy_llm.boxes.writing import MAX_SHOWN, Labelled, coco, labels_of, svg, yolo_lines
+from mmdeploy_llm.hooks import PluginManager
+
+SIZE, SHOWN = (2000, 1000), (1008, 504)
+CAT = Box(label="cat", x0=200, y0=100, x1=600, y1=500)
+JSON = '```json\n[{"bbox_2d": [100, 100, 300, 500], "label": "cat"}]\n```'
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (QWEN2_VL, "<|object_ref_start|>cat<|object_ref_end|><|box_start|>(100,100),(300,500)"),
+        (QWEN2_VL, "cat(100,100),(300,500)"),
+        (QWEN2_VL, JSON),
+        (QWEN2_5_VL, '[{"bbox_2d": [100.8, 50.4, 302.4, 252], "label": "cat"}]'),
+        (QWEN3_VL, JSON),
+        (ERNIE, JSON),
+        (GEMMA, '[{"box_2d": [100, 100, 500, 300], "label": "cat"}]'),
+        (INTERNVL, "<ref>cat</ref><box>[[100, 100, 300, 500]]</box>"),
+        (INTERNVL, "cat[[100, 100, 300, 500]]"),
+        (GLM, "cat<|begin_of_box|>[[100,100,300,500]]<|end_of_box|>"),
+        (GLM, JSON),
+        (PADDLE, "cat" + "".join(f"<|LOC_{n}|>" for n in (100, 100, 300, 100, 300, 500, 100, 500))),
+    ],
+)
+def test_one_rule_for_each_family(rule, text):
+    """What a family writes becomes the same box of the file."""
+    assert read_boxes(text, rule, SIZE, SHOWN if rule is QWEN2_5_VL else None) == [CAT]
+
+
+def test_every_rule_that_a_plugin_names_is_one():
+    """Each family whose models find things says how; the names lead to rules."""
+    from mmdeploy_llm.hooks import BoxRule
+    from mmdeploy_llm.hooks.factories import imported
+
+    named = {spec.name: spec.boxes for spec in PluginManager.load().models if spec.boxes}
+    assert {"qwen2_5_vl", "qwen3_vl", "gemma4", "internvl", "glm4v", "paddleocr_vl"} <= set(named)
+    assert all(isinstance(imported(name), BoxRule) for name in named.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        ("", []),
+        ("There is no cat.", []),
+        (JSON[:-20], [Box(label="", x0=200, y0=100, x1=600, y1=500)]),
+        ('[{"bbox_2d": [100, 100, 300', []),
+        ('{"bbox_2d": [300, 500, 100, 100], "label": "cat"}', [CAT]),
+        (
+            '{"bbox_2d": [-50, 900, 9999, 1500], "label": "cat"}',
+            [Box(label="cat", x0=0, y0=900, x1=2000, y1=1000)],
+        ),
+        ('{"bbox_2d": [2000, 2000, 3000, 3000]}', []),
+        ('{"bbox_2d": [5, 5, 5, 5]}', []),
+        ('{"bbox_2d": [NaN, 1e999, "a", null]}', []),
+        ('{"bbox_2d": [[100,100,300,500],[100,100,300,500]], "label": "cat"}', [CAT, CAT]),
+        ('{"a": {"b": {"bbox_2d": [100, 100, 300, 500], "label": "cat"}}}', [CAT]),
+        (
+            '{"bbox_2d": [100, 100, 300, 500], "label": "a \\"b\\" \\u00e9"}',
+            [Box(label='a "b" é', x0=200, y0=100, x1=600, y1=500)],
+        ),
+        (
+            '{"bbox_2d": [100, 100, 300, 500], "label": "' + "x" * 10_000,
+            [Box(label="", x0=200, y0=100, x1=600, y1=500)],
+        ),
+        ("{" * 100_000 + '"bbox_2d": [', []),
+        ("[" * 100_000, []),
+        ('{"bbox_2d": [' + "9" * 100_000, []),
+    ],
+)
+def test_hostile_answers(text, boxes):
+    """Half-written, out of range, swapped, nested and endless answers are no surprise."""
+    assert read_boxes(text, QWEN3_VL, SIZE) == boxes
+
+
+@pytest.mark.parametrize("rule", [QWEN2_VL, QWEN3_VL, GEMMA, INTERNVL, GLM, PADDLE])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(1,2),(3,4)" * 20_000,
+        '{"bbox_2d": [1,2,3,4], "box_2d": [1,2,3,4]}' * 20_000,
+        "[[1, 2, 3, 4]]" * 20_000,
+        "<|LOC_1|><|LOC_9|>" * 20_000,
+        "a" * 200_000,
+        "<ref>" * 40_000,
+        " " * 200_000,
+        '"label": "' * 20_000,
+        "[[1" * 60_000,
+    ],
+)
+def test_many_boxes_take_linear_time(rule, text):
+    """Nothing that a model writes holds the program."""
+    begin = time.monotonic()
+    read_boxes(text, rule, SIZE)
+    assert time.monotonic() - begin < 3
+
+
+def test_coco_and_yolo():
+    """Both formats have the same boxes; a label's number is the same in all pictures."""
+    dog = Box(label="", x0=0, y0=0, x1=1000, y1=1000)
+    pictures = [
+        Labelled(name="a.png", size=SIZE, boxes=[CAT, dog]),
+        Labelled(name="b.png", size=(10, 10), boxes=[]),
+    ]
+    found = coco(pictures)
+    assert json.loads(json.dumps(found)) == found
+    assert [one["name"] for one in found["categories"]] == labels_of(pictures) == ["cat", "object"]
+    first, second = found["annotations"]
+    assert first["bbox"] == [200, 100, 400, 400]
+    assert first["area"] == 160_000
+    assert (second["category_id"], second["image_id"], second["id"]) == (2, 1, 2)
+    assert len(found["images"]) == 2
+    classes = {label: number for number, label in enumerate(labels_of(pictures))}
+    assert yolo_lines(pictures[0], classes)[0] == "0 0.200000 0.300000 0.200000 0.400000"
+
+
+def test_svg_escapes_what_a_model_wrote():
+    """A label is text in the overlay, whatever it holds, and there are not too many boxes."""
+    box = Box(label='<script>"&', x0=1, y0=1, x1=5, y1=5)
+    found = svg([box] * 1000, SIZE)
+    assert "<script>" not in found
+    assert found.count("<rect") == MAX_SHOWN
