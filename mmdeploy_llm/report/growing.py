@@ -194,7 +194,8 @@ class GrowingReport:
         """Writes the page as far as the run is."""
         page = self._page(parent, _said(self._tally))
         url = url_of(page.beside)
-        page.write(self._shown, [f"{url}/{name}" for name in self._chunks])
+        chunks = [f"{url}/{name}" for name in self._chunks]
+        page.write(self._shown, chunks, has_files=self.are_in_files)
         self.num_pages += 1
 
     def _page(self, parent: Folder, running: str) -> Page:

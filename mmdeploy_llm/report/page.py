@@ -246,7 +246,7 @@ class Page:
                 for row in first:
                     pictures.keep(row.html)
                 names = _write_chunks(beside, shown, pictures)
-                self.write(first, [f"{url}/{name}" for name in names])
+                self.write(first, [f"{url}/{name}" for name in names], has_files=True)
                 pictures.finish()
             _remove_old_chunks(beside, set(names))
             beside.check_in_place()
@@ -256,9 +256,9 @@ class Page:
         """The name of the folder beside the page."""
         return f"{Path(self.name).stem}_files"
 
-    def write(self, rows: Iterable[Row], chunks: list[str]) -> None:
-        """Writes the page itself, which loads the chunks."""
-        page = _page(self.head, self.index, self.num_shown, rows, chunks, self.beside)
+    def write(self, rows: Iterable[Row], chunks: list[str], *, has_files: bool = False) -> None:
+        """Writes the page itself, which loads the chunks. has_files: whether it may show files."""
+        page = _page(self.head, self.index, self.num_shown, rows, chunks, self.beside, has_files)
         self.parent.write(self.name, _encoded(page))
 
 
@@ -269,11 +269,12 @@ def _page(
     rows: Iterable[Row],
     chunks: list[str],
     folder: str,
+    has_files: bool,
 ) -> Iterator[str]:
     values = {
         "head": head,
         # For file://, browsers treat the page and the files beside it as different origins.
-        "head_sources": " 'self' file:" if chunks else "",
+        "head_sources": " 'self' file:" if has_files else "",
         "num_items": len(index),
         "num_failed": index.num_failed,
         "lacking": {name: index.outcomes[name] for name in LACKING if index.outcomes[name]},

@@ -114,6 +114,15 @@ def test_a_resumed_run_makes_no_card_again(tmp_path, num):
     assert "running" not in page.read_text().partition("<header")[2].partition("<main")[0]
 
 
+def test_pictures_in_files_are_shown_before_there_are_scripts(tmp_path):
+    """The page of a large run that is at its beginning, or was interrupted there."""
+    page = tmp_path / "page.html"
+    (tmp_path / "0.png").write_bytes(b"x")
+    grown(page, records_of(tmp_path, 1), Loader(), total=EMBEDDED_CARDS + 1)
+    assert 'src="page_files/pictures/' in page.read_text()
+    assert "img-src data: 'self' file:;" in page.read_text()
+
+
 def test_another_answer_or_another_input_is_another_card(tmp_path):
     page, loader = tmp_path / "page.html", Loader()
     (tmp_path / "0.png").write_bytes(b"x")
