@@ -43,7 +43,9 @@ def check_lists(lists: Mapping[str, str | os.PathLike[str] | None], sink: Sink) 
         name = os.fspath(given)
         for own in sink.places:
             if not is_url(str(own)) and _is_same(name, own):
-                raise ConfigError(f"{name!r} belongs to the output; name another file with {option}")
+                raise ConfigError(
+                    f"{name!r} belongs to the output; name another file with {option}"
+                )
 
 
 def _check_urls(given: str, own: str) -> None:
