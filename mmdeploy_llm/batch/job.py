@@ -41,7 +41,7 @@ from .beside import folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .in_order import InOrder
-from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally
+from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally, Watch
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
 
@@ -99,6 +99,7 @@ class BatchSettings:
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
+    watch: Watch | None = None
     sidecars: SidecarOptions | None = None
     telling: TellingOptions = field(default_factory=TellingOptions)
 
@@ -382,14 +383,16 @@ def _state(job: BatchJob, ending: str, total: int | None = None) -> RunState:
 
 def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
-    most = job.settings.max_failures
+    if (watch := job.settings.watch) is not None:
+        watch.begin(tally)
     schema = job.settings.schema
     with duplicates_of(job.settings.finding, job.sink, digest) as same:
         run = BatchRun(
             job.items,
             writer,
             tally=tally,
-            max_failures=most,
+            max_failures=job.settings.max_failures,
+            watch=watch,
             config_digest=digest,
             duplicates=same,
             is_json=schema is not None and schema.is_guide,

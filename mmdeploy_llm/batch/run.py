@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tqdm import tqdm
 
@@ -138,6 +138,16 @@ class LeftToDo:
         self.is_read = True
 
 
+class Watch(Protocol):
+    """Sees every record of a run as soon as it is written."""
+
+    def begin(self, tally: Tally) -> None:
+        """The run begins; `tally` says at any time how far it is."""
+
+    def take(self, record: Record, item: Item | BadItem) -> None:
+        """An item has finished, and its media are still there. Must return at once."""
+
+
 class BatchRun:
     """One run over items; used once. Locks its state, because an engine may pull prompts in
     another thread than the one that iterates its answers.
@@ -155,6 +165,7 @@ class BatchRun:
         max_failures: int | None = None,
         config_digest: str = "",
         duplicates: Duplicates | None = None,
+        watch: Watch | None = None,
         is_json: bool = False,
     ) -> None:
         self._items, self._duplicates = items, duplicates
@@ -162,6 +173,7 @@ class BatchRun:
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
+        self._watch = watch
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -217,6 +229,8 @@ class BatchRun:
         with self._lock, interrupted_later():
             is_first = self._writer.write(record, item.line, item)
             self._tally.count(record, num_media, is_first=is_first)
+            if self._watch is not None:
+                self._watch.take(record, item)
             most = self._max_failures
             if most is not None and self._tally.num_failed >= most:
                 self._is_over = True

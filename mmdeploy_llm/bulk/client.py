@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -46,10 +47,11 @@ from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.records.record import ItemError
-from mmdeploy_llm.report.page import report_batch
 from mmdeploy_llm.report.previews import FilePreviews
-from mmdeploy_llm.report.target import check_page
+from mmdeploy_llm.report.whole import ReportOptions, RunReport
 from mmdeploy_llm.startup.media import open_media, open_reader
+
+logger = logging.getLogger(__name__)
 
 
 class BulkClient(EngineClient):
@@ -76,6 +78,7 @@ class BulkClient(EngineClient):
         sampling_params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
+        live: bool | int = False,
         use_tqdm: bool = True,
         **options: Unpack[BatchOptions],
     ) -> BatchSummary:
@@ -93,6 +96,7 @@ class BulkClient(EngineClient):
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
         "anyway": also if other results are of another model or of other parameters.
         overwrite: replace the output, which otherwise must not exist. report: an HTML page.
+        live: serve it on 127.0.0.1 meanwhile, at this port or, True, a free one, which is logged.
         Raises ConfigError for a wrong call, and when the output is lost, OutputLostError or
         OutputWriteError, which say how to continue; an item with an error becomes a line with it.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
@@ -111,7 +115,7 @@ class BulkClient(EngineClient):
             is_progress_shown=None if use_tqdm else False,
         )
         settings = with_reader(settings, lambda: open_reader(self._config))
-        return self._batch(plan_batch(input, output, settings), report)
+        return self._batch(plan_batch(input, output, settings), report, live)
 
     def extract(
         self,
@@ -175,27 +179,27 @@ class BulkClient(EngineClient):
         source = source_of(input, settings)
         return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
 
-    def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:
-        """Runs a batch and writes its report, if one is wanted."""
-        if report is not None:
-            check_page(Path(report))
-        summary = run_batch(job, self._lent)
-        if summary.ending == "interrupted":
-            raise KeyboardInterrupt
-        if report is not None:
-            self._report(summary, report, job.settings)
-        return summary
-
-    def _report(
-        self, summary: BatchSummary, path: str | os.PathLike[str], settings: BatchSettings
-    ) -> None:
-        """Writes the HTML page of a batch, with the frames of its videos."""
+    def _batch(
+        self, job: BatchJob, report: str | os.PathLike[str] | None, live: bool | int
+    ) -> BatchSummary:
+        """Runs a batch and writes its report, if one is wanted, with the frames of its videos."""
+        if report is None:
+            if live:
+                raise ConfigError("live serves the report: name its file with report")
+            return _ended(run_batch(job, self._lent))
         config, media = self._config, self._desk.media
         previews = FilePreviews(
             lambda: open_reader(config) if media is None else media,
             lambda: open_media(config) if media is None else media,
         )
-        report_batch(summary, path, settings, model=config.model, previews=previews)
+        port = None if live is False else 0 if live is True else live
+        options = ReportOptions(model=config.model, about={}, live_port=port)
+        whole = RunReport(job, Path(report), previews, options)
+        if whole.url is not None:
+            logger.info("the report, while the run goes on: %s", whole.url)
+        summary = whole.run(self._lent)
+        whole.write(summary)
+        return _ended(summary)
 
     def _answers(self, feed: Feed) -> Generator[Answer, None, None]:
         """Yields the answers of a feed; holds this object, whose engine would end with it."""
@@ -212,3 +216,10 @@ def extracted(answer: Answer, shape: AnswerSchema) -> Any:
         words = "the answer was cut off before its JSON was whole; raise max_tokens"
         return ItemError(code=InvalidAnswerError.code, message=words)
     return shape.value_of(first.text.strip())
+
+
+def _ended(summary: BatchSummary) -> BatchSummary:
+    """Returns the summary. Raises KeyboardInterrupt for a run that Ctrl-C has ended."""
+    if summary.ending == "interrupted":
+        raise KeyboardInterrupt
+    return summary

@@ -20,6 +20,8 @@ NUM_EXAMPLES = 3
 DEFAULT_TITLE = "Options"
 EXAMPLES = "\b\nExamples:\n"
 NAMES_WIDTH = 24
+EXPLANATION = re.compile(r": |; | \(|,? such as ")
+MIN_SENTENCE = 15  # characters before an explanation
 FIRST_SENTENCE = re.compile(r"(.*?)\.(?=\s|$)", re.DOTALL)
 WRITTEN_DEFAULT = re.compile(r"\[default: ([^]]*)\]")
 HELP_ALL = "--help-all"
@@ -144,8 +146,8 @@ def _write_options(command: Any, ctx: Any, formatter: Any, *, is_whole: bool) ->
 
 
 def _record(param: Any, ctx: Any, width: int, *, is_whole: bool) -> tuple[str, str] | None:
-    """Returns the names and the text of a parameter. Unless `is_whole` this is its first sentence
-    and its default, as far as they fit a line of `width`."""
+    """Returns the names and the text of a parameter. Unless `is_whole` this is its first sentence,
+    where possible on a line of `width`, with its default if there is space."""
     shown = copy.copy(param)
     shown.hidden = False
     if is_whole or not shown.help:
@@ -160,6 +162,14 @@ def _record(param: Any, ctx: Any, width: int, *, is_whole: bool) -> tuple[str, s
     elif param.param_type_name == "option" and not param.is_flag:
         default = WRITTEN_DEFAULT.search(whole) or written
         note = "" if default is None else f"  [{default[1].partition(';')[0]}]"
-    if len(text) > width:
-        text = text[: width - 3].rstrip() + "..."
+    text = _shortened(text, width)
     return names, text + note if len(text + note) <= width else text
+
+
+def _shortened(text: str, width: int) -> str:
+    """Returns a sentence that is longer than a line without its explanations or examples. One that
+    has none stays and goes on in the next line."""
+    if len(text) <= width:
+        return text
+    found = EXPLANATION.search(text, MIN_SENTENCE)
+    return text if found is None else text[: found.start()]

@@ -24,6 +24,7 @@ Examples:
 Formats, by the ending of --output or by --format:
   jsonl        records, one line of JSON each
   csv          a table: a row for each record
+  openai       responses of OpenAI's Batch API, one line of JSON each
   parquet      a folder of Parquet files, a row for each record
   webdataset   a folder of tars (NAME.tar), each answer beside its picture
   imagefolder  a folder of pictures with a metadata.jsonl; with an --output

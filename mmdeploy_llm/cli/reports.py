@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import glob
 import os
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,10 +15,6 @@ from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.errors import ConfigError
 
 from .engines import previews_of
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.report.page import ReportHead
-    from mmdeploy_llm.sinks.merged import MergedOutputs
 
 REPORT_EPILOG = """\b
 An output is a JSONL file, a folder of Parquet files or WebDataset tars that a
@@ -64,7 +58,7 @@ def report(
 
     --model is the one whose frames of videos are shown."""
     from mmdeploy_llm.records.outcome import counted
-    from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, write_report
+    from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
     from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.sinks.merged import MergedOutputs
 
@@ -78,7 +72,7 @@ def report(
     write_report(
         output,
         merged.records(MAX_CARDS),
-        head_of(merged),
+        merged_head(merged),
         merged.index,
         previews,
         num_shown=num_shown,
@@ -115,18 +109,3 @@ def expanded(parts: Iterable[str]) -> list[str]:
             raise ConfigError(f"no output fits {part!r}")
         found += names
     return found
-
-
-def head_of(merged: MergedOutputs) -> ReportHead:
-    """Returns the head of the page, with the outputs and what is missing among its settings."""
-    from mmdeploy_llm.report.page import ReportHead
-
-    outputs = {each.label: f"{each.num_items} items" for each in merged.outputs}
-    missing = merged.missing()
-    return ReportHead(
-        model=", ".join(merged.models) or "an unknown model",
-        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
-        version=metadata.version("mmdeploy-llm"),
-        missing=missing,
-        settings=outputs,
-    )

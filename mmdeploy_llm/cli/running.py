@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,30 +34,34 @@ def run_and_report(
     of LLM(). page: name of the report, if one is wanted."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
-    from mmdeploy_llm.report.page import report_batch
-    from mmdeploy_llm.report.target import check_page
+    from mmdeploy_llm.report.whole import ReportOptions, RunReport
 
     from .terminal import batch_summary, caption_table, make_console, printable
 
     model = desk.model.model
+    report, fault = None, None
     if page is not None:
-        check_page(Path(page))
+        shown = ReportOptions(
+            model=model, about=options, is_caption=is_caption, live_port=desk.shown.port
+        )
+        report = RunReport(job, Path(page), previews_of(model, options), shown)
+        if report.url is not None:
+            typer.echo(f"the report, while the run goes on: {report.url}", err=True)
+    run = partial(run_batch, job) if report is None else report.run
     try:
-        summary = run_batch(job, lambda: open_answerer(model, options, desk.effort.ray))
+        summary = run(lambda: open_answerer(model, options, desk.effort.ray))
     except (OutputLostError, OutputWriteError):  # says where the finished items are
         raise
     except Exception:
         if job.sink.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
-    fault = None
-    if page is not None and summary.num_records:
-        about: Any = {"model": model, "about": options, "is_caption": is_caption}
-        about["previews"] = previews_of(model, options)
+    if report is not None:
         try:
-            report_batch(summary, page, job.settings, **about)
+            report.write(summary)
         except (MMDeployLLMError, OSError) as error:  # the summary comes first
             page, fault = None, error
+    page = page if summary.num_records else None
     if desk.shown.table:
         records = list(summary.records())
         make_console().print(caption_table(records))

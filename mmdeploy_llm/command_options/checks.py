@@ -57,7 +57,12 @@ class CheckOptions(Group):
     ] = None
     max_chars: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", hidden=True, help="The same for characters."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            hidden=True,
+            help="Most characters of an answer; a longer one is asked again.",
+        ),
     ] = None
     validate_retries: Annotated[
         int,

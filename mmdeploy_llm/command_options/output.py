@@ -8,6 +8,8 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.errors import ConfigError
+
 from .groups import Group
 
 Output = Annotated[
@@ -81,6 +83,25 @@ class ShownOptions(Group):
     no_report: Annotated[
         bool, typer.Option("--no-report", hidden=True, help="Do not write an HTML report.")
     ] = False
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", hidden=True, help="Serve the report on this machine while the run goes on."
+        ),
+    ] = False
+    live_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, hidden=True, help="The port of --live.  [default: a free one]"
+        ),
+    ] = 0
     table: Annotated[
         bool, typer.Option("--table", hidden=True, help="Print a table of results at the end.")
     ] = False
+
+    @property
+    def port(self) -> int | None:
+        """The port of the live report; None without one. Raises ConfigError without a report."""
+        if self.live and self.no_report:
+            raise ConfigError("--live serves the report: leave out --no-report")
+        return self.live_port if self.live else None

@@ -18,33 +18,32 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
-from importlib import metadata, resources
+from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import jinja2
 from tqdm import tqdm
 
+from mmdeploy_llm.batch.corpus.questions import IMAGE_QUESTION
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
-from mmdeploy_llm.records.record import Record, seconds
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.merged import MergedOutputs
 from mmdeploy_llm.sinks.scan import RecordIndex
 
-from .bidi import without_bidi_controls
+from .cards import CardMaker, Row, environment
 from .pictures import (
     FOLDER,
     EmbeddedPictures,
-    Picture,
     Pictures,
     PicturesInFiles,
-    printable,
     remove_pictures,
     url_of,
 )
-from .previews import FilePreviews, MakePreviews, is_refused, media_of
+from .previews import FilePreviews, MakePreviews
 from .target import check_page
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
@@ -55,6 +54,18 @@ CARDS_AT_ONCE = 32  # cards whose pictures are in memory together
 _CHUNK = re.compile(r"cards-\d{3,}\.js")
 
 
+class Made(Protocol):
+    """The rows that a run has made. maker: what has made them. are_in_files: whether their pictures
+    are files. is_hurried: whether nobody waits for the pictures of the others."""
+
+    maker: CardMaker
+    are_in_files: bool
+    is_hurried: bool
+
+    def row(self, record: Record) -> Row | None:
+        """Returns the row of a record, if there is one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportHead:
     """The header of a report.
@@ -63,6 +74,7 @@ class ReportHead:
     done: the verb for a finished item.
     speeds, settings: label -> value, both as text.
     missing: what is incomplete -> what it lacks; shown above everything else.
+    running: how far the run is; "" of one that has ended.
     facts: further label -> value, both as text, shown below the totals.
     """
 
@@ -76,59 +88,12 @@ class ReportHead:
     settings: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
+    running: str = ""
 
     @property
     def units(self) -> str:
         """The plural of `unit`."""
         return f"{self.unit}s"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """One item of the page: its record and pictures."""
-
-    record: Record
-    pictures: tuple[Picture, ...]
-
-    @property
-    def path(self) -> str:
-        """The item's file, else its id or line."""
-        record = self.record
-        if record.path is not None:
-            return printable(record.path)
-        return f"line {record.line}" if record.id is None else printable(str(record.id))
-
-    @property
-    def name(self) -> str:
-        """The file name without folders, else the id or line."""
-        return os.path.basename(self.path) if self.record.path is not None else self.path
-
-    @property
-    def has_media(self) -> bool:
-        """Whether the item has media, with or without a preview."""
-        return bool(media_of(self.record))
-
-    @property
-    def num_text_tokens(self) -> int:
-        """Prompt tokens that are not media tokens."""
-        record = self.record
-        return record.num_prompt_tokens - record.num_image_tokens - record.num_video_tokens
-
-    @property
-    def media_tokens(self) -> str:
-        """Token counts by media kind, each followed by a plus: "64 image + "."""
-        counts = {"image": self.record.num_image_tokens, "video": self.record.num_video_tokens}
-        return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items() if num)
-
-    @property
-    def words(self) -> str:
-        """The lower-case text that the page's filter searches."""
-        record = self.record
-        fault = f"failed ({record.error_code}) {record.error_msg}" if record.error_msg else ""
-        samples = (str(sample.get("text") or "") for sample in record.outputs[1:])
-        others = (*map(str, record.answers.values()), *samples)
-        said = (record.lack, record.text, *others, record.reasoning, record.prompt)
-        return printable(" ".join((self.path, fault, *filter(None, said))).lower())
 
 
 def report_batch(
@@ -140,28 +105,20 @@ def report_batch(
     previews: FilePreviews,
     about: Mapping[str, Any] | None = None,
     is_caption: bool = False,
+    made: Made | None = None,
 ) -> None:
     """Writes a report of all items of the batch, including those of earlier runs.
 
-    about: further settings to list.
+    about: further settings to list. made: the cards that the run has made already.
     """
     run = summary.run
     speeds = {
         "images/s": f"{run.images_per_second:.1f}",
         "tokens/s": f"{run.tokens_per_second:.0f}",
     }
-    params = settings.sampling_params
-    given = {name: getattr(params, name) for name in params.model_fields_set}
-    options = {**(about or {}), **given, **settings.chat_template_kwargs}
-    head = ReportHead(
-        model=model,
-        prompt=settings.question,
-        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
-        version=metadata.version("mmdeploy-llm"),
-        unit="file" if is_caption else "item",
-        done="captioned" if is_caption else "answered",
+    head = replace(
+        head_of(settings, model, about, is_caption=is_caption),
         speeds=speeds if run.num_items else {},
-        settings={name: str(value) for name, value in options.items()},
         facts={"input": "; ".join(summary.notes)} if summary.notes else {},
     )
     num_shown = min(summary.num_records, MAX_CARDS)
@@ -172,8 +129,45 @@ def report_batch(
         summary.index,
         previews,
         num_shown=num_shown,
-        rules=previews.rules if num_shown > EMBEDDED_CARDS else "",
+        rules=previews.rules if num_shown > EMBEDDED_CARDS or made is not None else "",
         is_progress_shown=settings.is_progress_shown,
+        made=made,
+    )
+
+
+def head_of(
+    settings: BatchSettings,
+    model: str,
+    about: Mapping[str, Any] | None = None,
+    *,
+    is_caption: bool = False,
+    running: str = "",
+) -> ReportHead:
+    """Returns the header of the report of a batch. about: further settings to list."""
+    params = settings.sampling_params
+    given = {name: getattr(params, name) for name in params.model_fields_set}
+    options = {**(about or {}), **given, **settings.chat_template_kwargs}
+    asked = IMAGE_QUESTION if is_caption and settings.question is None else settings.question
+    return ReportHead(
+        model=model,
+        prompt=asked,
+        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
+        version=metadata.version("mmdeploy-llm"),
+        unit="file" if is_caption else "item",
+        done="captioned" if is_caption else "answered",
+        settings={name: str(value) for name, value in options.items()},
+        running=running,
+    )
+
+
+def merged_head(merged: MergedOutputs) -> ReportHead:
+    """Returns the head of a page over several outputs, with what is missing and the outputs."""
+    return ReportHead(
+        model=", ".join(merged.models) or "an unknown model",
+        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
+        version=metadata.version("mmdeploy-llm"),
+        missing=merged.missing(),
+        settings={each.label: f"{each.num_items} items" for each in merged.outputs},
     )
 
 
@@ -187,12 +181,13 @@ def write_report(
     num_shown: int,
     rules: str = "",
     is_progress_shown: bool | None = None,
+    made: Made | None = None,
 ) -> None:
     """Writes the page atomically: it is complete or absent.
 
     records: the `num_shown` records of the page, in order; `index` has the totals of all records.
-    make: makes previews. rules: see PicturesInFiles. Raises ConfigError as `check_page` does, and
-    OutputLostError when an output changed while it was read.
+    make: makes previews. rules: see PicturesInFiles. made: rows that exist already. Raises
+    ConfigError as `check_page` does, and OutputLostError when an output changed while it was read.
     """
     check_page(path)
     hidden = None if is_progress_shown is None else not is_progress_shown
@@ -201,20 +196,22 @@ def write_report(
         ThreadPoolExecutor(_num_threads(), thread_name_prefix="previews") as pool,
         tqdm(total=num_shown, desc="Report", dynamic_ncols=True, disable=hidden) as bar,
     ):
+        maker = CardMaker(rules) if made is None else made.maker
 
-        def cards(pictures: Pictures) -> Iterator[Card]:
-            return _counted(_cards(records, pictures, pool), num_shown, bar.update)
+        def rows(pictures: Pictures) -> Iterator[Row]:
+            found = _rows(records, pictures, pool, maker, made)
+            return _counted(found, num_shown, bar.update)
 
-        page = _Page(parent=parent, name=path.name, head=head, index=index, num_shown=num_shown)
-        if num_shown > EMBEDDED_CARDS:
-            page.write_large(cards, make, rules)
+        page = Page(parent=parent, name=path.name, head=head, index=index, num_shown=num_shown)
+        if num_shown > EMBEDDED_CARDS or (made is not None and made.are_in_files):
+            page.write_large(rows, make, rules)
         else:
-            page.write_single(cards(EmbeddedPictures(make)))
+            page.write_single(rows(EmbeddedPictures(make)))
         parent.check_in_place()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Page:
+class Page:
     """A page of this name in the folder `parent`; the files beside it are in NAME_files."""
 
     parent: Folder
@@ -223,10 +220,10 @@ class _Page:
     index: RecordIndex
     num_shown: int
 
-    def write_single(self, cards: Iterable[Card]) -> None:
+    def write_single(self, rows: Iterable[Row]) -> None:
         """Writes one self-contained file and removes the files of an earlier, larger report."""
-        self._write(_environment(), cards, [])
-        beside = self.parent.existing(self._beside)
+        self.write(rows, [])
+        beside = self.parent.existing(self.beside)
         if beside is None:  # or a link, which leads to files of somebody else
             return
         with beside:
@@ -237,48 +234,47 @@ class _Page:
                     remove_pictures(old)
 
     def write_large(
-        self, cards: Callable[[Pictures], Iterator[Card]], make: MakePreviews, rules: str
+        self, rows: Callable[[Pictures], Iterator[Row]], make: MakePreviews, rules: str
     ) -> None:
         """Writes the page with the first cards; the others and the pictures to files beside it."""
-        environment = _environment()
-        url = url_of(self._beside)
-        with self.parent.inner(self._beside) as beside:
+        url = url_of(self.beside)
+        with self.parent.inner(self.beside) as beside:
             pictures = PicturesInFiles(make, beside, url, rules)
             with closing(pictures):
-                shown = cards(pictures)
+                shown = rows(pictures)
                 first = list(itertools.islice(shown, CHUNK_CARDS))
-                names = _write_chunks(beside, shown, environment)
-                self._write(environment, first, [f"{url}/{name}" for name in names])
+                for row in first:
+                    pictures.keep(row.html)
+                names = _write_chunks(beside, shown, pictures)
+                self.write(first, [f"{url}/{name}" for name in names], has_files=True)
                 pictures.finish()
             _remove_old_chunks(beside, set(names))
             beside.check_in_place()
 
     @property
-    def _beside(self) -> str:
+    def beside(self) -> str:
+        """The name of the folder beside the page."""
         return f"{Path(self.name).stem}_files"
 
-    def _write(
-        self, environment: jinja2.Environment, cards: Iterable[Card], chunks: list[str]
-    ) -> None:
-        page = _page(
-            environment, self.head, self.index, self.num_shown, cards, chunks, self._beside
-        )
+    def write(self, rows: Iterable[Row], chunks: list[str], *, has_files: bool = False) -> None:
+        """Writes the page itself, which loads the chunks. has_files: whether it may show files."""
+        page = _page(self.head, self.index, self.num_shown, rows, chunks, self.beside, has_files)
         self.parent.write(self.name, _encoded(page))
 
 
 def _page(
-    environment: jinja2.Environment,
     head: ReportHead,
     index: RecordIndex,
     num_shown: int,
-    cards: Iterable[Card],
+    rows: Iterable[Row],
     chunks: list[str],
     folder: str,
+    has_files: bool,
 ) -> Iterator[str]:
     values = {
         "head": head,
         # For file://, browsers treat the page and the files beside it as different origins.
-        "head_sources": " 'self' file:" if chunks else "",
+        "head_sources": " 'self' file:" if has_files else "",
         "num_items": len(index),
         "num_failed": index.num_failed,
         "lacking": {name: index.outcomes[name] for name in LACKING if index.outcomes[name]},
@@ -286,38 +282,29 @@ def _page(
         "num_shown": num_shown,
         "num_output_tokens": index.num_output_tokens,
         "num_media_tokens": index.num_media_tokens,
-        "cards": cards,
+        "rows": rows,
         "chunks": chunks,
         "folder": folder,
     }
-    return environment.get_template("report.html").generate(values)
+    return environment().get_template("report.html").generate(values)
 
 
-def _write_chunks(
-    folder: Folder, cards: Iterator[Card], environment: jinja2.Environment
-) -> list[str]:
+def _write_chunks(folder: Folder, rows: Iterator[Row], pictures: PicturesInFiles) -> list[str]:
     """Writes the remaining cards as scripts that call the page; returns the scripts' names."""
     names: list[str] = []
-    # mypy: macros are attributes of a module made at run time.
-    card_html: Any = environment.get_template("card.html").module
-    while chunk := list(itertools.islice(cards, CHUNK_CARDS)):
-        rows = [
-            [
-                card.record.outcome,
-                "" if card.record.is_ok else _shown(card.record.failure),
-                card.words,
-                _html(card_html, card),
-            ]
-            for card in chunk
-        ]
-        names.append(f"cards-{len(names) + 1:03d}.js")
-        text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
-        folder.write(names[-1], _encoded([f"reportCards({text});\n"]))
+    while chunk := list(itertools.islice(rows, CHUNK_CARDS)):
+        for row in chunk:
+            pictures.keep(row.html)
+        names.append(write_chunk(folder, len(names) + 1, chunk))
     return names
 
 
-def _html(macros: Any, card: Card) -> str:
-    return str(macros.card_html(card)).strip()
+def write_chunk(folder: Folder, number: int, rows: Iterable[Row]) -> str:
+    """Writes a script of cards; returns its name."""
+    name = f"cards-{number:03d}.js"
+    text = json.dumps([row.values for row in rows], ensure_ascii=False, separators=(",", ":"))
+    folder.write(name, _encoded([f"reportCards({text});\n"]))
+    return name
 
 
 def _remove_old_chunks(folder: Folder, kept: set[str]) -> None:
@@ -337,51 +324,34 @@ def _encoded(texts: Iterable[str]) -> Iterator[bytes]:
     return (text.encode("utf-8", "replace") for text in texts)
 
 
-def _environment() -> jinja2.Environment:
-    folder = resources.files(__package__)
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
-        autoescape=True,
-        finalize=_shown,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["seconds"] = seconds
-    environment.filters["thousands"] = thousands
-    return environment
-
-
-def _shown(value: Any) -> Any:
-    """Neutralises text that a template prints. Markup comes from a macro and has passed already."""
-    return without_bidi_controls(value) if type(value) is str else value
-
-
-def thousands(number: int) -> str:
-    """Formats 1234567 as "1 234 567", with narrow non-breaking spaces."""
-    return f"{number:,}".replace(",", "\u202f")
-
-
 def _num_threads() -> int:
     return min(MAX_THREADS, os.cpu_count() or 1)
 
 
-def _cards(
-    records: Iterable[Record], pictures: Pictures, pool: ThreadPoolExecutor
-) -> Iterator[Card]:
-    """Yields cards in the order of the records; makes pictures in the pool's threads."""
+def _rows(
+    records: Iterable[Record],
+    pictures: Pictures,
+    pool: ThreadPoolExecutor,
+    maker: CardMaker,
+    made: Made | None,
+) -> Iterator[Row]:
+    """Yields rows in the order of the records; makes those that do not exist in the pool's
+    threads, without pictures after an interruption."""
 
-    def make(record: Record) -> Card:
-        shown = () if is_refused(record) else media_of(record)
-        found = (picture for media in shown for picture in pictures.of(media))
-        return Card(record=record, pictures=tuple(found))
+    def make(record: Record) -> Row:
+        found = None if made is None else made.row(record)
+        if found is not None and pictures.have(found.html):
+            return found
+        if made is not None and made.is_hurried:
+            return maker.make(record, (), is_final=False)
+        return maker.with_pictures(record, pictures)
 
     source = iter(records)
     while group := list(itertools.islice(source, CARDS_AT_ONCE)):
         yield from pool.map(make, group)
 
 
-def _counted(cards: Iterator[Card], wanted: int, count: Callable[[], Any]) -> Iterator[Card]:
+def _counted(cards: Iterator[Row], wanted: int, count: Callable[[], Any]) -> Iterator[Row]:
     """Raises OutputLostError when there are not as many cards as wanted."""
     number = 0
     for card in cards:

@@ -17,11 +17,13 @@ from mmdeploy_llm.records.item import Media
 from mmdeploy_llm.records.unicode_text import without_surrogates
 
 from .bidi import without_bidi_controls
-from .previews import MakePreviews
+from .previews import FilePreviews, MakePreviews
 
 NAME_BYTES = 12
 FOLDER = "pictures"
 _OURS = re.compile(rf"[0-9a-f]{{{2 * NAME_BYTES}}}-\d{{3,}}\.jpg")
+# The source of a picture in a file, in a card's HTML.
+_IN_FILES = re.compile(rf'src="[^"]*/{FOLDER}/[0-9a-f]{{2}}/({_OURS.pattern})"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,16 @@ class Picture:
 
 
 class Pictures(Protocol):
-    """Provides the pictures of a media item. Called from several threads at once."""
+    """Provides the pictures of a media item. Called from several threads at once.
 
-    def of(self, media: Media) -> tuple[Picture, ...]:
+    data: the bytes of the item, where they are here; they need not be read again then.
+    """
+
+    def of(self, media: Media, data: bytes | None = None) -> tuple[Picture, ...]:
         """Returns one picture of an image, several of a video, none without a preview."""
+
+    def have(self, html: str) -> bool:
+        """Returns whether all pictures that a card of an earlier page shows are there."""
 
 
 class EmbeddedPictures:
@@ -45,10 +53,14 @@ class EmbeddedPictures:
     def __init__(self, make: MakePreviews) -> None:
         self._make = make
 
-    def of(self, media: Media) -> tuple[Picture, ...]:
+    def of(self, media: Media, data: bytes | None = None) -> tuple[Picture, ...]:
         """Makes the pictures anew at each call."""
-        blobs = self._make(media)
+        blobs = _made(self._make, media, data)
         return _named(media, (_data_url(blob) for blob in blobs))
+
+    def have(self, html: str) -> bool:
+        """Returns whether the card needs no files."""
+        return _IN_FILES.search(html) is None
 
 
 class PicturesInFiles:
@@ -69,14 +81,25 @@ class PicturesInFiles:
         for _, name in _pictures_in(self._folder):
             self._found.setdefault(name.rpartition("-")[0], []).append(name)
 
-    def of(self, media: Media) -> tuple[Picture, ...]:
+    def of(self, media: Media, data: bytes | None = None) -> tuple[Picture, ...]:
         """Returns the pictures, written atomically when no earlier report has them."""
-        stem = _stem(media, self._rules)
+        stem = _stem(media, self._rules) if data is None else _stem_of(data, self._rules)
         if stem is None:
             return ()
-        names = self._found.get(stem) or self._write(stem, self._make(media))
+        names = self._found.get(stem) or self._write(stem, _made(self._make, media, data))
         self._names.update(names)
         return _named(media, (f"{self._url}/{stem[:2]}/{name}" for name in names))
+
+    def have(self, html: str) -> bool:
+        """Returns whether the files of the card's pictures are there."""
+        return all(
+            name in self._names or name in self._found.get(name.rpartition("-")[0], ())
+            for name in _IN_FILES.findall(html)
+        )
+
+    def keep(self, html: str) -> None:
+        """Keeps the files of a card that an earlier page or the run has made."""
+        self._names.update(_IN_FILES.findall(html))
 
     def finish(self) -> None:
         """Removes the pictures of earlier reports that this one does not show. Raises
@@ -123,6 +146,18 @@ def _pictures_in(folder: Folder) -> Iterator[tuple[Folder, str]]:
                 for name in filter(_OURS.fullmatch, inner.names()):
                     if name.startswith(short):
                         yield inner, name
+
+
+def _made(make: MakePreviews, media: Media, data: bytes | None) -> Sequence[bytes]:
+    if data is None:
+        return make(media)
+    return make.of(media, data) if isinstance(make, FilePreviews) else ()
+
+
+def _stem_of(data: bytes, rules: str) -> str:
+    """Returns a file name stem for the pictures of these bytes."""
+    digest = blake2b(data, digest_size=NAME_BYTES, key=blake2b(rules.encode()).digest())
+    return digest.hexdigest()
 
 
 def _stem(media: Media, rules: str) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.errors import ABORTED, RequestError
-from mmdeploy_llm.messages import MediaItem, MediaRef
-from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.intake.prompts import MEDIA_KEYS
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
+from mmdeploy_llm.records.item import Item, Media
 from mmdeploy_llm.records.record import Record
 
 if TYPE_CHECKING:
@@ -60,7 +61,11 @@ class FilePreviews:
         """Returns JPEGs; none of a file that the model would not get or that no longer exists."""
         if not media.is_file:
             return ()
-        source = MediaRef(kind=media.kind, uri=media.name)
+        return self.of(media, MediaRef(kind=media.kind, uri=media.name))
+
+    def of(self, media: Media, source: Any) -> Sequence[bytes]:
+        """Returns JPEGs of a media item whose bytes are here; none where the model would not get
+        it."""
         item = MediaItem(kind=media.kind, source=source, options={})
         try:
             if media.kind == self._thumbnails.kind:
@@ -80,6 +85,34 @@ class FilePreviews:
             if self._media is None:
                 self._media = self._open_media()
             return self._media
+
+
+def bytes_of(item: Item) -> list[bytes | None]:
+    """Returns the bytes of an item's media that its prompt holds, None for others, in the order of
+    `item.media`."""
+    found: list[bytes | None] = []
+    for message in item.prompt.get("messages") or ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, (list, tuple)) else ():
+            field = part.get("type") if isinstance(part, Mapping) else None
+            if str(field).removesuffix("_url") in MEDIA_KINDS:
+                found += _leaves(part.get(field))
+    for name in MEDIA_KEYS:
+        data = item.prompt.get(name)
+        for kind, value in data.items() if isinstance(data, Mapping) else ():
+            found += _leaves(value) if kind in MEDIA_KINDS else ()
+    return found if len(found) == len(item.media) else [None] * len(item.media)
+
+
+def _leaves(value: Any) -> Iterator[bytes | None]:
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _leaves(inner)
+    elif isinstance(value, Mapping):
+        inner = next((value[name] for name in (*MEDIA_KINDS, "url") if name in value), None)
+        yield from _leaves(inner)
+    else:
+        yield bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
 
 def media_of(record: Record) -> tuple[Media, ...]:

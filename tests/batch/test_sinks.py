@@ -273,7 +273,7 @@ def test_other_formats_and_places_are_refused(do, rows, here):
             do(rows, "b.parquet", mode, format="webdataset")
     with pytest.raises(ConfigError, match=r"must be one of jsonl, csv, .*got 'xml'"):
         do(rows, "c", format="xml")
-    with pytest.raises(ConfigError, match="JSON lines and CSV are one file"):
+    with pytest.raises(ConfigError, match="jsonl is one file"):
         open_sink("c.jsonl", part_items=3)
     with pytest.raises(ConfigError, match="without file://"):
         open_sink("file:///tmp/c.parquet")

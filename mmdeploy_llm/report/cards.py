@@ -1,0 +1,176 @@
+"""Cards: the HTML of one item of a page, made once and kept while its record stays the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from mmdeploy_llm.records.record import Record, seconds
+
+from .bidi import without_bidi_controls
+from .pictures import Picture, Pictures, printable
+from .previews import is_refused, media_of
+
+KEY_BYTES = 12
+CARD = "card.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One item of the page: its record and pictures. key: see CardMaker.key."""
+
+    record: Record
+    pictures: tuple[Picture, ...]
+    key: str = ""
+
+    @property
+    def path(self) -> str:
+        """The item's file, else its id or line."""
+        record = self.record
+        if record.path is not None:
+            return printable(record.path)
+        return f"line {record.line}" if record.id is None else printable(str(record.id))
+
+    @property
+    def name(self) -> str:
+        """The file name without folders, else the id or line."""
+        return os.path.basename(self.path) if self.record.path is not None else self.path
+
+    @property
+    def has_media(self) -> bool:
+        """Whether the item has media, with or without a preview."""
+        return bool(media_of(self.record))
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Prompt tokens that are not media tokens."""
+        record = self.record
+        return record.num_prompt_tokens - record.num_image_tokens - record.num_video_tokens
+
+    @property
+    def media_tokens(self) -> str:
+        """Token counts by media kind, each followed by a plus: "64 image + "."""
+        counts = {"image": self.record.num_image_tokens, "video": self.record.num_video_tokens}
+        return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items() if num)
+
+    @property
+    def words(self) -> str:
+        """The lower-case text that the page's filter searches."""
+        record = self.record
+        fault = f"failed ({record.error_code}) {record.error_msg}" if record.error_msg else ""
+        samples = (str(sample.get("text") or "") for sample in record.outputs[1:])
+        others = (*map(str, record.answers.values()), *samples)
+        said = (record.lack, record.text, *others, record.reasoning, record.prompt)
+        return printable(" ".join((self.path, fault, *filter(None, said))).lower())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A card as a page has it: its outcome, kind of failure ("" without), the words that a filter
+    searches, and its HTML."""
+
+    outcome: str
+    failure: str
+    words: str
+    html: str
+
+    @property
+    def values(self) -> list[str]:
+        """The row as the scripts of a page have it."""
+        return [self.outcome, self.failure, self.words, self.html]
+
+
+class CardMaker:
+    """Makes the rows of records. rules: under which pictures are made."""
+
+    def __init__(self, rules: str = "") -> None:
+        self.environment = environment()
+        # mypy: macros are attributes of a module made at run time.
+        self._macros: Any = self.environment.get_template(CARD).module
+        source = resources.files(__package__).joinpath(CARD).read_text("utf-8")
+        self._rules = f"{source}\0{rules}"
+
+    def make(self, record: Record, pictures: tuple[Picture, ...], *, is_final: bool = True) -> Row:
+        """Returns the row of a record. is_final: whether a later page may use it again."""
+        card = Card(record=record, pictures=pictures, key=self.key(record) if is_final else "")
+        return Row(
+            outcome=str(record.outcome),
+            failure="" if record.is_ok else without_bidi_controls(record.failure),
+            words=card.words,
+            html=str(self._macros.card_html(card)).strip(),
+        )
+
+    def key(self, record: Record) -> str:
+        """Returns what is the same for the same answer to the same input, shown in the same way; ""
+        for a record whose input has no digest, so that it may have changed."""
+        if not record.item_digest:
+            return ""
+        own = (record.key, record.item_digest, record.config_digest, record.error_msg, record.text)
+        text = repr((*own, record.num_output_tokens, record.path, self._rules))
+        return blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
+
+    def with_pictures(self, record: Record, pictures: Pictures) -> Row:
+        """Returns the row of a record with the pictures of its media."""
+        shown = () if is_refused(record) else media_of(record)
+        found = (picture for media in shown for picture in pictures.of(media))
+        return self.make(record, tuple(found))
+
+
+class Cards:
+    """Rows by the keys of their records, compressed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, key: str, row: Row) -> None:
+        """Keeps a row; none without a key."""
+        if key:
+            text = json.dumps(row.values, ensure_ascii=False).encode("utf-8", "replace")
+            with self._lock:
+                self._rows[key] = zlib.compress(text, 1)
+
+    def get(self, key: str) -> Row | None:
+        """Returns the row of a record; None when there is none."""
+        with self._lock:
+            found = self._rows.get(key)
+        if found is None:
+            return None
+        outcome, failure, words, html = json.loads(zlib.decompress(found))
+        return Row(outcome=outcome, failure=failure, words=words, html=html)
+
+
+def environment() -> jinja2.Environment:
+    folder = resources.files(__package__)
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        finalize=_shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["seconds"] = seconds
+    environment.filters["thousands"] = thousands
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """Neutralises text that a template prints. Markup comes from a macro and has passed already."""
+    return without_bidi_controls(value) if type(value) is str else value
+
+
+def thousands(number: int) -> str:
+    """Formats 1234567 as "1 234 567", with narrow non-breaking spaces."""
+    return f"{number:,}".replace(",", "\u202f")

@@ -1,0 +1,90 @@
+"""RunReport: the report of a run from its beginning to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmdeploy_llm.batch.job import BatchJob, OpenLLM, run_batch
+from mmdeploy_llm.batch.summary import BatchSummary
+
+from .growing import GrowingReport
+from .live import LiveReport
+from .page import head_of, report_batch
+from .previews import FilePreviews
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """Holds what a report says besides the records, and where it is served.
+
+    about: further settings to list. live_port: where it is served while the run goes on, 0 for a
+    free port; None: nowhere.
+    """
+
+    model: str
+    about: Mapping[str, Any]
+    is_caption: bool = False
+    live_port: int | None = None
+
+
+class RunReport:
+    """Writes the report of a job while it runs. Raises ConfigError when the page cannot be written
+    or the port not be had.
+
+    job: the one to run. url: of the live page; None without one.
+    """
+
+    def __init__(
+        self, job: BatchJob, page: Path, previews: FilePreviews, options: ReportOptions
+    ) -> None:
+        self._page, self._previews, self._options = page, previews, options
+        settings = job.settings
+        head = partial(
+            head_of, settings, options.model, options.about, is_caption=options.is_caption
+        )
+        self._growing = GrowingReport(
+            page,
+            lambda running: head(running=running),
+            previews,
+            total=job.source.total,
+            is_resumed=settings.mode == "resume",
+        )
+        self.job = replace(job, settings=replace(settings, watch=self._growing))
+        port = options.live_port
+        self._live = None if port is None else LiveReport(page, self._growing.state, port)
+        self.url = None if self._live is None else self._live.url
+
+    def run(self, open_llm: OpenLLM) -> BatchSummary:
+        """Runs the job. Raises as run_batch does."""
+        try:
+            return run_batch(self.job, open_llm)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, summary: BatchSummary) -> None:
+        """Writes the page of the run that has ended. One that was interrupted is not waited for:
+        pictures that are not there are made by the next run. Raises as write_report does."""
+        self.close(is_hurried=summary.ending == "interrupted")
+        if summary.num_records:
+            report_batch(
+                summary,
+                self._page,
+                self.job.settings,
+                model=self._options.model,
+                previews=self._previews,
+                about=self._options.about,
+                is_caption=self._options.is_caption,
+                made=self._growing,
+            )
+
+    def close(self, *, is_hurried: bool = True) -> None:
+        """Ends what runs beside the run."""
+        self._growing.finish(is_hurried=is_hurried)
+        if self._live is not None:
+            self._live.close()
+            self._live = None
