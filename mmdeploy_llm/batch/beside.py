@@ -12,7 +12,9 @@ from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.places import Spot
 from mmdeploy_llm.sidecars.run import RunSidecars
 from mmdeploy_llm.sidecars.writer import SpotOf, picture_of
+from mmdeploy_llm.sinks.base import Sink
 
+from .apart import check_lists
 from .file_source import FileSource
 
 if TYPE_CHECKING:
@@ -24,9 +26,12 @@ def sidecars_of(job: BatchJob) -> RunSidecars:
     return RunSidecars(job.settings.sidecars, _spots_of(job), job.sink)
 
 
-def check_names(settings: BatchSettings, *, is_corpus: bool) -> None:
-    """Raises ConfigError for a name in the template of sidecars that no file has a value for. What
-    a corpus or a schema will have is not known before."""
+def check_beside(settings: BatchSettings, sink: Sink, *, is_corpus: bool) -> None:
+    """Raises ConfigError for a list that would be written in the place of the output, and for a
+    name in the template of sidecars that no file has a value for. What a corpus or a schema will
+    have is not known before."""
+    lists = {"--log-json": settings.telling.log_json, "--skipped": settings.finding.skipped}
+    check_lists(lists, sink)
     if settings.sidecars is not None and settings.schema is None and not is_corpus:
         settings.sidecars.text.check(settings.asks.questions)
 
