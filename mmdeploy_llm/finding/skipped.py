@@ -18,6 +18,7 @@ from mmdeploy_llm.records.files import Folder, open_regular
 from mmdeploy_llm.records.unicode_text import escaped, without_surrogates
 
 MAX_KINDS = 10  # that a sentence names
+OF_SYSTEM = "it belongs to a system or a storage box"
 _MARK = b'{"skipped": '
 
 
@@ -76,8 +77,9 @@ class Skipped:
             return ""
         hints = {skip.label: skip.hint for skip in self}
         counts = self.counts.most_common()
-        # What helps is never among those that are left unnamed.
-        counts.sort(key=lambda each: not hints[each[0]])
+        dull = {skip.label for skip in self if skip.reason == OF_SYSTEM}
+        # What helps is never among those that are left unnamed; what systems write comes last.
+        counts.sort(key=lambda each: (not hints[each[0]], each[0] in dull))
         shown = sorted(counts[:MAX_KINDS], key=lambda each: -each[1])
         named = [
             f"{num} {label}" + (f" ({hints[label]})" if hints[label] else "")

@@ -12,7 +12,7 @@ from mmdeploy_llm.datasets.globs import expand_glob
 from mmdeploy_llm.datasets.names import is_visible, natural_key
 
 from .names import Patterns, system_name
-from .skipped import Skip, Skipped
+from .skipped import OF_SYSTEM, Skip, Skipped
 
 REPORT_SCRIPT = "cards-001.js"  # beside the pictures of a large report
 IS_LINK = "links to folders are not followed"
@@ -162,8 +162,7 @@ class Walker:
         """Whether the rules leave a file or folder out by its name. is_named: it may be hidden."""
         label = system_name(name)
         if label is not None:
-            words = "it belongs to a system or a storage box"
-            self._skip(path, label, words, is_folder and os.path.isdir(path))
+            self._skip(path, label, OF_SYSTEM, is_folder and os.path.isdir(path))
         elif not is_named and not is_visible(name):
             noun = "folders" if is_folder else "files"
             self._skip(path, f"hidden {noun}", "its name begins with a dot", is_folder)

@@ -117,3 +117,13 @@ def test_patterns_leave_out_names_and_paths(pictures, pattern, left):
 def test_patterns_that_fit_nothing_are_refused(pictures, pattern):
     with pytest.raises(ConfigError, match="exclude"):
         find_media([str(pictures)], exclude=[pattern])
+
+
+def test_what_systems_write_is_named_last(tmp_path):
+    junk = ("Thumbs.db", "desktop.ini", ".DS_Store", "._a.png", "ehthumbs.db", "Icon\r")
+    rest = (*(f"a.{suffix}" for suffix in ("svg", "psd", "ico", "txt", "pdf", "mp3", "zip")), "b")
+    for name in (*junk, "a.jpg", *rest):
+        (tmp_path / name).write_bytes(b"some text")
+    text = find_media([str(tmp_path)]).skipped.text
+    assert all(f"1 .{suffix}" in text for suffix in ("svg", "psd", "txt", "pdf", "mp3", "zip"))
+    assert text.endswith("other kinds")
