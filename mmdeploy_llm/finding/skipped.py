@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,9 @@ class Skipped:
     """The files and folders that were passed over, in order. Written by the finding only."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Skip] = {}
+        self._all: dict[str, Skip] = {}  # by real place
+        self._folders: dict[str, str] = {}  # real places of those that were met
+        self._read: set[str] = set()  # real places of folders that the caller has named
         self.notes: list[str] = []  # sentences about the input for the summary
 
     def __len__(self) -> int:
@@ -58,7 +60,29 @@ class Skipped:
 
     def add(self, skip: Skip) -> None:
         """Adds a file or folder, once."""
-        self._all.setdefault(os.path.abspath(skip.path), skip)
+        place = self._place(skip.path)
+        if place not in self._read:
+            self._all.setdefault(place, skip)
+
+    def read_too(self, folder: str) -> None:
+        """Notes that a folder is read, since the caller has named it, whatever another folder that
+        holds it says."""
+        for place in (self._place(folder), os.path.realpath(folder)):
+            self._read.add(place)
+            self._all.pop(place, None)
+
+    def forget(self, real_paths: Iterable[str]) -> None:
+        """Takes back files that are read after all, since the caller has named them."""
+        if self._all:
+            for path in real_paths:
+                self._all.pop(path, None)
+
+    def _place(self, path: str) -> str:
+        """Returns where a file or folder is: links of its folder resolved, not its own."""
+        folder, name = os.path.split(os.path.normpath(path))
+        if folder not in self._folders:
+            self._folders[folder] = os.path.realpath(folder or ".")
+        return os.path.join(self._folders[folder], name)
 
     @property
     def counts(self) -> Counter[str]:

@@ -55,11 +55,17 @@ class Walker:
         if is_alone or not self._is_left_out(path, name, name, is_folder=False, is_named=True):
             yield Place(path=path, base=base_path(path), relative=name)
 
+    def gone(self, path: str) -> Place:
+        """Returns the place of a file that the caller has named and that does not exist."""
+        folder, name = os.path.split(os.path.normpath(path))
+        return Place(path=path, base=os.path.realpath(folder or "."), relative=name)
+
     def folder(self, path: str, *, is_alone: bool) -> Iterator[Place]:
         """Yields the files of a folder that the caller has named, in natural order, then those of
         its subfolders."""
         name = os.path.basename(os.path.normpath(path))
         if is_alone or not self._is_left_out(path, name, name, is_folder=True, is_named=True):
+            self._skipped.read_too(path)
             yield from self._walk(path, base_path(path), "")
 
     def glob(self, pattern: str) -> Iterator[Place]:
