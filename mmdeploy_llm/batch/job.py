@@ -36,8 +36,8 @@ from mmdeploy_llm.sinks.scan import Kept, Mode
 from mmdeploy_llm.telling.teller import Teller, TellingOptions
 
 from .answering import NoModel, answerer_of, counts_of
-from .apart import check_apart, check_log
-from .beside import folder_of, sidecars_of
+from .apart import check_apart
+from .beside import check_beside, folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .in_order import InOrder
@@ -215,9 +215,9 @@ def plan_source(
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
-    check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
     is_corpus = not isinstance(source, FileSource)
+    check_beside(settings, sink, is_corpus=is_corpus)
     settings.finding.check(settings.mode, source.skipped, is_corpus=is_corpus)
     if settings.mode == "resume":
         place_of = source.place_of

@@ -98,7 +98,7 @@ class LineSource:
     def read(self, lines: Lines) -> Iterator[Item | BadItem]:
         """Yields the items of these rows, of those that --only names."""
         for row in self._rows.read(lines):
-            item = row if isinstance(row, BadItem) else self._reader.read(row)
+            item = self._reader.read(row)
             if self._selection.takes_id(item.id):
                 yield item
 
