@@ -113,8 +113,6 @@ class BulkClient(EngineClient):
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
-        if settings.boxes:
-            check_boxes(self._config, settings.sampling_params)
         settings = with_reader(settings, lambda: open_reader(self._config))
         return self._batch(plan_batch(input, output, settings), report, live)
 
@@ -184,6 +182,8 @@ class BulkClient(EngineClient):
         self, job: BatchJob, report: str | os.PathLike[str] | None, live: bool | int
     ) -> BatchSummary:
         """Runs a batch and writes its report, if one is wanted, with the frames of its videos."""
+        if job.settings.boxes:
+            check_boxes(self._config, job.settings.sampling_params)
         if report is None:
             if live:
                 raise ConfigError("live serves the report: name its file with report")

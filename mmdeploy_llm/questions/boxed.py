@@ -23,7 +23,7 @@ MAX_SHOWN = 200  # characters of an error
 
 @runtime_checkable
 class FindsBoxes(Protocol):
-    """What finds boxes in answers, such as LLM."""
+    """Finds boxes in answers, as LLM does."""
 
     def find_boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer to a prompt. Raises RequestError."""
