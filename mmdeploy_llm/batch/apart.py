@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,15 +34,18 @@ def check_apart(given: str, sink: Sink, log: str | os.PathLike[str] | None = Non
             )
 
 
-def check_log(log: str | os.PathLike[str] | None, sink: Sink) -> None:
-    """Raises ConfigError when the log of events is a file of the output."""
-    if log is None:
-        return
-    for own in sink.places:
-        if not is_url(str(own)) and _is_same(os.fspath(log), own):
-            raise ConfigError(
-                f"{os.fspath(log)!r} belongs to the output; name another file with --log-json"
-            )
+def check_lists(lists: Mapping[str, str | os.PathLike[str] | None], sink: Sink) -> None:
+    """Raises ConfigError when a list that is written besides, by its option, is a file of the
+    output."""
+    for option, given in lists.items():
+        if given is None:
+            continue
+        name = os.fspath(given)
+        for own in sink.places:
+            if not is_url(str(own)) and _is_same(name, own):
+                raise ConfigError(
+                    f"{name!r} belongs to the output; name another file with {option}"
+                )
 
 
 def _check_urls(given: str, own: str) -> None:

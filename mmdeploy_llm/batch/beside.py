@@ -12,16 +12,28 @@ from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.places import Spot
 from mmdeploy_llm.sidecars.run import RunSidecars
 from mmdeploy_llm.sidecars.writer import SpotOf, picture_of
+from mmdeploy_llm.sinks.base import Sink
 
+from .apart import check_lists
 from .file_source import FileSource
 
 if TYPE_CHECKING:
-    from .job import BatchJob
+    from .job import BatchJob, BatchSettings
 
 
 def sidecars_of(job: BatchJob) -> RunSidecars:
     """Returns the sidecars of a job's run."""
     return RunSidecars(job.settings.sidecars, _spots_of(job), job.sink)
+
+
+def check_beside(settings: BatchSettings, sink: Sink, *, is_corpus: bool) -> None:
+    """Raises ConfigError for a list that would be written in the place of the output, and for a
+    name in the template of sidecars that no file has a value for. What a corpus or a schema will
+    have is not known before."""
+    lists = {"--log-json": settings.telling.log_json, "--skipped": settings.finding.skipped}
+    check_lists(lists, sink)
+    if settings.sidecars is not None and settings.schema is None and not is_corpus:
+        settings.sidecars.text.check(settings.asks.questions)
 
 
 def _spots_of(job: BatchJob) -> SpotOf:

@@ -36,8 +36,8 @@ from mmdeploy_llm.sinks.scan import Kept, Mode
 from mmdeploy_llm.telling.teller import Teller, TellingOptions
 
 from .answering import NoModel, answerer_of, counts_of
-from .apart import check_apart, check_log
-from .beside import folder_of, sidecars_of
+from .apart import check_apart
+from .beside import check_beside, folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .in_order import InOrder
@@ -71,6 +71,7 @@ class BatchSettings:
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     sidecars: the texts that are written beside pictures; None writes none.
+    boxes: whether the boxes in answers are read.
     is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
         the run tells besides.
     """
@@ -101,6 +102,7 @@ class BatchSettings:
     is_progress_shown: bool | None = None
     watch: Watch | None = None
     sidecars: SidecarOptions | None = None
+    boxes: bool = False
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
@@ -132,19 +134,10 @@ class BatchSettings:
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else self.schema.configuration()),
             **self.rules.values(),
+            **({"boxes": True} if self.boxes else {}),
             **self.finding.values(),
         }
         return replace(engine, values=values)
-
-
-def mode_of(resume: bool | str, overwrite: bool) -> Mode:
-    """Returns how to treat an existing output. resume: True, False or "anyway". Raises
-    ConfigError."""
-    if resume not in (True, False, "anyway"):
-        raise ConfigError(f"resume must be True, False or 'anyway', got {resume!r}")
-    if resume and overwrite:
-        raise ConfigError("resume and overwrite contradict each other; give one of them")
-    return "resume" if resume else "overwrite" if overwrite else "new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +215,9 @@ def plan_source(
 
 
 def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
-    check_log(settings.telling.log_json, sink)
     kept, configuration, leftovers = Kept(), None, None
     is_corpus = not isinstance(source, FileSource)
+    check_beside(settings, sink, is_corpus=is_corpus)
     settings.finding.check(settings.mode, source.skipped, is_corpus=is_corpus)
     if settings.mode == "resume":
         place_of = source.place_of

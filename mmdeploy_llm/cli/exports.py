@@ -27,6 +27,7 @@ Formats, by the ending of --output or by --format:
   openai       responses of OpenAI's Batch API, one line of JSON each
   parquet      a folder of Parquet files, a row for each record
   webdataset   a folder of tars (NAME.tar), each answer beside its picture
+  openai       lines as OpenAI's Batch API gives them (--format openai)
   imagefolder  a folder of pictures with a metadata.jsonl; with an --output
                that ends in /metadata.jsonl only that, beside the pictures
   kohya        a folder REPEATS_TRIGGER of pictures and captions
@@ -37,8 +38,8 @@ Several outputs become one: an item that several have counts once, the newest.
 Each record is written, or left out for a reason that is told.
 
 \b
-Exit codes: 0 each record is written or left out by a filter, 2 an output
-cannot be read or written, 3 an output changed while it was read."""
+Exit codes: 0 records are written, 1 there are some and none is written,
+2 an output cannot be read or written, 3 an output changed while it was read."""
 
 Inputs = Annotated[
     list[str], typer.Argument(metavar="PART", help="Outputs of batches: files, folders, URLs.")
@@ -115,6 +116,8 @@ def export(
     summary = export_records(parts, output, chosen.name, options)
     for line in lines_of(summary):
         typer.echo(printable(line))
+    if summary.num_in and not summary.num_out:
+        raise typer.Exit(1)
 
 
 def lines_of(summary: ExportSummary) -> list[str]:

@@ -27,7 +27,10 @@ class EffortOptions(Group):
     title: ClassVar[str] = "Run"
 
     max_failures: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after N failed items in this run.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", hidden=True, help="Stop after N failed items in this run."
+        ),
     ] = None
     engine_restarts: Annotated[
         int,

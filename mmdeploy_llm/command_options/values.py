@@ -35,6 +35,8 @@ def sampling_params(values: Mapping[str, Any]) -> SamplingParams:
 def text_value(option: str, text: str | None) -> str | None:
     """Returns the text of an option: "@FILE" is what the file holds, "-" what standard input holds,
     and "@@..." a text that begins with @. Raises ConfigError for a file that is no text."""
+    if text == "":
+        raise ConfigError(f"{option} has no text; leave it out")
     if text is None or not text.startswith(("@", "-")) or text.startswith("@@"):
         return text if text is None else text.removeprefix("@")
     if text == "-":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -55,27 +54,35 @@ def find_media(
 
     A folder yields its files, and with `is_recursive` those of its subfolders. What a file is, its
     first bytes say; other files are skipped with a reason. A single file is taken whatever it is;
-    of several, as a shell makes them of a pattern, those that are no media are skipped too.
+    of several, as a shell makes them of a pattern, those that are no media are skipped too, and one
+    that does not exist is taken: its item fails.
     exclude: patterns, see names.Patterns. animated: what images of several frames are.
-    Raises ConfigError when a path does not exist, or when nothing is found.
+    Raises ConfigError when no path exists, or when nothing is found.
     """
-    wanted = tuple(paths)
+    wanted = tuple(dict.fromkeys(paths))
     check_animated(animated)
     skipped, patterns = Skipped(), Patterns(exclude)
     walker = Walker(skipped, patterns, is_recursive=is_recursive)
     places: dict[str, Place] = {}
-    empty = []
+    empty, gone = [], set[str]()
     for path in wanted:
         num_skipped = len(skipped)
         found = list(_expand(path, walker, is_alone=len(wanted) == 1))
-        if not found and len(skipped) == num_skipped:
+        if not found and _is_gone(path):
+            found = [walker.gone(path)]
+            gone.add(found[0].real_path)
+        elif not found and len(skipped) == num_skipped:
             empty.append(path)
         for place in found:
             places.setdefault(place.real_path, place)
+    if gone and gone.issuperset(places):
+        raise ConfigError(_nowhere(wanted))
     is_single = len(wanted) == 1 and os.path.exists(wanted[0]) and not os.path.isdir(wanted[0])
-    files = list(_judged([*places.values()], animated, skipped, is_single=is_single))
+    kept = gone if not is_single else places
+    files = list(_judged([*places.values()], animated, skipped, kept))
     if not files:
         raise ConfigError(_nothing(wanted, is_recursive, skipped))
+    skipped.forget(file.place.real_path for file in files)
     _note(skipped, empty, patterns)
     return Found(files=files, skipped=skipped, root=common_root(wanted))
 
@@ -95,15 +102,29 @@ def _expand(path: str, walker: Walker, *, is_alone: bool) -> Iterator[Place]:
         return walker.file(path, is_alone=is_alone)
     if is_url(path):
         raise ConfigError(f"{path[:80]!r} is a URL; give files, folders or globs on this machine")
-    if not glob.has_magic(path):
-        raise ConfigError(f"{path!r} does not exist; give files, folders or globs of images")
     return walker.glob(path)
 
 
+def _is_gone(path: str) -> bool:
+    """Whether a path names one file or folder, which does not exist. Names may have brackets."""
+    return not (os.path.lexists(path) or "*" in path or "?" in path)
+
+
+def _nowhere(wanted: Sequence[str]) -> str:
+    if len(wanted) <= 1:
+        path = wanted[0] if wanted else ""
+        return f"{path!r} does not exist; give files, folders or globs of images"
+    return (
+        f"none of the {len(wanted)} paths exists, such as {wanted[0]!r}; relative ones begin in "
+        f"the working folder, {os.getcwd()!r}"
+    )
+
+
 def _judged(
-    places: Sequence[Place], animated: str, skipped: Skipped, *, is_single: bool
+    places: Sequence[Place], animated: str, skipped: Skipped, kept: Container[str]
 ) -> Iterator[FoundFile]:
-    """Yields the images and videos among the files."""
+    """Yields the images and videos among the files. kept: real paths of those that are taken
+    whatever they are."""
     num_animated = 0
     kinds = read_kinds([place.path for place in places])
     for place, found in zip(places, kinds, strict=True):
@@ -111,7 +132,7 @@ def _judged(
             num_animated += found.is_animated
             kind = animated if found.is_animated else found.kind
             yield FoundFile(place=place, kind=kind)
-        elif is_single:
+        elif place.real_path in kept:
             yield FoundFile(place=place, kind="video" if is_video_name(place.path) else "image")
         else:
             skipped.add(_skip(place.path, found))

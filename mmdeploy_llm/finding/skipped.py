@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from mmdeploy_llm.records.files import Folder, open_regular
 from mmdeploy_llm.records.unicode_text import escaped, without_surrogates
 
 MAX_KINDS = 10  # that a sentence names
+OF_SYSTEM = "it belongs to a system or a storage box"
 _MARK = b'{"skipped": '
 
 
@@ -46,7 +47,9 @@ class Skipped:
     """The files and folders that were passed over, in order. Written by the finding only."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Skip] = {}
+        self._all: dict[str, Skip] = {}  # by real place
+        self._folders: dict[str, str] = {}  # real places of those that were met
+        self._read: set[str] = set()  # real places of folders that the caller has named
         self.notes: list[str] = []  # sentences about the input for the summary
 
     def __len__(self) -> int:
@@ -57,7 +60,29 @@ class Skipped:
 
     def add(self, skip: Skip) -> None:
         """Adds a file or folder, once."""
-        self._all.setdefault(os.path.abspath(skip.path), skip)
+        place = self._place(skip.path)
+        if place not in self._read:
+            self._all.setdefault(place, skip)
+
+    def read_too(self, folder: str) -> None:
+        """Notes that a folder is read, since the caller has named it, whatever another folder that
+        holds it says."""
+        for place in (self._place(folder), os.path.realpath(folder)):
+            self._read.add(place)
+            self._all.pop(place, None)
+
+    def forget(self, real_paths: Iterable[str]) -> None:
+        """Takes back files that are read after all, since the caller has named them."""
+        if self._all:
+            for path in real_paths:
+                self._all.pop(path, None)
+
+    def _place(self, path: str) -> str:
+        """Returns where a file or folder is: links of its folder resolved, not its own."""
+        folder, name = os.path.split(os.path.normpath(path))
+        if folder not in self._folders:
+            self._folders[folder] = os.path.realpath(folder or ".")
+        return os.path.join(self._folders[folder], name)
 
     @property
     def counts(self) -> Counter[str]:
@@ -76,8 +101,9 @@ class Skipped:
             return ""
         hints = {skip.label: skip.hint for skip in self}
         counts = self.counts.most_common()
-        # What helps is never among those that are left unnamed.
-        counts.sort(key=lambda each: not hints[each[0]])
+        dull = {skip.label for skip in self if skip.reason == OF_SYSTEM}
+        # What helps is never among those that are left unnamed; what systems write comes last.
+        counts.sort(key=lambda each: (not hints[each[0]], each[0] in dull))
         shown = sorted(counts[:MAX_KINDS], key=lambda each: -each[1])
         named = [
             f"{num} {label}" + (f" ({hints[label]})" if hints[label] else "")

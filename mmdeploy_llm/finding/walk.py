@@ -12,7 +12,7 @@ from mmdeploy_llm.datasets.globs import expand_glob
 from mmdeploy_llm.datasets.names import is_visible, natural_key
 
 from .names import Patterns, system_name
-from .skipped import Skip, Skipped
+from .skipped import OF_SYSTEM, Skip, Skipped
 
 REPORT_SCRIPT = "cards-001.js"  # beside the pictures of a large report
 IS_LINK = "links to folders are not followed"
@@ -55,11 +55,17 @@ class Walker:
         if is_alone or not self._is_left_out(path, name, name, is_folder=False, is_named=True):
             yield Place(path=path, base=base_path(path), relative=name)
 
+    def gone(self, path: str) -> Place:
+        """Returns the place of a file that the caller has named and that does not exist."""
+        folder, name = os.path.split(os.path.normpath(path))
+        return Place(path=path, base=os.path.realpath(folder or "."), relative=name)
+
     def folder(self, path: str, *, is_alone: bool) -> Iterator[Place]:
         """Yields the files of a folder that the caller has named, in natural order, then those of
         its subfolders."""
         name = os.path.basename(os.path.normpath(path))
         if is_alone or not self._is_left_out(path, name, name, is_folder=True, is_named=True):
+            self._skipped.read_too(path)
             yield from self._walk(path, base_path(path), "")
 
     def glob(self, pattern: str) -> Iterator[Place]:
@@ -162,8 +168,7 @@ class Walker:
         """Whether the rules leave a file or folder out by its name. is_named: it may be hidden."""
         label = system_name(name)
         if label is not None:
-            words = "it belongs to a system or a storage box"
-            self._skip(path, label, words, is_folder and os.path.isdir(path))
+            self._skip(path, label, OF_SYSTEM, is_folder and os.path.isdir(path))
         elif not is_named and not is_visible(name):
             noun = "folders" if is_folder else "files"
             self._skip(path, f"hidden {noun}", "its name begins with a dot", is_folder)

@@ -66,7 +66,8 @@ class Card:
         """The lower-case text that the page's filter searches."""
         record = self.record
         fault = f"failed ({record.error_code}) {record.error_msg}" if record.error_msg else ""
-        others = (str(sample.get("text") or "") for sample in record.outputs[1:])
+        samples = (str(sample.get("text") or "") for sample in record.outputs[1:])
+        others = (*map(str, record.answers.values()), *samples)
         said = (record.lack, record.text, *others, record.reasoning, record.prompt)
         return printable(" ".join((self.path, fault, *filter(None, said))).lower())
 

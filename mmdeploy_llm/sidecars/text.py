@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.template import Template
 from mmdeploy_llm.records.unicode_text import without_surrogates
+
+OWN_NAMES = ("text", "trigger", "file", "stem", "folder")  # what the template of any file may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,16 @@ class SidecarText:
 
     def __post_init__(self) -> None:
         Template(self.template or "{text}")
+
+    def check(self, answers: Iterable[str]) -> None:
+        """Raises ConfigError for a name that is neither a file's own nor one of the answers."""
+        known = dict.fromkeys((*OWN_NAMES, *answers))
+        for name in Template(self.template or "{text}").names:
+            if name not in known:
+                raise ConfigError(
+                    f"no value fills {{{name[:40]}}} in --sidecar-template; files have "
+                    f"{', '.join(f'{{{own}}}' for own in known)}"
+                )
 
     def of(self, record: Record, path: str) -> str:
         """Returns the text of a record about the file at an absolute path, in one line: trainers

@@ -251,7 +251,11 @@ def open_existing(name: str) -> Readable:
         raise ConfigError(f"{name!r} does not exist; name outputs of batches")
     if path.suffix.lower() in SUFFIXES:
         return OnePart(path)
-    return open_sink(name, "csv" if path.suffix.lower() == ".csv" else "jsonl")
+    if path.suffix.lower() != ".csv":
+        return open_sink(name, "jsonl")
+    table = open_sink(name, "csv")
+    table.check("resume")  # a table that is none of ours has no lines
+    return table
 
 
 def _format_of(names: Sequence[str] | Mapping[str, object], output: str) -> str:

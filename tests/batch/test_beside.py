@@ -142,3 +142,17 @@ def test_a_text_that_is_there_is_part_of_the_question(do, pictures, fake_llm):
 def test_another_column_in_a_question_about_files_is_an_error(do, pictures):
     with pytest.raises(ConfigError, match=r"no column fills \{title\}"):
         plan_batch("pictures", "out.jsonl", BatchSettings(question="{sidecar} {title}"))
+
+
+def test_a_name_that_no_file_fills_is_an_error_before_anything_is_written(do, pictures, tmp_path):
+    with pytest.raises(ConfigError, match=r"no value fills \{artist\}.*\{text\}"):
+        do("pictures", sidecar_template="{text} by {artist}")
+    assert not (tmp_path / "out.jsonl").exists()
+    do("pictures", sidecar_template="{trigger} {file} {stem} {folder} {text}")
+
+
+def test_the_list_of_what_is_skipped_is_apart_from_the_output(do, pictures, tmp_path):
+    for name in ("out.jsonl", "out.jsonl.state.json"):
+        with pytest.raises(ConfigError, match=r"belongs to the output.*--skipped"):
+            do("pictures", skipped=name)
+        assert not (tmp_path / name).exists()

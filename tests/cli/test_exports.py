@@ -82,3 +82,9 @@ def test_wrong_options_write_nothing(captions, tmp_path, words):
     assert code == 2, lines
     assert sorted(path.name for path in tmp_path.iterdir()) == ["captions.jsonl", "p"]
     assert captions.read_bytes() == before
+
+
+def test_an_export_that_writes_nothing_does_not_end_with_0(captions, tmp_path):
+    (tmp_path / "p/a.png").unlink()
+    code, lines = run("captions.jsonl", "-o", "lora", "--format", "kohya", "--trigger", "ohwx")
+    assert (code, lines[0]) == (1, "3 records in, 0 written, 3 left out")

@@ -106,6 +106,18 @@ def test_files_are_listed_by_a_file_or_a_pipe(plan):
     assert sorted(plan("caption", "pics/1.png", *words)[0]) == ["1.png", "2.png", "4.png"]
 
 
+def test_a_listed_path_that_is_gone_fails_alone_with_its_name():
+    Path("list.txt").write_text("pics/1.png\npics/gone.png\n")
+    words = ("caption", "--files-from", "list.txt", "--max-tokens", "64", "--no-report")
+    done = CliRunner().invoke(app, [*words])
+    records = [json.loads(line) for line in Path("captions.jsonl").read_text().splitlines()]
+    gone = {record["id"]: record for record in records}.pop("gone.png")
+    assert (done.exit_code, len(records), gone["outcome"]) == (1, 2, "failed")
+    assert "pics/gone.png" in gone["error"]["message"], done.output
+    assert "1 captioned, 1 failed" in done.stdout
+    assert "1 x 400 MediaError" in done.stdout
+
+
 def test_lists_that_are_wrong():
     Path("empty.txt").write_text("\n")
     Path("list.txt").write_text("pics/nowhere.png\n")

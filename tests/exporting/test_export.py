@@ -92,3 +92,9 @@ def test_a_table_in_csv_tells_what_looks_like_a_formula(captions, photos):
         "1 cells begin like a formula of a spreadsheet and have an apostrophe before them",
     )
     assert not (photos / "all.csv.jsonl").exists()
+
+
+def test_a_table_that_is_no_output_is_told(captions, tmp_path):
+    (tmp_path / "prices.csv").write_text("name,price\na,1\n")
+    with pytest.raises(ConfigError, match=r"prices\.csv"):
+        export_records([str(tmp_path / "prices.csv")], "two.jsonl")

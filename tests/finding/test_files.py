@@ -1,6 +1,7 @@
 """Files, folders and globs are expanded to an ordered list of media files."""
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -117,3 +118,51 @@ def test_patterns_leave_out_names_and_paths(pictures, pattern, left):
 def test_patterns_that_fit_nothing_are_refused(pictures, pattern):
     with pytest.raises(ConfigError, match="exclude"):
         find_media([str(pictures)], exclude=[pattern])
+
+
+def test_what_systems_write_is_named_last(tmp_path):
+    junk = ("Thumbs.db", "desktop.ini", ".DS_Store", "._a.png", "ehthumbs.db", "Icon\r")
+    rest = (*(f"a.{suffix}" for suffix in ("svg", "psd", "ico", "txt", "pdf", "mp3", "zip")), "b")
+    for name in (*junk, "a.jpg", *rest):
+        (tmp_path / name).write_bytes(b"some text")
+    text = find_media([str(tmp_path)]).skipped.text
+    assert all(f"1 .{suffix}" in text for suffix in ("svg", "psd", "txt", "pdf", "mp3", "zip"))
+    assert text.endswith("other kinds")
+
+
+def test_a_path_of_a_list_that_is_gone_is_taken_and_does_not_end_the_job(pictures, monkeypatch):
+    monkeypatch.chdir(pictures)
+    wanted = ["1.png", "gone.png", "./gone.png", "sub/lost", "img[1].jpg", "nowhere/", "2.png"]
+    found = find_media(wanted)
+    assert names(found) == ["1.png", "gone.png", "lost", "img[1].jpg", "nowhere", "2.png"]
+    assert not found.skipped.text
+    with pytest.raises(ConfigError, match=r"none of the 2 paths exists.*working folder"):
+        find_media(["gone.png", "nowhere/at/all.png"])
+    with pytest.raises(ConfigError, match="an empty list of paths"):
+        find_media([])
+
+
+def test_what_overlapping_inputs_skip_is_counted_once(pictures, monkeypatch):
+    monkeypatch.chdir(pictures)
+    (pictures / "sub" / "note.txt").write_text("x")
+    (pictures / "sub" / ".own.png").write_bytes((pictures / "1.png").read_bytes())
+    (pictures / ".kept").mkdir()
+    (pictures / ".kept" / "4.png").write_bytes((pictures / "1.png").read_bytes())
+    (pictures / "linked").symlink_to("sub")
+    (pictures / "broken.png").symlink_to("nowhere")
+
+    def skipped(*paths):
+        found = find_media(paths, is_recursive=True)
+        read = {os.path.realpath(file.path) for file in found.files}
+        assert not read & {os.path.realpath(skip.path) for skip in found.skipped}
+        return found.skipped.counts
+
+    alone = skipped(".")
+    assert alone.total() == 7
+    assert skipped(".", "sub", "sub/*", "./sub/", str(pictures)) == alone
+    # What is named is read, and not skipped any more.
+    assert skipped("linked", ".", ".kept", "sub/.own.png", "broken.png") == {
+        ".txt": 2,
+        "hidden files": 1,
+    }
+    assert skipped(".", "linked") == alone - Counter(["links to folders"])

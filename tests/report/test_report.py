@@ -187,6 +187,13 @@ def test_a_line_shows_its_question_samples_and_all_its_media(page):
     assert strip["tabindex"] == "0"
 
 
+def test_answers_to_several_questions_are_shown_by_name(page):
+    record = Record(id="a", text="a cat", answers={"caption": "a cat", "tags": "<b>Fur</b>"})
+    shown = page(record)
+    assert "tags: &lt;b&gt;Fur&lt;/b&gt;" in shown
+    assert "caption: a cat" not in shown
+
+
 def test_nothing_a_model_or_a_file_name_says_becomes_markup(page):
     evil = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
     html = page(
