@@ -121,6 +121,16 @@ def test_patterns_that_fit_nothing_are_refused(pictures, pattern):
         find_media([str(pictures)], exclude=[pattern])
 
 
+def test_what_systems_write_is_named_last(tmp_path):
+    junk = ("Thumbs.db", "desktop.ini", ".DS_Store", "._a.png", "ehthumbs.db", "Icon\r")
+    rest = (*(f"a.{suffix}" for suffix in ("svg", "psd", "ico", "txt", "pdf", "mp3", "zip")), "b")
+    for name in (*junk, "a.jpg", *rest):
+        (tmp_path / name).write_bytes(b"some text")
+    text = find_media([str(tmp_path)]).skipped.text
+    assert all(f"1 .{suffix}" in text for suffix in ("svg", "psd", "txt", "pdf", "mp3", "zip"))
+    assert text.endswith("other kinds")
+
+
 def test_a_path_of_a_list_that_is_gone_is_taken_and_does_not_end_the_job(pictures, monkeypatch):
     monkeypatch.chdir(pictures)
     wanted = ["1.png", "gone.png", "./gone.png", "sub/lost", "img[1].jpg", "nowhere/", "2.png"]
