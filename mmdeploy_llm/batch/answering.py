@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from mmdeploy_llm.answers.restarts import Restarting
 from mmdeploy_llm.answers.rounds import Answerer, Restartable
 from mmdeploy_llm.answers.validated import Check, Validated
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.questions.boxed import Boxed, FindsBoxes
 from mmdeploy_llm.telling.teller import Tell
 
 from .run import RunCounts, Tally
@@ -25,7 +27,11 @@ logger = logging.getLogger(__name__)
 def answerer_of(
     llm: Answerer, settings: BatchSettings, checks: Sequence[Check], tell: Tell
 ) -> Answerer:
-    """Wraps the LLM so that prompts are asked again after a death and for invalid answers."""
+    """Wraps the LLM so that prompts are asked again after a death and for invalid answers, and
+    boxes are read. Raises ConfigError for one that finds no boxes."""
+    finder = llm if settings.boxes and not isinstance(llm, NoModel) else None
+    if finder is not None and not isinstance(finder, FindsBoxes):
+        raise ConfigError(f"{type(llm).__name__} reads no boxes in answers: leave boxes out")
     if isinstance(llm, Restartable):
         if settings.engine_restarts:
             llm = Restarting(llm, settings.engine_restarts, tell)
@@ -35,12 +41,15 @@ def answerer_of(
             settings.engine_restarts,
             type(llm).__name__,
         )
-    return Validated(llm, checks, settings.validate_retries, tell) if checks else llm
+    own = Validated(llm, checks, settings.validate_retries, tell) if checks else llm
+    return Boxed(finder, own) if isinstance(finder, FindsBoxes) else own
 
 
 def counts_of(tally: Tally, answerer: Answerer) -> RunCounts:
     """Returns the counts of a run, with those of answers that were asked again."""
     counts = tally.counts()
+    if isinstance(answerer, Boxed):
+        counts.boxes, answerer = answerer.counts, answerer.inner
     if isinstance(answerer, Validated):
         counts.asked_again = answerer.asked_again
     return counts

@@ -71,6 +71,7 @@ class BatchSettings:
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     sidecars: the texts that are written beside pictures; None writes none.
+    boxes: whether the boxes in answers are read.
     is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
         the run tells besides.
     """
@@ -101,6 +102,7 @@ class BatchSettings:
     is_progress_shown: bool | None = None
     watch: Watch | None = None
     sidecars: SidecarOptions | None = None
+    boxes: bool = False
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
@@ -132,19 +134,10 @@ class BatchSettings:
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
             **({} if self.schema is None else self.schema.configuration()),
             **self.rules.values(),
+            **({"boxes": True} if self.boxes else {}),
             **self.finding.values(),
         }
         return replace(engine, values=values)
-
-
-def mode_of(resume: bool | str, overwrite: bool) -> Mode:
-    """Returns how to treat an existing output. resume: True, False or "anyway". Raises
-    ConfigError."""
-    if resume not in (True, False, "anyway"):
-        raise ConfigError(f"resume must be True, False or 'anyway', got {resume!r}")
-    if resume and overwrite:
-        raise ConfigError("resume and overwrite contradict each other; give one of them")
-    return "resume" if resume else "overwrite" if overwrite else "new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
 from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import ORDERS, Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
+from mmdeploy_llm.sinks.scan import Mode
 from mmdeploy_llm.telling.teller import TellingOptions
 
 from .corpus.columns import ColumnArguments, ColumnOptions
@@ -43,6 +44,7 @@ class OutputOptions(TypedDict, total=False):
         that breaks these is asked again up to validate_retries (2) times, then it is an error
         with its text.
     engine_restarts: how often in a row an engine that died is started again (2).
+    boxes: read the boxes in answers, see docs/boxes.md; records have them in pixels of pictures.
     log_json: file that gains one JSON object for each event of the run, see docs/outcomes.md.
     """
 
@@ -66,6 +68,7 @@ class OutputOptions(TypedDict, total=False):
     max_chars: int | None
     validate_retries: int
     engine_restarts: int
+    boxes: bool
     log_json: str | os.PathLike[str] | None
 
 
@@ -85,6 +88,16 @@ def output_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     if "log_json" in settings:
         settings["telling"] = TellingOptions(log_json=settings.pop("log_json"))
     return {**settings, "selection": selection, "schema": schema, "asks": asks}
+
+
+def mode_of(resume: bool | str, overwrite: bool) -> Mode:
+    """Returns how to treat an existing output. resume: True, False or "anyway". Raises
+    ConfigError."""
+    if resume not in (True, False, "anyway"):
+        raise ConfigError(f"resume must be True, False or 'anyway', got {resume!r}")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite contradict each other; give one of them")
+    return "resume" if resume else "overwrite" if overwrite else "new"
 
 
 SELECTED = ("shard", "limit", "random", "random_seed", "only", "order")

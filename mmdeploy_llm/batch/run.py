@@ -24,6 +24,7 @@ from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.finding.duplicates import Duplicates
 from mmdeploy_llm.processes import interrupted_later
+from mmdeploy_llm.questions.boxed import BoxCounts
 from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
@@ -52,6 +53,7 @@ class RunCounts:
     asked_again: answers that were asked again, by the check that they broke.
     num_images: images and videos of finished items, each that was computed.
     num_same: items whose answer is another one's, see finding/duplicates.py.
+    boxes: what was read of boxes; None where they were not to be read.
     elapsed: seconds, without loading the model.
     """
 
@@ -62,6 +64,7 @@ class RunCounts:
     asked_again: Counter[str] = field(default_factory=Counter)
     num_images: int = 0
     num_same: int = 0
+    boxes: BoxCounts | None = None
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     elapsed: float = 0.0

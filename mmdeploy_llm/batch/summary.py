@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ class BatchSummary:
     @property
     def notes(self) -> tuple[str, ...]:
         """Says which files were not read, which records have no file any more, and what became of
-        sidecars, in sentences."""
+        boxes and sidecars, in sentences."""
         found = [self.skipped.text] if self.skipped.text else []
         found += self.skipped.notes
         if self.run.num_same:
@@ -91,6 +91,8 @@ class BatchSummary:
         if num := self.num_pruned:
             words = "record of a file that was" if num == 1 else "records of files that were"
             found.append(f"removed {num} {words} gone")
+        if self.run.boxes is not None:
+            found += self.run.boxes.lines()
         if self.sidecars is not None:
             found += self.sidecars.lines()
         return tuple(found)
@@ -166,6 +168,7 @@ def ended(summary: BatchSummary) -> dict[str, Any]:
         "asked_again": dict(summary.run.asked_again),
         "failures": dict(summary.failures),
         "lacks": dict(summary.lacks),
+        "boxes": None if summary.run.boxes is None else asdict(summary.run.boxes),
         "disagreements": list(summary.disagreements),
     }
 

@@ -33,16 +33,29 @@ class Box:
     y1: float
 
 
-def read_boxes(text: str, rule: BoxRule, size: Size, shown: Size | None = None) -> list[Box]:
-    """Returns the boxes of an answer about a picture, in the order of the text.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundBoxes:
+    """The boxes of an answer, in the order of the text. size: of the picture, upright. num_unread:
+    boxes that are half-written or without an area, and left out."""
+
+    size: Size
+    boxes: list[Box]
+    num_unread: int = 0
+
+
+def find_boxes(text: str, rule: BoxRule, size: Size, shown: Size | None = None) -> FoundBoxes:
+    """Finds the boxes of an answer about a picture.
 
     size: of the picture, upright. shown: of the picture as the model sees it, where the rule counts
-    its pixels. Parts of a box outside the picture are cut off; boxes without an area are left out.
+    its pixels. Parts of a box outside the picture are cut off.
     """
     width, height = shown or size
     spans = (rule.scale, rule.scale) if rule.scale is not None else (width, height)
-    found = []
+    found, num_unread = [], 0
     for label, numbers in _raw(text, rule):
+        if not numbers:
+            num_unread += 1
+            continue
         if rule.order == "yxyx":
             numbers = [numbers[place ^ 1] for place in range(len(numbers))]
         xs = [_inside(number / spans[0] * size[0], size[0]) for number in numbers[::2]]
@@ -50,7 +63,14 @@ def read_boxes(text: str, rule: BoxRule, size: Size, shown: Size | None = None) 
         box = Box(label=label, x0=min(xs), y0=min(ys), x1=max(xs), y1=max(ys))
         if box.x1 > box.x0 and box.y1 > box.y0:
             found.append(box)
-    return found
+        else:
+            num_unread += 1
+    return FoundBoxes(size=size, boxes=found, num_unread=num_unread)
+
+
+def read_boxes(text: str, rule: BoxRule, size: Size, shown: Size | None = None) -> list[Box]:
+    """Returns the boxes that `find_boxes` finds."""
+    return find_boxes(text, rule, size, shown).boxes
 
 
 def _inside(value: float, most: int) -> float:
@@ -58,7 +78,8 @@ def _inside(value: float, most: int) -> float:
 
 
 def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
-    """Yields label and numbers of each box, as they are written."""
+    """Yields label and numbers of each box, as they are written; no numbers for one that is
+    half-written."""
     count, has_json = 2 * rule.corners, False
     if rule.keys:
         names = "|".join(map(re.escape, rule.keys))
@@ -81,10 +102,13 @@ def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
 
 
 def _groups(text: str, count: int) -> Iterator[list[float]]:
-    """Yields the numbers of each box; those of one that is half-written are left out."""
+    """Yields the numbers of each box; none for one that is half-written. "[]" is no box."""
     numbers = [float(number) for number in NUMBER.findall(text)]
-    for start in range(0, len(numbers) - count + 1, count):
-        yield numbers[start : start + count]
+    for start in range(0, len(numbers), count):
+        own = numbers[start : start + count]
+        yield own if len(own) == count else []
+    if not numbers and "]" not in text:
+        yield []
 
 
 def _unquoted(text: str) -> str:

@@ -19,12 +19,11 @@ from mmdeploy_llm.batch.engine import describe_engine
 from mmdeploy_llm.batch.job import (
     BatchJob,
     BatchSettings,
-    mode_of,
     plan_batch,
     run_batch,
     source_of,
 )
-from mmdeploy_llm.batch.options import BatchOptions, option_settings
+from mmdeploy_llm.batch.options import BatchOptions, mode_of, option_settings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.client.arguments import (
     as_prompt,
@@ -49,7 +48,7 @@ from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.records.record import ItemError
 from mmdeploy_llm.report.previews import FilePreviews
 from mmdeploy_llm.report.whole import ReportOptions, RunReport
-from mmdeploy_llm.startup.media import open_media, open_reader
+from mmdeploy_llm.startup.media import check_boxes, open_media, open_reader
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +182,8 @@ class BulkClient(EngineClient):
         self, job: BatchJob, report: str | os.PathLike[str] | None, live: bool | int
     ) -> BatchSummary:
         """Runs a batch and writes its report, if one is wanted, with the frames of its videos."""
+        if job.settings.boxes:
+            check_boxes(self._config, job.settings.sampling_params)
         if report is None:
             if live:
                 raise ConfigError("live serves the report: name its file with report")

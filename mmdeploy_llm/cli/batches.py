@@ -160,7 +160,7 @@ def batch_settings(
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
     from mmdeploy_llm.finding.options import with_reader
-    from mmdeploy_llm.startup.media import open_reader
+    from mmdeploy_llm.startup.media import check_boxes, open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
@@ -173,6 +173,10 @@ def batch_settings(
         **desk.to_settings(),
         **more,
     )
+    if settings.boxes and desk.effort.ray is not None:
+        raise ConfigError("--boxes are read by an engine of this process; leave out --ray")
+    if settings.boxes:
+        check_boxes(config, settings.sampling_params)
     return with_reader(settings, lambda: open_reader(config))
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.boxes.reading import Box
+from mmdeploy_llm.boxes.reading import Box, FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
 from mmdeploy_llm.desk.many import open_desk
@@ -97,8 +97,13 @@ class EngineClient(Belonging):
         RequestError for a model whose plugin does not say how it writes boxes, and for a prompt
         with other media than one picture.
         """
+        return self.find_boxes(output.item, output.outputs[index].text).boxes
+
+    def find_boxes(self, prompt: Prompt | Conversation, text: str) -> FoundBoxes:
+        """Returns the boxes in the text of an answer to a prompt, as `boxes` does, with the size of
+        the picture."""
         self._home.check()
-        return self._desk.boxes(as_prompt(output.item), output.outputs[index].text)
+        return self._desk.boxes(as_prompt(prompt), text)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the model to a folder that LLM, transformers and vLLM load: weights in few bits as

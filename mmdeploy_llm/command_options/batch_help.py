@@ -60,6 +60,7 @@ one item, in the order of completion:
   num_video_frames, video_seconds   frames used of videos, and the time they cover
   media, prompt        the media of the input, the start of its question
   columns              the values of --columns
+  boxes, picture_size  with --boxes: in pixels of the picture, upright
   outputs              every sample, with n > 1 or logprobs
   item_digest, config_digest     what --resume compares
 A bad input line gets an output line with its error and affects no other line.

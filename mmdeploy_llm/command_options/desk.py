@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from .answer import AnswerOptions
+from .boxes import BoxOptions
 from .checks import CheckOptions
 from .effort import EffortOptions
 from .estimate import EstimateOptions
@@ -32,6 +33,7 @@ class DeskOptions(Groups):
     question: QuestionOptions
     answer: AnswerOptions
     checks: CheckOptions
+    boxes: BoxOptions
     selection: SelectionOptions
     files: FileOptions
     output: OutputOptions

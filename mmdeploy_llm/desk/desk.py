@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mmdeploy_llm.boxes.reading import Box
+from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, RequestError
 from mmdeploy_llm.hooks import Model, PluginManager
@@ -196,7 +196,7 @@ class Desk(ABC):
         prepared."""
 
     @abstractmethod
-    def boxes(self, prompt: Any, text: str) -> list[Box]:
+    def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer to a prompt with one picture. Raises RequestError."""
 
     @abstractmethod

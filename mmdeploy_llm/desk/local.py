@@ -20,7 +20,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mmdeploy_llm.boxes.reading import Box
+from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import EngineError, PluginError, RequestError
 from mmdeploy_llm.hooks.names import error_text
@@ -85,7 +85,7 @@ class LocalDesk(Desk):
         self.check_open()
         return self.intake.count_tokens(prompt)
 
-    def boxes(self, prompt: Any, text: str) -> list[Box]:
+    def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer; see Desk."""
         self.check_open()
         return self.intake.boxes(prompt, text)

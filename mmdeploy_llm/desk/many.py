@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from mmdeploy_llm.boxes.reading import Box
+from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
 from mmdeploy_llm.hooks import PluginManager
@@ -112,7 +112,7 @@ class ManyDesks(Desk):
         """Counts prompt and media tokens; see Desk."""
         return self._ask_one(lambda desk: desk.count_tokens(prompt))
 
-    def boxes(self, prompt: Any, text: str) -> list[Box]:
+    def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer; see Desk."""
         return self._ask_one(lambda desk: desk.boxes(prompt, text))
 

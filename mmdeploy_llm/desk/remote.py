@@ -19,7 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from mmdeploy_llm.boxes.reading import Box
+from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
@@ -121,7 +121,7 @@ class RemoteDesk(Desk):
         """Counts prompt and media tokens; see Desk."""
         return self._call(LocalDesk.count_tokens, prompt)
 
-    def boxes(self, prompt: Any, text: str) -> list[Box]:
+    def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer; see Desk."""
         return self._call(LocalDesk.boxes, prompt, text)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.boxes.reading import Box, read_boxes
+from mmdeploy_llm.boxes.reading import FoundBoxes, find_boxes
 from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
@@ -191,7 +191,7 @@ class Intake:
             num_input_video_tokens=sums["video"],
         )
 
-    def boxes(self, prompt: Any, text: str) -> list[Box]:
+    def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer to a prompt with one picture, in its pixels; opens its
         header again. Raises RequestError."""
         if self._box_rule is None:
@@ -201,9 +201,9 @@ class Intake:
         if len(found) != 1 or len(rendered.items) != 1 or found[0].size is None:
             raise RequestError(
                 f"boxes need a prompt with one picture and nothing else, found "
-                f"{len(rendered.items)} media"
+                f"{', '.join(item.kind for item in rendered.items) or 'no media'}"
             )
-        return read_boxes(text, self._box_rule, found[0].size, found[0].shown)
+        return find_boxes(text, self._box_rule, found[0].size, found[0].shown)
 
     def _sample(self, request: Request, index: int) -> Request:
         """Returns one of the n requests of a prompt."""

@@ -12,6 +12,8 @@ from mmdeploy_llm.records.making import record_of
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.several import joined, parsed
 
+from .boxed import with_boxes
+
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
 
@@ -59,7 +61,9 @@ class Gathering:
     def add(self, answer: Answer) -> Record | None:
         """Returns the record of the answer's item; None while other answers are to come."""
         item = item_of(answer.ask)
-        record = record_of(item, answer.output, answer.error, self._config_digest)
+        record = with_boxes(
+            record_of(item, answer.output, answer.error, self._config_digest), answer
+        )
         if not isinstance(answer.ask.item, Part):
             return parsed(record) if self._is_json else record
         found = self._begun.setdefault(item.line, {})

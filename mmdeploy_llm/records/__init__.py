@@ -9,6 +9,7 @@ state.py          how far the last run has come, in a file beside the output
 files.py          files that are written whole or not at all, and only where they are expected
 growing.py       a file that one run extends, compared with what the run has written
 columns.py        the columns of a table of records: answers, carried columns, each with a kind
+boxes.py          boxes that answers about pictures have
 media.py          the first image or video of an item, as bytes
 outcome.py        whether an item has its answer, and if not, what it has instead
 shelves.py        where complete parts of an output are: a folder, or a URL

@@ -21,6 +21,8 @@ media          [{"kind", "name"}] of a line's media; name: its path or URL if it
                only where its kind is not that of its name
 prompt         the first 200 characters of the line's question
 answers        {name: text} of several questions, or the values of a schema; absent otherwise
+boxes          [{"label", "box": [left, top, right, bottom]}] that the answer has, in pixels of the
+               picture, upright; with --boxes only. picture_size: its [width, height] then
 columns        {name: value} of the input, those that --columns names
 outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
 content        digest of what the item asks, with the content of its media; with --dedupe only
@@ -41,6 +43,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import OK
 
+from .boxes import check_boxes
 from .item import Media
 from .outcome import OUTCOMES, Outcome, derived
 from .unicode_text import escaped, replaced, unescaped
@@ -50,7 +53,7 @@ OPTIONAL = (
     *("num_video_frames", "video_seconds"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
     *("item_digest", "config_digest", "columns", "answers", "endpoint", "outcome_reason"),
-    *("content", "same_as"),
+    *("content", "same_as", "boxes", "picture_size"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 COUNTS = (
@@ -113,6 +116,8 @@ class Record:
     endpoint: str = ""
     content: str = ""
     same_as: str | int | None = None
+    boxes: tuple[Mapping[str, Any], ...] = ()
+    picture_size: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.outcome is None:
@@ -203,6 +208,7 @@ def _check(values: Mapping[str, Any]) -> None:
     for name in COUNTS:
         if not isinstance(values.get(name, 0), int):
             raise ValueError(f"its {name} is not an integer")
+    check_boxes(values.get("boxes", ()), values.get("picture_size", ()))
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,6 +222,8 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
         "media": tuple(Media(**item) for item in values.get("media", ())),
         "outputs": tuple(values.get("outputs", ())),
         "tool_calls": tuple(values.get("tool_calls", ())),
+        "boxes": tuple(values.get("boxes", ())),
+        "picture_size": tuple(values.get("picture_size", ())),
     }
     if fault is not None:
         nested["error_code"] = values.get("error_code", fault.code)

@@ -48,6 +48,8 @@ def joined(records: Mapping[str, Record], *, is_json: bool = False) -> Record:
         outcome_reason=verdict.reason,
         timings=_together([own.timings for own in records.values()]),
         outputs=_outputs(records),
+        boxes=tuple(box for own in records.values() for box in own.boxes),
+        picture_size=next((s for own in records.values() if (s := own.picture_size)), ()),
         **sums,
         **_fault(records),
     )

@@ -13,6 +13,7 @@ from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES
+from mmdeploy_llm.params import SamplingParams
 
 from .budgets import within_budget
 from .model_files import ModelFiles, naming, read_model_files
@@ -87,6 +88,24 @@ def box_rule_of(files: ModelFiles) -> BoxRule | None:
     if not isinstance(found, BoxRule):
         raise PluginContractError(f"{about} must be a BoxRule, got {type(found).__name__}")
     return found
+
+
+def check_boxes(config: EngineConfig, params: SamplingParams) -> None:
+    """Raises ConfigError for a model without a rule for boxes, and for parameters that leave out
+    the tokens that its boxes are made of; needs no weights."""
+    files = read_model_files(config, PROMPT_FILES)
+    rule = box_rule_of(files)
+    if rule is None:
+        known = sorted(spec.name for spec in files.plugins.models if spec.boxes)
+        raise ConfigError(
+            f"no plugin says how {files.spec.name} writes boxes; those of {', '.join(known)} are "
+            "known (docs/boxes.md)"
+        )
+    if rule.is_special and params.skip_special_tokens is not False:
+        raise ConfigError(
+            f"boxes of {files.spec.name} are special tokens: give skip_special_tokens=False "
+            "(--sampling skip_special_tokens=false)"
+        )
 
 
 def media_limits(config: EngineConfig) -> MediaLimits:

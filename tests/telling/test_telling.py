@@ -39,7 +39,7 @@ EVENTS = {
     "retried": {"id", "number", "check", "why"},
     "engine_restarted": {"reason", "num_items"},
     "finished": {
-        *("ending", "error", "num_left", "num_before", "run", "all", "failures", "lacks"),
+        *("ending", "error", "num_left", "num_before", "run", "all", "failures", "lacks", "boxes"),
         *("disagreements", "asked_again", "num_skipped"),
     },
 }
