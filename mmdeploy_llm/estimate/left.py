@@ -1,4 +1,4 @@
-"""What a resumed run has left to do, as a source of its own: an estimate is of these items."""
+"""Makes what a resumed run has left to do a source of its own: an estimate is of these items."""
 
 from __future__ import annotations
 
