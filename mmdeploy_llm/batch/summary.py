@@ -85,12 +85,12 @@ class BatchSummary:
         found += self.skipped.notes
         if self.run.num_same:
             found.append(f"{self.run.num_same} asked the same as another item: answered once")
-        if self.num_gone:
-            found.append(
-                f"{self.num_gone} records are of files that are gone (--prune removes them)"
-            )
-        if self.num_pruned:
-            found.append(f"{self.num_pruned} records of files that are gone were removed")
+        if num := self.num_gone:
+            words = "record is of a file that is" if num == 1 else "records are of files that are"
+            found.append(f"{num} {words} gone (--prune removes {'it' if num == 1 else 'them'})")
+        if num := self.num_pruned:
+            words = "record of a file that was" if num == 1 else "records of files that were"
+            found.append(f"removed {num} {words} gone")
         if self.run.boxes is not None:
             found += self.run.boxes.lines()
         if self.sidecars is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmdeploy_llm.hooks.boxes import BoxRule
 
@@ -31,6 +31,10 @@ class Box:
     y0: float
     x1: float
     y1: float
+
+    def named(self, label: str) -> Box:
+        """Returns it with another label."""
+        return replace(self, label=label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

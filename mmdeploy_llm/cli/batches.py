@@ -59,7 +59,7 @@ def caption(
     settings = batch_settings(ctx, desk, options)
     source = source_of_files(files_of(desk, *(paths or [])), settings)
     if desk.estimate.estimate is not None:
-        return show_estimate(source, settings, desk, options, page)
+        return show_estimate(source, output, settings, desk, options, page)
     job = plan_source(source, output, settings)
     start(ctx, job, desk, options, page, is_caption=True)
 
@@ -88,7 +88,8 @@ def batch(
     files = source_of_files(files_of(desk), settings) if input is None else None
     given = input or ""
     if desk.estimate.estimate is not None:
-        return show_estimate(files or source_of(given, settings), settings, desk, options, page)
+        source = files or source_of(given, settings)
+        return show_estimate(source, output, settings, desk, options, page)
     job = plan_source(files, output, settings) if files else plan_batch(given, output, settings)
     start(ctx, job, desk, options, page)
 

@@ -32,6 +32,8 @@ Formats, by the ending of --output or by --format:
                that ends in /metadata.jsonl only that, beside the pictures
   kohya        a folder REPEATS_TRIGGER of pictures and captions
   sidecar      a text beside each picture beneath the folder --output
+  coco         one file NAME.coco.json with the boxes of --boxes
+  yolo         these boxes in a folder of labels/ and classes.txt
 
 \b
 Several outputs become one: an item that several have counts once, the newest.

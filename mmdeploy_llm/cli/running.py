@@ -76,14 +76,18 @@ def run_and_report(
 
 def show_estimate(
     source: Source,
+    output: str,
     settings: BatchSettings,
     desk: DeskOptions,
     options: Mapping[str, Any],
     page: str | None,
 ) -> None:
-    """Answers the items of --estimate, prints their answers and what all items will take, and
-    writes a page of them beside the report, if that is wanted. Raises ConfigError with --ray."""
+    """Answers the items of --estimate, prints their answers and what all items will take, with
+    --resume those that are left, and writes a page of them beside the report, if that is wanted.
+    Raises ConfigError with --ray."""
+    from mmdeploy_llm.batch.job import plan_source
     from mmdeploy_llm.estimate.estimate import estimate
+    from mmdeploy_llm.estimate.left import LeftSource
     from mmdeploy_llm.estimate.page import beside, write_page
 
     from .terminal import caption_table, make_console, printable
@@ -91,6 +95,14 @@ def show_estimate(
     if desk.effort.ray is not None:
         raise ConfigError("--estimate measures an engine of this process; leave out --ray")
     target, model, draw = beside(page), desk.model.model, desk.estimate.draw
+    if source.about:
+        typer.echo(source.about, err=True)
+    if settings.mode == "resume":
+        job = plan_source(source, output, settings)
+        if job.is_empty:
+            typer.echo(f"nothing left to do: all {len(job.kept.index)} items have a result")
+            return
+        source = LeftSource(job)
     with open_llm(model, options) as llm:
         found = estimate(source, settings.selection, llm, **draw)
     make_console().print(caption_table(found.records))

@@ -71,12 +71,13 @@ def printable(text: str) -> str:
 def caption_table(records: Sequence[Record]) -> Table:
     """Builds a table of file, caption, tokens and time; failed files in red with their error.
 
-    File names are relative to the common parent folder.
+    File names are relative to the common parent folder. Items without a file have their ids.
     """
-    folders = [os.path.dirname(os.path.abspath(record.path or "")) for record in records]
+    paths = [record.path for record in records if record.path]
+    folders = [os.path.dirname(os.path.abspath(path)) for path in paths]
     top = os.path.commonpath(folders) if folders else ""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("file", no_wrap=True, overflow="ellipsis", max_width=36)
+    table.add_column("file" if paths else "item", no_wrap=True, overflow="ellipsis", max_width=36)
     table.add_column("caption", overflow="fold")
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
@@ -86,7 +87,7 @@ def caption_table(records: Sequence[Record]) -> Table:
         if record.lack is not None:
             words = f"({record.lack}) {words}"
         table.add_row(
-            Text(printable(os.path.relpath(record.path or "", top))),
+            Text(printable(os.path.relpath(record.path, top) if record.path else record.key)),
             Text(printable(words), style="red" if fault else "yellow" if record.lack else ""),
             str(record.num_prompt_tokens + record.num_output_tokens) if fault is None else "",
             seconds(record.timings.total) if fault is None else "",

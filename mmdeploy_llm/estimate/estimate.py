@@ -27,6 +27,7 @@ from mmdeploy_llm.records.record import Record
 from .census import Tokens, count_tokens, kinds_of, name_of
 from .draw import Chosen, Drawn, draw
 from .faster import fewer_answer_tokens, fewer_image_tokens
+from .left import LeftSource
 from .result import Estimate, Range
 from .steps import Machine, StepCosts, StepLog, Work
 
@@ -90,6 +91,8 @@ def estimate(
         faster=tuple(sorted(faster, key=lambda way: -way.times)),
         are_steps_known=bool(steps),
         unit=source.unit,
+        is_left=isinstance(source, LeftSource),
+        skipped=(source.skipped.text, *source.skipped.notes),
     )
 
 

@@ -35,6 +35,7 @@ class Estimate:
     memory_bytes: the most that this process has held so far, with the model and its cache.
     output_bytes: of all records as JSON lines.
     faster: what would take less time, most effective first.
+    is_left: whether the items are those that a resumed run has left. skipped: what is not read.
     are_steps_known: whether the costs of steps were measured; else the range is wide.
     """
 
@@ -49,6 +50,8 @@ class Estimate:
     faster: tuple[Faster, ...] = ()
     are_steps_known: bool = True
     unit: str = "item"
+    is_left: bool = False
+    skipped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Returns what is estimated as text."""

@@ -20,12 +20,14 @@ MAX_NAMED = 3  # outliers of one kind that are named
 def lines_of(found: Estimate) -> dict[str, str]:
     """Returns what is estimated: label -> value."""
     each = found.seconds_per_item
+    left = " left" if found.is_left else ""
     lines = {
         "input": _input(found),
+        "not read": "; ".join(filter(None, found.skipped)).removeprefix("skipped "),
         "media tokens": "" if found.tokens is None else _tokens(found.tokens),
         f"time per {found.unit}": f"{seconds(each.middle)} ({seconds(each.low)} to "
         f"{seconds(each.high)}), with others computed at the same time",
-        f"time for all {found.total}": f"{duration(found.seconds.middle)} "
+        f"time for all {found.total}{left}": f"{duration(found.seconds.middle)} "
         f"({_between(found.seconds)}) on this machine, without loading the model"
         + ("" if found.are_steps_known else "; the engines' steps were not seen, so it is rough"),
         "memory": f"{sized(found.memory_bytes)} at most so far, with the model and its cache",

@@ -9,6 +9,7 @@ from functools import partial
 
 from mmdeploy_llm.errors import ConfigError
 
+from .boxes import write_coco, write_yolo
 from .export import Export, ExportOptions, ExportSummary
 from .one_file import write_csv
 from .pictures import METADATA, write_imagefolder, write_kohya, write_sidecars
@@ -99,6 +100,18 @@ FORMATS: tuple[ExportFormat, ...] = (
         about="a text beside each picture beneath the folder that --output names",
         write=write_sidecars,
         uses=("media_root", "sidecar", "on_existing"),
+    ),
+    ExportFormat(
+        name="coco",
+        endings=(".coco.json",),
+        about="boxes as COCO has them: one JSON file",
+        write=write_coco,
+    ),
+    ExportFormat(
+        name="yolo",
+        endings=(),
+        about="boxes as YOLO has them: a folder of labels and a classes.txt",
+        write=write_yolo,
     ),
 )
 

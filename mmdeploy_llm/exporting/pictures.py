@@ -44,7 +44,7 @@ def write_imagefolder(export: Export) -> None:
     folder = out.parent if is_there else out
     export.check_new(folder / METADATA)
     if not is_there:
-        _check_free(export, folder)
+        check_free(export, folder)
     columns = Columns(fixed=FIXED, fields=_record_fields())
     for item in export.items():
         columns.add(_values(item.record))
@@ -70,8 +70,8 @@ def write_kohya(export: Export) -> None:
     options = export.options
     words = " ".join(options.sidecar.text.trigger) or "captions"
     folder = Path(export.output)
-    _check_free(export, folder)
-    with Folder.open(folder) as outer, outer.inner(f"{options.repeats}_{_plain(words)}") as opened:
+    check_free(export, folder)
+    with Folder.open(folder) as outer, outer.inner(f"{options.repeats}_{plain(words)}") as opened:
         pictures = Pictures(opened, is_copied=True)
         for item in answered(export):
             try:
@@ -150,7 +150,7 @@ class Pictures:
         stem, suffix = os.path.splitext(wanted)
         if not is_media_name(f"x{suffix}"):
             stem, suffix = wanted, f".{blob.suffix}"
-        parts = [_plain(part) for part in stem.split("/")]
+        parts = [plain(part) for part in stem.split("/")]
         stem = "/".join(part for part in parts if part.strip(".")) or "picture"
         name, number = stem, 1
         while name.casefold() in self._taken:
@@ -170,7 +170,7 @@ def _pieces(blob: Blob) -> Iterator[bytes]:
         yield piece
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Returns a name without the characters that some systems do not allow in names."""
     return _NO_NAME.sub("_", replaced(name)).strip() or "_"
 
@@ -185,7 +185,7 @@ def _record_fields() -> tuple[str, ...]:
     return tuple(Record.__dataclass_fields__)
 
 
-def _check_free(export: Export, folder: Path) -> None:
+def check_free(export: Export, folder: Path) -> None:
     """Raises ConfigError for a folder that has something in it, unless it may be replaced: then
     files of the same names are."""
     export.check_local()

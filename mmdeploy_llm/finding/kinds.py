@@ -49,7 +49,7 @@ class NotMedia:
     hint: str = ""
 
 
-NOT_REGULAR = NotMedia(label="no regular files", reason="it is a FIFO, a socket or a device")
+NOT_REGULAR = NotMedia(label="special file", reason="it is a FIFO, a socket or a device")
 
 
 def read_kinds(paths: Sequence[str], has_heif: bool | None = None) -> Iterator[Media | NotMedia]:

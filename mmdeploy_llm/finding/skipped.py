@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,19 +19,28 @@ from mmdeploy_llm.records.files import Folder, open_regular
 from mmdeploy_llm.records.unicode_text import escaped, without_surrogates
 
 MAX_KINDS = 10  # that a sentence names
-OF_SYSTEM = "it belongs to a system or a storage box"
+# Labels whose noun is counted; others are suffixes and names of files.
+_WHOLE = re.compile(
+    r"((hidden|special) file|(hidden|linked|unreadable) folder|broken link|subfolder)$"
+)
+_NOUNS = re.compile(
+    r"(file|folder|pointer|raw photo)(?= of )|[^.].*?(?= named \.| without a suffix)"
+)
 _MARK = b'{"skipped": '
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
     """A file or folder that is not read. label: its kind, which is counted, such as ".svg". hint:
-    what makes it readable."""
+    what makes it readable. is_usual: whether nobody expects it to be read, such as what systems
+    write, or what an option leaves out.
+    """
 
     path: str
     label: str
     reason: str
     hint: str = ""
+    is_usual: bool = False
 
     def to_json(self) -> str:
         """Returns one line of JSON."""
@@ -96,21 +106,22 @@ class Skipped:
 
     @property
     def text(self) -> str:
-        """Returns a sentence with the kinds, the most frequent first; "" when there is nothing."""
+        """Returns a sentence with the kinds, the most frequent first, the usual ones last; "" when
+        there is nothing."""
         if not self._all:
             return ""
-        hints = {skip.label: skip.hint for skip in self}
-        counts = self.counts.most_common()
-        dull = {skip.label for skip in self if skip.reason == OF_SYSTEM}
-        # What helps is never among those that are left unnamed; what systems write comes last.
-        counts.sort(key=lambda each: (not hints[each[0]], each[0] in dull))
-        shown = sorted(counts[:MAX_KINDS], key=lambda each: -each[1])
+        of_kind = {skip.label: skip for skip in self}
+        counts = [(num, of_kind[label]) for label, num in self.counts.most_common()]
+        # What helps is never among those that are left unnamed, what is usual first of all.
+        counts.sort(key=lambda each: (each[1].is_usual, not each[1].hint))
+        shown = sorted(counts[:MAX_KINDS], key=lambda each: (each[1].is_usual, -each[0]))
         named = [
-            f"{num} {label}" + (f" ({hints[label]})" if hints[label] else "")
-            for label, num in shown
+            f"{_counted_kind(num, skip.label)}" + (f" ({skip.hint})" if skip.hint else "")
+            for num, skip in shown
         ]
         if rest := counts[MAX_KINDS:]:
-            named.append(f"{sum(num for _, num in rest)} of {len(rest)} other kinds")
+            words = _counted(len(rest), "other kind")
+            named.append(f"{sum(num for num, _ in rest)} of {words}")
         return f"skipped {self._noun()}: {', '.join(named)}"
 
     def _noun(self) -> str:
@@ -138,6 +149,15 @@ class Skipped:
         self.check_target(path)
         with Folder.open(path.parent) as folder:
             folder.write(path.name, (f"{skip.to_json()}\n".encode() for skip in self))
+
+
+def _counted_kind(num: int, label: str) -> str:
+    """Counts files by the label of their kind: the noun of one, a suffix or the name of files. In
+    "HTML page named .jpg" and "linked folder" the first noun is counted."""
+    found = None if label.startswith("by ") else _WHOLE.match(label) or _NOUNS.match(label)
+    if num == 1 or found is None:
+        return f"{num} {label}"
+    return f"{num} {found[0]}s{label[found.end() :]}"
 
 
 def _counted(num: int, noun: str) -> str:

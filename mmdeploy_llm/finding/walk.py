@@ -12,9 +12,11 @@ from mmdeploy_llm.datasets.globs import expand_glob
 from mmdeploy_llm.datasets.names import is_visible, natural_key
 
 from .names import Patterns, system_name
-from .skipped import OF_SYSTEM, Skip, Skipped
+from .skipped import Skip, Skipped
 
 REPORT_SCRIPT = "cards-001.js"  # beside the pictures of a large report
+NOT_DEEP = "--no-recursive leaves it out"
+IS_REPORT = "it has the pictures of a report"
 IS_LINK = "links to folders are not followed"
 NOT_REGULAR = "it is a FIFO, a socket or a device"
 
@@ -98,7 +100,7 @@ class Walker:
                 self._unlisted(path, error)
                 continue
             if any(entry.name == REPORT_SCRIPT for entry in entries):
-                self._skip(path, "folder of a report", "it has the pictures of a report", True)
+                self._skip(path, "folder of a report", IS_REPORT, True, is_usual=True)
                 continue
             folders = []
             for entry in entries:
@@ -107,7 +109,7 @@ class Walker:
                 if kind == "folder" and self._is_recursive:
                     folders.append((entry.path, f"{own}/"))
                 elif kind == "folder" and not is_deep:
-                    self._skip(entry.path, "subfolders", "--no-recursive leaves it out", True)
+                    self._skip(entry.path, "subfolder", NOT_DEEP, True, is_usual=True)
                 elif kind == "file":
                     yield Place(path=entry.path, base=base, relative=own)
             todo += reversed(folders)
@@ -119,7 +121,7 @@ class Walker:
             if self._is_left_out(entry.path, entry.name, relative, is_folder=is_folder):
                 return ""
             if is_folder and entry.is_symlink():
-                self._skip(entry.path, "links to folders", IS_LINK, True)
+                self._skip(entry.path, "linked folder", IS_LINK, True, is_usual=True)
             elif is_folder:
                 return "folder"
             elif entry.is_file():
@@ -143,9 +145,9 @@ class Walker:
         except OSError:
             is_there = False
         if is_there:
-            self._skip(path, "no regular files", NOT_REGULAR)
+            self._skip(path, "special file", NOT_REGULAR)
         else:
-            self._skip(path, "broken links", "what the link leads to does not exist")
+            self._skip(path, "broken link", "what the link leads to does not exist")
 
     def _is_path_left_out(self, path: str, relative: str, *, is_folder: bool) -> bool:
         """Whether a match of a glob, or a folder that leads to it, is left out; such a folder is
@@ -168,20 +170,30 @@ class Walker:
         """Whether the rules leave a file or folder out by its name. is_named: it may be hidden."""
         label = system_name(name)
         if label is not None:
-            self._skip(path, label, OF_SYSTEM, is_folder and os.path.isdir(path))
+            words = "it belongs to a system or a storage box"
+            self._skip(path, label, words, is_folder and os.path.isdir(path), is_usual=True)
         elif not is_named and not is_visible(name):
-            noun = "folders" if is_folder else "files"
-            self._skip(path, f"hidden {noun}", "its name begins with a dot", is_folder)
+            noun = "hidden folder" if is_folder else "hidden file"
+            self._skip(path, noun, "its name begins with a dot", is_folder, is_usual=True)
         elif pattern := self._exclude.match(relative, is_folder=is_folder):
             words = f"--exclude {pattern!r} leaves it out"
-            self._skip(path, f"by --exclude {pattern}", words, is_folder and os.path.isdir(path))
+            is_folder = is_folder and os.path.isdir(path)
+            self._skip(path, f"by --exclude {pattern}", words, is_folder, is_usual=True)
         else:
             return False
         return True
 
     def _unlisted(self, path: str, error: OSError) -> None:
-        self._skip(path, "unreadable folders", f"it cannot be listed: {error.strerror}", True)
+        self._skip(path, "unreadable folder", f"it cannot be listed: {error.strerror}", True)
 
-    def _skip(self, path: str, label: str, reason: str, is_folder: bool = False) -> None:
+    def _skip(
+        self,
+        path: str,
+        label: str,
+        reason: str,
+        is_folder: bool = False,
+        *,
+        is_usual: bool = False,
+    ) -> None:
         name = os.path.normpath(path) + ("/" if is_folder else "")
-        self._skipped.add(Skip(path=name, label=label, reason=reason))
+        self._skipped.add(Skip(path=name, label=label, reason=reason, is_usual=is_usual))

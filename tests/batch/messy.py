@@ -204,7 +204,7 @@ def _junk(messy: Messy) -> None:
         ("holiday/.DS_Store", ".DS_Store"),
         ("holiday/._1.jpg", "._*"),
         ("holiday/._2.jpg", "._*"),
-        ("holiday/.hidden.jpg", "hidden files"),
+        ("holiday/.hidden.jpg", "hidden file"),
     ):
         messy.add(name, messy.picture("JPEG"), SKIPPED, label)
     for folder, label in (
@@ -212,7 +212,7 @@ def _junk(messy: Messy) -> None:
         (".git", ".git"),
         ("#recycle", "#recycle"),
         ("$RECYCLE.BIN", "$RECYCLE.BIN"),
-        (".cache", "hidden folders"),
+        (".cache", "hidden folder"),
     ):
         (messy.root / folder).mkdir()
         (messy.root / folder / "inner.jpg").write_bytes(messy.picture("JPEG"))
@@ -224,14 +224,14 @@ def _names_and_links(messy: Messy) -> None:
         messy.add(f"names/{name}", messy.picture())
     messy.add(f"names/{os.fsdecode(bytes([0xFF, 0xFE]))}.png", messy.picture())
     os.mkfifo(messy.root / "names/pipe.jpg")
-    messy.note("names/pipe.jpg", SKIPPED, "no regular files")
+    messy.note("names/pipe.jpg", SKIPPED, "special file")
     (messy.root / "names/null.png").symlink_to("/dev/null")
-    messy.note("names/null.png", SKIPPED, "no regular files")
+    messy.note("names/null.png", SKIPPED, "special file")
     (messy.root / "names/nowhere.png").symlink_to("missing.png")
-    messy.note("names/nowhere.png", SKIPPED, "broken links")
+    messy.note("names/nowhere.png", SKIPPED, "broken link")
     (messy.root / "names/loop.png").symlink_to("loop.png")
     messy.note("names/loop.png", SKIPPED, "unreadable")
     (messy.root / "names/up").symlink_to(messy.root)
-    messy.note("names/up/", SKIPPED, "links to folders")
+    messy.note("names/up/", SKIPPED, "linked folder")
     (messy.root / "names/linked.png").symlink_to(messy.root / "scans/0.png")
     messy.note("names/linked.png", READ)

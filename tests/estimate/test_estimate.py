@@ -298,6 +298,28 @@ def test_the_program_shows_answers_and_what_all_will_take(tmp_path, monkeypatch)
             (tmp_path / "captions.estimate.html").unlink()
 
 
+@pytest.mark.full
+def test_with_resume_what_is_left_is_estimated_and_what_is_not_read_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    draw_pictures(tmp_path / "photos", 6)
+    (tmp_path / "photos" / "a.svg").write_text("<svg/>")
+    rows = "".join(f'{{"prompt": "{number}"}}\n' for number in range(6))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    short = ["--max-tokens", "16", "-o", "out.jsonl"]
+    for words in (["caption", "photos", "--no-report", *short], ["batch", "rows.jsonl", *short]):
+        CliRunner().invoke(cli.app, [*words, "--limit", "2", "--overwrite"])
+        before = (tmp_path / "out.jsonl").read_bytes()
+        done = CliRunner().invoke(cli.app, [*words, "--estimate", "2", "--resume"])
+        assert "time for all 4 left: " in done.stdout, done.output
+        assert ("not read: 1 file: 1 .svg" in done.stdout) == (words[0] == "caption")
+        assert (tmp_path / "out.jsonl").read_bytes() == before
+        assert "time for all 6: " in CliRunner().invoke(cli.app, [*words, "--estimate", "2"]).stdout
+    CliRunner().invoke(cli.app, [*words, "--resume"])
+    done = CliRunner().invoke(cli.app, [*words, "--estimate", "2", "--resume"])
+    assert "nothing left to do: all 6 items" in done.stdout, done.output
+
+
 def test_a_cluster_cannot_be_estimated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mmdeploy_llm.datasets.names import natural_key
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.skipped import Skip, Skipped
 
 
 def names(found):
@@ -163,6 +164,28 @@ def test_what_overlapping_inputs_skip_is_counted_once(pictures, monkeypatch):
     # What is named is read, and not skipped any more.
     assert skipped("linked", ".", ".kept", "sub/.own.png", "broken.png") == {
         ".txt": 2,
-        "hidden files": 1,
+        "hidden file": 1,
     }
-    assert skipped(".", "linked") == alone - Counter(["links to folders"])
+    assert skipped(".", "linked") == alone - Counter(["linked folder"])
+
+
+def test_what_is_skipped_is_named_with_plurals_and_junk_comes_last():
+    skipped = Skipped()
+    labels = {
+        **{"Thumbs.db": 9, "hidden file": 3, "hidden folder": 1, "linked folder": 2},
+        **{".svg": 2, "HTML page named .jpg": 2, "raw photo of a camera named .png": 2},
+        **{".heic": 1, "broken link": 2, "program without a suffix": 2, "without a suffix": 2},
+        **{"special file": 2, "by --exclude a named .b": 2},
+    }
+    junk = ("Thumbs.db", "hidden file", "hidden folder", "linked folder", "by --exclude a named .b")
+    for label, num in labels.items():
+        hint = "heif reads it" if label == ".heic" else ""
+        for number in range(num):
+            path = f"/nowhere/{label}{number}"
+            usual = label in junk
+            skipped.add(Skip(path=path, label=label, reason="x", hint=hint, is_usual=usual))
+    assert skipped.text == (
+        "skipped 32 files: 2 .svg, 2 HTML pages named .jpg, 2 raw photos of a camera named .png, "
+        "2 broken links, 2 programs without a suffix, 2 without a suffix, 2 special files, 1 .heic "
+        "(heif reads it), 9 Thumbs.db, 3 hidden files, 5 of 3 other kinds"
+    )
