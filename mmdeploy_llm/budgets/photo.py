@@ -26,15 +26,18 @@ def telling_the_cost(
 
 
 def cost_of_a_photo(llm: Any, budget: object) -> str | None:
-    """Returns a line with the tokens of a photo; None for a model that takes none. budget: the
-    option image_tokens."""
+    """Returns a line with the tokens of a photo, and its size as the model sees it where the family
+    says so; None for a model that takes none. budget: the option image_tokens."""
     import numpy as np  # the program imports this file before it knows what it is to do
 
     width, height = PHOTO
     photo = np.broadcast_to(np.uint8(0), (height, width, 3))  # one byte of memory
     message = {"role": "user", "content": [{"type": "image", "image": photo}]}
     try:
-        found = llm.count_tokens({"messages": [message]}).num_input_image_tokens
+        found = llm.count_tokens({"messages": [message]})
     except RequestError:
         return None
-    return f"12 MP photos become {width}x{height} -> {found:,} tokens (--image-tokens {budget})"
+    seen = (
+        "12 MP photos" if found.shown is None else "12 MP photos become {}x{}".format(*found.shown)
+    )
+    return f"{seen} -> {found.num_input_image_tokens:,} tokens (--image-tokens {budget})"

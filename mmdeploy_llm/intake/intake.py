@@ -189,6 +189,7 @@ class Intake:
             num_prompt_tokens=len(expanded.ids),
             num_input_image_tokens=sums["image"],
             num_input_video_tokens=sums["video"],
+            shown=media[0].shown if len(media) == 1 else None,
         )
 
     def boxes(self, prompt: Any, text: str) -> FoundBoxes:

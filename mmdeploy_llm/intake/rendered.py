@@ -11,11 +11,13 @@ from mmdeploy_llm.messages import MediaItem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """Token counts of a prompt. num_prompt_tokens includes the media placeholders."""
+    """Token counts of a prompt. num_prompt_tokens includes the media placeholders. shown: (width,
+    height) at which the model sees the only item, where that is known."""
 
     num_prompt_tokens: int
     num_input_image_tokens: int
     num_input_video_tokens: int
+    shown: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 from mmdeploy_llm_processors.image.budget import too_few
+from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import resize
 from mmdeploy_llm_processors.image.special_texts import special_texts
@@ -119,6 +120,12 @@ class Gemma3ImageProcessor(SquareTileProcessor[PanOptions]):
     def num_tiles(self, size: tuple[int, int], options: PanOptions) -> int:
         """Returns 1 and the number of crops."""
         return 1 + len(crops(size, options))
+
+    def shown_size(
+        self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Returns (width, height) of the square that an image becomes, without its crops."""
+        return self.options.side, self.options.side
 
     def tiles(self, image: Image.Image, options: PanOptions) -> Iterator[np.ndarray]:
         """Yields the image, then its crops, each resized."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.image.tiling.tile_processor import SquareTileProcessor
@@ -15,6 +16,7 @@ from mmdeploy_llm_processors.image.tiling.tiles import (
     num_tiles,
     of_tiles,
     resolve_tiles,
+    tile_grid,
     tiles,
 )
 from PIL import Image
@@ -59,6 +61,14 @@ class InternVLImageProcessor(SquareTileProcessor[TileOptions]):
     def num_tiles(self, size: tuple[int, int], options: TileOptions) -> int:
         """Returns the number of tiles of an image of (width, height), the thumbnail included."""
         return num_tiles(size, options)
+
+    def shown_size(
+        self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Returns the (width, height) of the tiles of an image of this size together."""
+        own = self.own_options(options)
+        columns, rows = tile_grid(item.size, own)
+        return columns * own.side, rows * own.side
 
     def tiles(self, image: Image.Image, options: TileOptions) -> Iterable[np.ndarray]:
         """Returns the tiles line by line, then the thumbnail."""

@@ -130,6 +130,16 @@ class MiniCPMImageProcessor(TileProcessor):
         """Returns the number of placeholder tokens of an image of this size."""
         return num_tokens(layout_of(item.size, self._own(options)), self.options)
 
+    def shown_size(
+        self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Returns the (width, height) of the slices of an image of this size together, or of the
+        image where it has none."""
+        found = layout_of(item.size, self._own(options))
+        rows, columns = (found.rows, found.columns) if found.num_slices else (1, 1)
+        height, width = found.part if found.num_slices else found.whole
+        return columns * width, rows * height
+
     def prompt_text(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> str:
         """Returns the text of an image of this size."""
         own = self._own(options)

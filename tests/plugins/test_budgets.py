@@ -269,3 +269,14 @@ def test_two_budgets_of_a_video_are_two_keys(tmp_path):
     own = processor_of("qwen-video", tmp_path, {"video_min_pixels": 300 * 784})
     with pytest.raises(ConfigError, match="asks for more than the 200 tokens of video_tokens"):
         own.with_budget(200)
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if name != "lfm2-image"])
+def test_the_size_of_what_the_model_sees_goes_with_its_tokens(name, tmp_path):
+    processor = processor_of(name, tmp_path)
+    limited = processor.with_budget(processor.auto_tokens)
+    for size in (PHOTO, PHOTO[::-1]):
+        width, height = limited.shown_size(ImageHeader(size=size), {})
+        assert 14**2 <= width * height / tokens_of(limited, size) <= 60**2
+        assert width * height < size[0] * size[1] / 4
+        assert width == height or (width > height) == (size[0] > size[1])
