@@ -16,7 +16,11 @@ LARGER = {"test": "test-all"}
 NOT_IN_CI = {"clean", "help", "test-long"}
 TIERS = {"full", "long"}
 # Module -> the package that has it, where the names differ.
-PACKAGES = {"compressed_tensors": "compressed-tensors", "lance": "pylance"}
+PACKAGES = {
+    "compressed_tensors": "compressed-tensors",
+    "lance": "pylance",
+    "pillow_heif": "pillow-heif",
+}
 
 
 def read(name):

@@ -78,9 +78,7 @@ Text = Annotated[
         "the question about each.",
     ),
 ]
-Raw = Annotated[
-    bool, typer.Option("--raw", help="Count the text of --prompt without a chat template.")
-]
+Raw = Annotated[bool, typer.Option("--raw", help="Count the text without a chat template.")]
 Total = Annotated[bool, typer.Option("--total", help="Print the sums of all items only.")]
 
 

@@ -49,7 +49,7 @@ def generate(
     image: Image = None,
     raw: Annotated[
         bool,
-        typer.Option("--raw", help="Continue the prompt text without applying a chat template."),
+        typer.Option("--raw", help="Continue the text, without a chat template."),
     ] = False,
     system: System = None,
     tools: Tools = None,
@@ -93,7 +93,8 @@ def chat(
     ctx: typer.Context,
     *,
     message: Annotated[
-        str | None, typer.Option(help="Send this message, or @FILE, print the answer and exit.")
+        str | None,
+        typer.Option(help="Send this message, or @FILE, and exit."),
     ] = None,
     image: Image = None,
     system: System = None,

@@ -21,8 +21,9 @@ class EstimateOptions(Group):
         typer.Option(
             min=1,
             metavar="N",
-            help="Answer N random items, say what all will take, and stop. Nothing is written but "
-            "a small report, NAME.estimate.html. 20 is a good N; more make it more exact.",
+            help="Say what all will take, from N random items. Only these are answered, and only "
+            "a small report is written, NAME.estimate.html. 20 is a good N; more make it more "
+            "exact.",
         ),
     ] = None
     estimate_seed: Annotated[

@@ -37,15 +37,15 @@ class FileOptions(Group):
     skipped: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="List what is not read here, a line each with the reason."
+            metavar="FILE", help="List what is not read here. A line each, with the reason."
         ),
     ] = None
     dedupe: Annotated[
         str | None,
         typer.Option(
             metavar="bytes|pixels",
-            help="Answer items with files of the same bytes, or images of the same pixels, once, "
-            "and record the answer for each.",
+            help="Answer equal items once: files of the same bytes, or images of the same "
+            "pixels. The answer is recorded for each.",
         ),
     ] = None
     prune: Annotated[

@@ -21,6 +21,6 @@ class JobOptions(Group):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write this command into a job file for `mmdeploy-llm run`. Then run it.",
+            help="Write this command into a job file. `mmdeploy-llm run` runs it again.",
         ),
     ] = None

@@ -15,7 +15,8 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME",
-        help="Folder of a model, Hugging Face id, GGUF file or bundled model. The file with the "
+        help="A folder, Hugging Face id, GGUF file or name. Names are those of bundled "
+        "models. The file with the "
         "vision tower of a GGUF file, mmproj-*.gguf, is found in the same folder.",
     ),
 ]

@@ -16,7 +16,7 @@ System = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT",
-        help="System message that opens the conversation, or @FILE. A line of a batch may have "
+        help="The system message, or @FILE. It opens the conversation; a line of a batch may have "
         "its own.",
     ),
 ]

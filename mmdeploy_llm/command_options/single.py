@@ -13,5 +13,5 @@ Image = Annotated[
 ]
 Tools = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="JSON file with a list of tools that the model may call."),
+    typer.Option(metavar="FILE", help="JSON file with tools that the model may call."),
 ]

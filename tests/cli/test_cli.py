@@ -443,7 +443,7 @@ class TestBatch:
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("mmdeploy_llm.report.page.report_batch", full)
+        monkeypatch.setattr("mmdeploy_llm.report.whole.report_batch", full)
         result = run("batch", "in.jsonl", "-o", "out.jsonl", "--report", "out.html")
         assert result.exit_code == 2
         assert "1 done, 0 failed" in result.stdout

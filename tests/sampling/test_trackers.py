@@ -1,6 +1,8 @@
 """The state kept of a sequence, compared with searches through the whole sequence."""
 
 import pytest
+import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,8 +71,6 @@ def test_ngrams_in_a_window(output, size, more, may_repeat):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_without_a_window_they_are_those_of_transformers(size):
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
     rule = transformers.NoRepeatNGramLogitsProcessor(size)
     output = torch.randint(0, 4, (60,), generator=torch.Generator().manual_seed(size))
     ngrams = NGrams(size, window=None)

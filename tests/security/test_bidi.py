@@ -3,12 +3,12 @@
 import io
 import logging
 import re
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from mmdeploy_llm.batch.run import RunCounts
+from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.cli import PrintableFormatter
 from mmdeploy_llm.cli.terminal import batch_summary, caption_table, print_answer, printable
 from mmdeploy_llm.outputs import (
@@ -111,8 +111,16 @@ def test_nothing_on_the_terminal():
         shown(lambda console: print_answer([output], console, aside)),
         aside.file.getvalue(),
         batch_summary(
-            SimpleNamespace(
-                run=RunCounts(num_done=1), num_before=0, num_again=0, failures={EVIL: 1}, ending=""
+            BatchSummary(
+                sink=None,
+                ending="done",
+                run=RunCounts(num_done=1),
+                num_before=0,
+                failures={EVIL: 1},
+                outcomes={},
+                lacks={EVIL: 1},
+                num_left=0,
+                index=RecordIndex(),
             ),
             done="done",
         ),

@@ -36,7 +36,6 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/finding/skipped.py": "the list that the caller names",
     "mmdeploy_llm/report/cards.py": "the template of this package",
     "mmdeploy_llm/report/growing.py": "the page that the program names",
-    "mmdeploy_llm/report/kept.py": "the page that the program names, and the scripts beside it",
     "mmdeploy_llm/report/live.py": "the page that the program names, and the files beside it",
     "mmdeploy_llm/report/page.py": "the page that the program names",
     "mmdeploy_llm/sidecars/places.py": "folders of the input, through no link",
