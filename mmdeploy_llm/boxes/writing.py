@@ -9,7 +9,9 @@ from typing import Any
 
 from .reading import Box, Size
 
-MAX_SHOWN = 300  # boxes over one picture
+MAX_SHOWN, MAX_LABELLED = 300, 40  # boxes over one picture
+MAX_LABEL = 40  # characters
+CARD, FONT = (260, 190), 11  # pixels of a picture on a page, and of the letters over it
 COLOURS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080")
 
 
@@ -69,22 +71,34 @@ def yolo_lines(picture: Labelled, classes: Mapping[str, int]) -> list[str]:
 
 
 def svg(boxes: Sequence[Box], size: Size) -> str:
-    """Returns an SVG of the boxes that covers a picture of this size, at most MAX_SHOWN of them."""
+    """Returns an SVG of the boxes that covers a picture of this size, at most MAX_SHOWN of them, a
+    colour for each label. More than MAX_LABELLED have their labels under the pointer only."""
     width, height = size
-    stroke = max(1.0, max(size) / 300)
+    unit = max(1.0, width / CARD[0], height / CARD[1])  # a pixel of the picture as it is shown
+    colours: dict[str, str] = {}
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="boxes">'
     ]
-    for number, box in enumerate(boxes[:MAX_SHOWN]):
-        colour = COLOURS[number % len(COLOURS)]
+    for box in boxes[:MAX_SHOWN]:
+        colour = colours.setdefault(box.label, COLOURS[len(colours) % len(COLOURS)])
         parts.append(
             f'<rect x="{box.x0}" y="{box.y0}" width="{box.x1 - box.x0:.2f}" '
-            f'height="{box.y1 - box.y0:.2f}" fill="none" stroke="{colour}" '
-            f'stroke-width="{stroke:.1f}"><title>{escape(box.label)}</title></rect>'
+            f'height="{box.y1 - box.y0:.2f}" fill="none" pointer-events="all" stroke="{colour}" '
+            f'stroke-width="{1.5 * unit:.1f}"><title>{escape(box.label)}</title></rect>'
         )
-        if box.label:
-            parts.append(
-                f'<text x="{box.x0}" y="{max(box.y0, stroke * 6):.1f}" fill="{colour}" '
-                f'font-size="{stroke * 6:.1f}">{escape(box.label[:40])}</text>'
-            )
+        if box.label and len(boxes) <= MAX_LABELLED:
+            parts.append(_label(box, width, unit, colour))
     return "".join([*parts, "</svg>"])
+
+
+def _label(box: Box, width: int, unit: float, colour: str) -> str:
+    """Returns the label above a box, or inside of one that begins at the top; that of a box on the
+    right ends where the box does."""
+    above = box.y0 - 3 * unit
+    y = above if above > FONT * unit else box.y0 + FONT * unit
+    is_right = box.x0 > 0.6 * width
+    x, anchor = (box.x1, "end") if is_right else (box.x0, "start")
+    return (
+        f'<text x="{x}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}" '
+        f'font-size="{FONT * unit:.1f}">{escape(box.label[:MAX_LABEL])}</text>'
+    )

@@ -6,13 +6,17 @@ import json
 import os
 import threading
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import resources
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
+from mmdeploy_llm.boxes.writing import MAX_SHOWN, svg
+from mmdeploy_llm.records.boxes import boxes_of
 from mmdeploy_llm.records.record import Record, seconds
 
 from .bidi import without_bidi_controls
@@ -60,6 +64,22 @@ class Card:
         """Token counts by media kind, each followed by a plus: "64 image + "."""
         counts = {"image": self.record.num_image_tokens, "video": self.record.num_video_tokens}
         return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items() if num)
+
+    @property
+    def overlay(self) -> Markup:
+        """The drawing of the boxes over the item's picture, "" without any."""
+        found = boxes_of(self.record) if self.record.boxes else None
+        if found is None or len(self.pictures) != 1:
+            return Markup("")
+        shown = found.boxes[:MAX_SHOWN]
+        return Markup(svg([own.named(printable(own.label)) for own in shown], found.size))
+
+    @property
+    def boxes_text(self) -> str:
+        """The number of boxes, and of those that are drawn where that is another one."""
+        count = len(self.record.boxes)
+        text = f"{thousands(count)} {'box' if count == 1 else 'boxes'}"
+        return f"{text}, {MAX_SHOWN} of them drawn" if count > MAX_SHOWN else text
 
     @property
     def words(self) -> str:
@@ -114,12 +134,12 @@ class CardMaker:
         if not record.item_digest:
             return ""
         own = (record.key, record.item_digest, record.config_digest, record.error_msg, record.text)
-        text = repr((*own, record.num_output_tokens, record.path, self._rules))
+        text = repr((*own, record.num_output_tokens, record.path, record.boxes, self._rules))
         return blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
 
-    def with_pictures(self, record: Record, pictures: Pictures) -> Row:
-        """Returns the row of a record with the pictures of its media."""
-        shown = () if is_refused(record) else media_of(record)
+    def with_pictures(self, record: Record, pictures: Pictures, roots: Collection[str] = ()) -> Row:
+        """Returns the row of a record with the pictures of its media. roots: see media_of."""
+        shown = () if is_refused(record) else media_of(record, roots)
         found = (picture for media in shown for picture in pictures.of(media))
         return self.make(record, tuple(found))
 
