@@ -11,6 +11,8 @@ import typer
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.sidecars import SidecarChoices
 
+from .exits import SOME_FAILED
+
 if TYPE_CHECKING:
     from mmdeploy_llm.exporting.export import ExportSummary
 
@@ -40,8 +42,14 @@ Several outputs become one: an item that several have counts once, the newest.
 Each record is written, or left out for a reason that is told.
 
 \b
-Exit codes: 0 records are written, 1 there are some and none is written,
-2 an output cannot be read or written, 3 an output changed while it was read."""
+Exit codes: 0 each record is written, or has no answer or outcome that is
+wanted; 1 records lack what the format needs, or none is written; 2 an output
+cannot be read or written; 3 an output changed while it was read."""
+
+ADVICE = (
+    "to write them too: --media-root FOLDER says where relative paths of pictures begin; a picture "
+    "inside a corpus has no file, and of the outputs only tars (batch -o NAME.tar) hold it"
+)
 
 Inputs = Annotated[
     list[str], typer.Argument(metavar="PART", help="Outputs of batches: files, folders, URLs.")
@@ -118,8 +126,10 @@ def export(
     summary = export_records(parts, output, chosen.name, options)
     for line in lines_of(summary):
         typer.echo(printable(line))
-    if summary.num_in and not summary.num_out:
-        raise typer.Exit(1)
+    if summary.num_lost and "media_root" in chosen.uses:
+        typer.echo(ADVICE)
+    if summary.num_lost or (summary.num_in and not summary.num_out):
+        raise typer.Exit(SOME_FAILED)
 
 
 def lines_of(summary: ExportSummary) -> list[str]:

@@ -59,6 +59,7 @@ def report(
     --model is the one whose frames of videos are shown."""
     from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
+    from mmdeploy_llm.report.previews import roots_of
     from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.sinks.merged import MergedOutputs
 
@@ -77,6 +78,7 @@ def report(
         previews,
         num_shown=num_shown,
         rules=previews.rules if num_shown > EMBEDDED_CARDS else "",
+        roots=roots_of(*merged.sinks),
     )
     for each in merged.outputs:
         lacking = [f"{each.num_failed} failed", *counted(each.outcomes)]

@@ -59,7 +59,8 @@ class ExportOptions:
 class ExportSummary:
     """Counts what an export has done.
 
-    left_out: records that were not written, by the reason. notes: what else a reader of the output
+    left_out: records that were not written, by the reason. num_lost: those of them that no option
+        leaves out: they lack what the format needs. notes: what else a reader of the output
     should know.
     """
 
@@ -68,6 +69,7 @@ class ExportSummary:
     num_in: int
     num_out: int
     left_out: Counter[str] = field(default_factory=Counter)
+    num_lost: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -150,7 +152,7 @@ class Export:
         self.notes: list[str] = []
         self._merged = MergedOutputs(list(inputs))
         self._left_out: Counter[str] = Counter()
-        self._num_met = 0
+        self._num_met = self._num_lost = 0
 
     @property
     def mode(self) -> str:
@@ -170,7 +172,7 @@ class Export:
     def items(self) -> Iterator[Exported]:
         """Yields the records that are exported in the order of the input, from the first one again
         with each call; counts those that the filter leaves out."""
-        self._left_out, self._num_met = Counter(), 0
+        self._left_out, self._num_met, self._num_lost = Counter(), 0, 0
         superseded = self._merged.num_read - len(self._merged.index)
         if superseded:
             self._left_out[SUPERSEDED] = superseded
@@ -178,13 +180,15 @@ class Export:
         for number, (record, stored) in enumerate(self._merged.stored_records(), 1):
             self._num_met += 1
             if self.options.outcomes is not None and record.outcome not in self.options.outcomes:
-                self.leave_out(f"its outcome is {record.outcome}")
+                self.leave_out(f"its outcome is {record.outcome}", is_lost=False)
             else:
                 yield Exported(record=record, number=number, media_root=root, stored=stored)
 
-    def leave_out(self, reason: str) -> None:
-        """Counts a record of `items` that the format does not write. Called once for a record."""
+    def leave_out(self, reason: str, *, is_lost: bool = True) -> None:
+        """Counts a record of `items` that the format does not write. Called once for a record.
+        is_lost: whether it lacks something; False: it is not wanted."""
         self._left_out[reason] += 1
+        self._num_lost += is_lost
 
     def write_file(self, pieces: Iterable[bytes]) -> None:
         """Writes the output as one file: whole, or not at all."""
@@ -215,6 +219,7 @@ class Export:
             num_in=num_in,
             num_out=num_in - self._left_out.total(),
             left_out=self._left_out,
+            num_lost=self._num_lost,
             notes=tuple(self.notes),
         )
 

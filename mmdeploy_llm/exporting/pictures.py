@@ -95,20 +95,20 @@ def write_sidecars(export: Export) -> None:
 
     with Sidecars(export.options.sidecar, spot_of, export.inputs) as sidecars:
         counts = sidecars.counts
-        for item in export.items():
+        for item in answered(export):
             num_kept, left_out = counts.num_kept, counts.left_out.copy()
             sidecars.take(item.record)
             for reason in counts.left_out - left_out:
                 export.leave_out(reason)
             if counts.num_kept > num_kept:
-                export.leave_out(KEPT)
+                export.leave_out(KEPT, is_lost=False)
 
 
 def answered(export: Export) -> Iterator[Exported]:
     """Yields the items that have an answer; the others are left out."""
     for item in export.items():
         if item.record.outcome in NO_ANSWER:
-            export.leave_out(f"its outcome is {item.record.outcome}")
+            export.leave_out(f"its outcome is {item.record.outcome}", is_lost=False)
         else:
             yield item
 

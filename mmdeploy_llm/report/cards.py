@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import resources
@@ -136,9 +137,9 @@ class CardMaker:
         text = repr((*own, record.num_output_tokens, record.path, record.boxes, self._rules))
         return blake2b(text.encode(), digest_size=KEY_BYTES).hexdigest()
 
-    def with_pictures(self, record: Record, pictures: Pictures) -> Row:
-        """Returns the row of a record with the pictures of its media."""
-        shown = () if is_refused(record) else media_of(record)
+    def with_pictures(self, record: Record, pictures: Pictures, roots: Collection[str] = ()) -> Row:
+        """Returns the row of a record with the pictures of its media. roots: see media_of."""
+        shown = () if is_refused(record) else media_of(record, roots)
         found = (picture for media in shown for picture in pictures.of(media))
         return self.make(record, tuple(found))
 

@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ from .pictures import (
     remove_pictures,
     url_of,
 )
-from .previews import FilePreviews, MakePreviews
+from .previews import FilePreviews, MakePreviews, roots_of
 from .target import check_page
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
@@ -132,6 +132,7 @@ def report_batch(
         rules=previews.rules if num_shown > EMBEDDED_CARDS or made is not None else "",
         is_progress_shown=settings.is_progress_shown,
         made=made,
+        roots=roots_of(summary.sink),
     )
 
 
@@ -182,11 +183,13 @@ def write_report(
     rules: str = "",
     is_progress_shown: bool | None = None,
     made: Made | None = None,
+    roots: Collection[str] = (),
 ) -> None:
     """Writes the page atomically: it is complete or absent.
 
     records: the `num_shown` records of the page, in order; `index` has the totals of all records.
-    make: makes previews. rules: see PicturesInFiles. made: rows that exist already. Raises
+    make: makes previews. rules: see PicturesInFiles. made: rows that exist already. roots: see
+    media_of. Raises
     ConfigError as `check_page` does, and OutputLostError when an output changed while it was read.
     """
     check_page(path)
@@ -199,7 +202,7 @@ def write_report(
         maker = CardMaker(rules) if made is None else made.maker
 
         def rows(pictures: Pictures) -> Iterator[Row]:
-            found = _rows(records, pictures, pool, maker, made)
+            found = _rows(records, pictures, pool, maker, made, roots)
             return _counted(found, num_shown, bar.update)
 
         page = Page(parent=parent, name=path.name, head=head, index=index, num_shown=num_shown)
@@ -334,6 +337,7 @@ def _rows(
     pool: ThreadPoolExecutor,
     maker: CardMaker,
     made: Made | None,
+    roots: Collection[str],
 ) -> Iterator[Row]:
     """Yields rows in the order of the records; makes those that do not exist in the pool's
     threads, without pictures after an interruption."""
@@ -344,7 +348,7 @@ def _rows(
             return found
         if made is not None and made.is_hurried:
             return maker.make(record, (), is_final=False)
-        return maker.with_pictures(record, pictures)
+        return maker.with_pictures(record, pictures, roots)
 
     source = iter(records)
     while group := list(itertools.islice(source, CARDS_AT_ONCE)):

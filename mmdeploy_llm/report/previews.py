@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.errors import ABORTED, RequestError
 from mmdeploy_llm.intake.prompts import MEDIA_KEYS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
+from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.item import Item, Media
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sinks.base import Readable
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import MediaLimits
@@ -115,12 +117,26 @@ def _leaves(value: Any) -> Iterator[bytes | None]:
         yield bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
 
-def media_of(record: Record) -> tuple[Media, ...]:
-    """Returns the media of a record; for a record about a file, that file."""
+def media_of(record: Record, roots: Collection[str] = ()) -> tuple[Media, ...]:
+    """Returns the media of a record; for a record about a file, that file.
+
+    roots: folders that ids are relative to. A path may be that of a run in another working folder:
+    the file is the one that is as it was then, else what its path names here.
+    """
     if record.path is None or record.media:
         return record.media
     kind = "video" if is_video_name(record.path) else "image"
-    return (Media(kind=kind, name=os.path.abspath(record.path)),)
+    here, own = os.path.abspath(record.path), str(record.id)
+    places = (here, *(os.path.join(root, own) for root in roots))
+    same = (place for place in places if digest_of(file_state(place)) == record.item_digest)
+    name = next(same, here) if roots and record.item_digest else here
+    return (Media(kind=kind, name=name),)
+
+
+def roots_of(*outputs: Readable) -> tuple[str, ...]:
+    """Returns the folders that ids of files in these outputs are relative to."""
+    found = (output.configurations.root for output in outputs)
+    return tuple(root for root in found if root is not None)
 
 
 def is_refused(record: Record) -> bool:

@@ -88,3 +88,17 @@ def test_an_export_that_writes_nothing_does_not_end_with_0(captions, tmp_path):
     (tmp_path / "p/a.png").unlink()
     code, lines = run("captions.jsonl", "-o", "lora", "--format", "kohya", "--trigger", "ohwx")
     assert (code, lines[0]) == (1, "3 records in, 0 written, 3 left out")
+
+
+def test_an_export_that_loses_a_record_does_not_end_with_0(captions, tmp_path):
+    lost = {"id": "d.png", "path": "p/lost.png", "text": "A dog.", "error_code": 200, "error": None}
+    captions.write_text(captions.read_text() + json.dumps(lost) + "\n")
+    for words in (
+        ("lora", "--format", "kohya", "--trigger", "x"),
+        ("if", "--format", "imagefolder"),
+    ):
+        code, lines = run("captions.jsonl", "-o", *words, "--outcome", "ok")
+        assert (code, lines[0]) == (1, "4 records in, 1 written, 3 left out")
+        assert any("--media-root FOLDER says where" in line for line in lines)
+    code, lines = run("captions.jsonl", "-o", "x.csv", "--outcome", "truncated")
+    assert (code, lines[0]) == (1, "4 records in, 0 written, 4 left out")
