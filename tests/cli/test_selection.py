@@ -72,7 +72,7 @@ def test_random_items_are_the_same_in_each_run_and_told(plan, words, num):
 @pytest.mark.parametrize("words", [CAPTION, BATCH])
 def test_random_needs_a_number_and_a_seed_needs_random(words):
     assert "random items need a number" in fails(*words, "--random")
-    assert "only with random" in fails(*words, "--random-seed", "1", "--limit", "2")
+    assert "only with --random" in fails(*words, "--random-seed", "1", "--limit", "2")
 
 
 def test_random_rows_of_an_iterator_are_refused():
