@@ -116,6 +116,8 @@ def _groups(text: str, count: int) -> Iterator[list[float]]:
 
 
 def _unquoted(text: str) -> str:
+    if "\\" not in text:
+        return text[:MAX_LABEL]
     try:
         found = json.loads(f'"{text}"')
     except ValueError:  # a line break, an escape that is none

@@ -24,7 +24,7 @@ from mmdeploy_llm.command_options.values import (
 from mmdeploy_llm.errors import ConfigError
 
 from .engines import open_async_llm, open_llm
-from .exits import SOME_FAILED, print_error
+from .exits import SOME_FAILED, SOME_LACKING, print_error
 from .interrupts import forget_interrupt
 
 # click does not rewrap a paragraph that begins with "\b".
@@ -59,7 +59,8 @@ def generate(
     """Answer one prompt, with or without pictures.
 
     The answer is printed on standard output as it is generated, followed by one line of JSON per
-    tool call. Reasoning goes to standard error. The exit code is 1 when the request fails."""
+    tool call. Reasoning goes to standard error. The exit code is 1 when the request fails, and 4
+    when the thinking took all tokens."""
     from .terminal import make_console, opening, print_answer, user_message
 
     text, images = text_value("PROMPT", prompt) or "", image or []
@@ -86,6 +87,8 @@ def generate(
     if printed.error is not None:
         print_error(printed.error)
         raise typer.Exit(SOME_FAILED)
+    if printed.lack is not None and not printed.text and not printed.calls:
+        raise typer.Exit(SOME_LACKING)
 
 
 @with_groups

@@ -37,11 +37,13 @@ CHAT_HELP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of a model. error: why the request failed, or None."""
+    """The answer of a model. error: why the request failed, or None; lack: what an answer without
+    an error lacks, or None."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     error: str | None = None
+    lack: str | None = None
 
 
 class Submitter(Protocol):
@@ -153,8 +155,9 @@ def print_answer(outputs: Iterable[RequestOutput], out: Console, aside: Console)
     """
     pieces: list[str] = []
     calls: list[ToolCall] = []
-    is_thinking, error = False, None
+    is_thinking, error, is_cut = False, None, False
     for output in outputs:
+        is_cut = output.outputs.finish_reason == "length"
         thought, text = output.outputs.reasoning_content or "", output.outputs.text
         if thought:
             aside.print(Text(printable(thought), style="dim"), end="", soft_wrap=True)
@@ -177,7 +180,12 @@ def print_answer(outputs: Iterable[RequestOutput], out: Console, aside: Console)
     for call in calls:
         line = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
         out.print(Text(printable(line)), soft_wrap=True)
-    return Answer(text="".join(pieces), calls=tuple(calls), error=error)
+    lack = None
+    if is_cut and error is None:
+        what = "the answer is cut off" if pieces else "the thinking took all of it"
+        lack = f"the maximum length was reached: {what}; raise --max-tokens"
+        aside.print(Text(lack, style="dim"), soft_wrap=True)
+    return Answer(text="".join(pieces), calls=tuple(calls), error=error, lack=lack)
 
 
 def user_message(text: str, images: Sequence[str]) -> dict[str, Any]:

@@ -117,6 +117,11 @@ class Selection:
             raise ConfigError("random items need a number: give limit too, such as --limit 20")
         if self.only is not None and not self.only:
             raise ConfigError("only must name at least one id")
+        if self.only is not None and self.limit is not None:
+            raise ConfigError(
+                "only names the items that are done, and limit counts those of the whole input; "
+                "give one of them"
+            )
         if self.order not in ORDERS:
             raise ConfigError(f"order must be one of {', '.join(ORDERS)}, got {self.order[:40]!r}")
 

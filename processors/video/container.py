@@ -122,9 +122,10 @@ class ContainerVideo:
         except RequestError:
             raise
         except (av.error.FFmpegError, ValueError, ArithmeticError, EOFError) as error:
+            # The bytes are in memory: FFmpeg's PermissionError says nothing about a file.
+            what = "FFmpegError" if isinstance(error, PermissionError) else type(error).__name__
             raise MediaError(
-                f"the {self._format} video is corrupt or truncated "
-                f"({type(error).__name__} while reading it)"
+                f"the {self._format} video is corrupt or truncated ({what} while reading it)"
             ) from None
         except MemoryError:
             raise MediaLimitError(

@@ -1,5 +1,6 @@
 """`boxes=True`: records have the boxes of their answers, and what could not be read is told."""
 
+import csv
 import json
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ from mmdeploy_llm.tiny import write_tiny
 
 from .conftest import FakeLLM
 
+ASKS = {"one": "first", "two": "second"}
 SIZE = (2000, 1000)
 CAT = '{"bbox_2d": [100, 100, 300, 500], "label": "cat"}'
 CAT_BOX = {"label": "cat", "box": [200.0, 100.0, 600.0, 500.0]}
@@ -66,6 +68,7 @@ def test_records_have_boxes_and_the_summary_counts_all(tmp_path):
     assert "boxes" not in line or line["boxes"]
 
 
+@pytest.mark.full
 def test_an_answer_of_100_000_boxes(tmp_path):
     """It is bounded and told, and takes no time."""
     begin = time.monotonic()
@@ -95,6 +98,40 @@ def test_boxes_and_frames_through_parquet(tmp_path):
     names = set(parquet.read_schema(first).names)
     assert {"boxes", "picture_size", "num_video_frames", "video_seconds"} <= names
     assert parquet.read_table(first).to_pylist()[0]["boxes"] == [CAT_BOX]
+
+
+def test_boxes_in_a_table(tmp_path):
+    """CSV has them as JSON."""
+    ran(tmp_path, [f"[{CAT}]"] * 2, "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [json.loads(row["boxes"]) for row in rows] == [[CAT_BOX]] * 2
+    assert [json.loads(row["picture_size"]) for row in rows] == [list(SIZE)] * 2
+
+
+def test_boxes_of_several_questions(tmp_path):
+    """The record has those of all, in their order."""
+    job = plan_batch(
+        [
+            {
+                "id": "a",
+                "messages": [{"role": "user", "content": "x"}],
+                "ask": {"one": "first", "two": "second"},
+            }
+        ],
+        tmp_path / "out.jsonl",
+        BatchSettings(boxes=True),
+    )
+
+    class Asked(Grounding):
+        def answer(self, prompt, n=1):
+            number = 1 + ("second" in str(prompt))
+            return super().answer({"prompt": f"[{', '.join([CAT] * number)}]"}, n)
+
+    summary = run_batch(job, Asked)
+    record = next(iter(summary.records()))
+    assert record.is_ok, record
+    assert record.boxes == (CAT_BOX,) * 3
 
 
 def test_another_run_without_boxes_is_not_resumed(tmp_path):

@@ -152,7 +152,7 @@ OTHERS = [
     ),
     (
         {"describe_engine": lambda: Configuration(model="mine", values={"model": 1, "dtype": "x"})},
-        "dtype is not set, was 'x'",
+        "dtype is 'auto', the default of LLM, was 'x'",
     ),
 ]
 

@@ -21,6 +21,8 @@ def test_caption_tells_what_it_found(tmp_path):
     sizes = {record["id"]: record.get("picture_size") for record in records}
     assert sizes["clip-1.mp4"] is None
     assert all(side > 0 for side in sizes["picture-1.png"])
+    cluster = CliRunner().invoke(cli.app, [*words, "-m", "shapes-vl", "--ray", "auto"])
+    assert "leave out --ray" in f"{cluster.output}{cluster.exception}"
     write_tiny("llama", tmp_path / "words")
     refused = CliRunner().invoke(cli.app, [*words, "-m", str(tmp_path / "words"), "--overwrite"])
     assert refused.exit_code != 0

@@ -10,6 +10,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.boxes.reading import Box
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.outputs import Completions
+from mmdeploy_llm.tiny import write_tiny
 
 PARAMS = SamplingParams(temperature=0, max_tokens=2)
 TEXT = '[{"bbox_2d": [100, 100, 300, 500], "label": "cat"}]'
@@ -22,6 +23,19 @@ def saying(output, text):
 
 def asked(*parts):
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "Where is the cat?"}]}]
+
+
+@pytest.mark.parametrize("budget", ["full", 16])
+def test_pixels_of_the_resized_picture_follow_its_budget(tmp_path, budget):
+    """Where a family counts pixels of what it sees, fewer tokens of a picture are other pixels."""
+    write_tiny("qwen2_5_vl", tmp_path / "model")
+    picture = {"type": "image", "image": Image.new("RGB", (1000, 500), "red")}
+    with LLM(str(tmp_path / "model"), image_tokens=budget, quiet=True, use_warmup=False) as llm:
+        (output,) = llm.chat(asked(picture), PARAMS, use_tqdm=False)
+        (width, height) = {"full": (308, 140), 16: (140, 56)}[budget]
+        assert output.num_input_image_tokens == (width // 28) * (height // 28)
+        text = f'[{{"bbox_2d": [0, 0, {width}, {height / 2}], "label": "top"}}]'
+        assert llm.boxes(saying(output, text)) == [Box(label="top", x0=0, y0=0, x1=1000, y1=250)]
 
 
 def test_boxes_of_a_turned_photo():

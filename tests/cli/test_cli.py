@@ -92,6 +92,10 @@ class FakeLLM:
         if said == "fail":
             yield output(prompt, "", is_ok=False)
             return
+        if said in ("cut", "cut thinking"):
+            text, thought = ("I", None) if said == "cut" else ("", "I th")
+            yield output(prompt, text, thought=thought, finish_reason="length")
+            return
         if said == "call":
             yield output(prompt, "", calls=(ToolCall(name="f", arguments='{"x": "é"}', id="c"),))
             return
@@ -114,13 +118,14 @@ class FakeHandle:
         self.is_aborted = True
 
 
-def output(prompt, text, *, is_ok=True, thought=None, index=0, calls=None):
+def output(prompt, text, *, is_ok=True, thought=None, index=0, calls=None, finish_reason=None):
     completion = CompletionOutput(
         text=text if is_ok else "",
         reasoning_content=thought,
         token_ids=[3],
         send_idx=index,
         tool_calls=calls,
+        finish_reason=finish_reason,
     )
     return RequestOutput(
         request_id="r",
@@ -189,7 +194,7 @@ class TestCaption:
         (pictures / "notes.txt").write_text("no picture")
         (pictures / "b.png").rename(pictures / "draft_b.png")
         given = ("pics", "--exclude", "draft_*", "--exclude", "x/", "--skipped", "skipped.jsonl")
-        words = "skipped 2 files: 1 by --exclude draft_*, 1 .txt"
+        words = "skipped 2 files: 1 .txt, 1 by --exclude draft_*"
         for command in (("caption",), ("batch", "--report", "captions.html", "-o", "b.jsonl")):
             result = run(*command, *given)
             assert result.exit_code == 0, result.output
@@ -526,6 +531,14 @@ class TestGenerate:
         result = run("generate", "fail")
         assert result.exit_code == 1
         assert result.stderr == "error: it cannot be read\n"
+
+    def test_what_the_length_cut_off_is_said(self, run, made):
+        result = run("generate", "cut")
+        assert (result.exit_code, result.stdout) == (0, "I\n")
+        assert "the answer is cut off; raise --max-tokens" in result.stderr
+        result = run("generate", "cut thinking")
+        assert (result.exit_code, result.stdout) == (4, "")
+        assert "the thinking took all of it; raise --max-tokens" in result.stderr
 
     def test_an_error_of_the_call_is_exit_code_2(self, run, made):
         assert run("generate", "raise").exit_code == 2

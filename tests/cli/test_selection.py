@@ -73,6 +73,8 @@ def test_random_items_are_the_same_in_each_run_and_told(plan, words, num):
 def test_random_needs_a_number_and_a_seed_needs_random(words):
     assert "random items need a number" in fails(*words, "--random")
     assert "only with --random" in fails(*words, "--random-seed", "1", "--limit", "2")
+    assert "give one of them" in fails(*words, "--only", "a", "--limit", "2")
+    assert "give one of them" in fails(*words, "--only", "a", "--limit", "2", "--random")
 
 
 def test_random_rows_of_an_iterator_are_refused():

@@ -1,6 +1,7 @@
 """Boxes as COCO and YOLO: pixels, shares of the picture, stable ids, and each record counted."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -88,7 +89,9 @@ def test_names_lead_nowhere_else(tmp_path, monkeypatch):
     output = written(tmp_path / "in.jsonl", *(found_at(name, "x") for name in names))
     summary = export_records([output], "out", "yolo")
     assert summary.left_out == {"another picture has its name, but for the suffix": 1}
-    texts = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.txt"))
+    long = written(tmp_path / "long.jsonl", replace(found_at("é" * 5000, "x"), path=None))
+    assert export_records([long], "long", "yolo").num_out == 1
+    texts = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("out/**/*.txt"))
     assert texts == [
         "out/classes.txt",
         *(f"out/labels/{name}.txt" for name in ("a", "b", "passwd", "up")),
