@@ -118,6 +118,8 @@ class Program(CommandGroup):
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(interrupted_code()) from None
+        except typer.Exit:  # which is a RuntimeError
+            raise
         except (MemoryError, RuntimeError) as error:
             from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 
