@@ -187,5 +187,6 @@ def test_what_is_skipped_is_named_with_plurals_and_junk_comes_last():
     assert skipped.text == (
         "skipped 32 files: 2 .svg, 2 HTML pages named .jpg, 2 raw photos of a camera named .png, "
         "2 broken links, 2 programs without a suffix, 2 without a suffix, 2 special files, 1 .heic "
-        "(heif reads it), 9 Thumbs.db, 3 hidden files, 5 of 3 other kinds"
+        "(heif reads it), 9 Thumbs.db, 3 hidden files, 5 of 3 other kinds "
+        "(--skipped FILE lists all)"
     )
