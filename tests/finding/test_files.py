@@ -128,7 +128,7 @@ def test_what_systems_write_is_named_last(tmp_path):
         (tmp_path / name).write_bytes(b"some text")
     text = find_media([str(tmp_path)]).skipped.text
     assert all(f"1 .{suffix}" in text for suffix in ("svg", "psd", "txt", "pdf", "mp3", "zip"))
-    assert text.endswith("other kinds")
+    assert text.endswith("other kinds (--skipped FILE lists all)")
 
 
 def test_a_path_of_a_list_that_is_gone_is_taken_and_does_not_end_the_job(pictures, monkeypatch):
