@@ -12,7 +12,7 @@ import typer
 
 from mmdeploy_llm import __version__
 from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
-from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
 from . import plugin_names
 from .batches import batch, caption
@@ -29,6 +29,7 @@ from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
 from .talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
+from .wording import in_options
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import PluginManager
@@ -110,7 +111,10 @@ class Program(CommandGroup):
         except (MMDeployLLMError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            print_error(str(error))
+            message = str(error)
+            if isinstance(error, ConfigError):
+                message = in_options(message, self.commands.get(ctx.invoked_subcommand))
+            print_error(message)
             raise typer.Exit(_exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(interrupted_code()) from None

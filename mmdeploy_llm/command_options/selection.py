@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from dataclasses import dataclass
@@ -113,6 +114,7 @@ def listed_files(given: str) -> list[str]:
         data = sys.stdin.buffer.read() if given == "-" else Path(given).read_bytes()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--files-from {given!r} cannot be read: {error}") from error
+    data = data.removeprefix(codecs.BOM_UTF8)  # as editors of Windows write it
     names = data.split(b"\0") if b"\0" in data else data.splitlines()
     paths = [os.fsdecode(name) for name in names if name.strip()]
     if not paths:

@@ -121,7 +121,7 @@ class Skipped:
         ]
         if rest := counts[MAX_KINDS:]:
             words = _counted(len(rest), "other kind")
-            named.append(f"{sum(num for num, _ in rest)} of {words}")
+            named.append(f"{sum(num for num, _ in rest)} of {words} (--skipped FILE lists all)")
         return f"skipped {self._noun()}: {', '.join(named)}"
 
     def _noun(self) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 
 from .files import Folder, open_regular
@@ -192,7 +193,10 @@ def _differences(earlier: Mapping[str, Any], mine: Configuration) -> list[str]:
 
 
 def _value(values: Mapping[str, Any], name: str) -> str:
-    return _shown(values[name]) if name in values else "not set"
+    if name in values:
+        return _shown(values[name])
+    option = EngineConfig.model_fields.get(name)
+    return "not set" if option is None else f"{option.default!r}, the default of LLM"
 
 
 def _shown(value: Any) -> str:

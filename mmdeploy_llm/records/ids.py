@@ -170,4 +170,5 @@ class Selection:
         """Says which lines were drawn; "" where none were."""
         if self.chosen is None:
             return ""
-        return f"{len(self.chosen)} random items of {num_lines}, drawn with the seed {self.seed}"
+        noun = "item" if len(self.chosen) == 1 else "items"
+        return f"{len(self.chosen)} random {noun} of {num_lines}, drawn with the seed {self.seed}"

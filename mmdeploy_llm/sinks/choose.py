@@ -55,7 +55,7 @@ def open_sink(
         return PartsSink.remote(name, folder, parts_format(kind, part_items))
     if journal is not None:
         raise ConfigError(
-            "a journal is for an output at a URL; one on this machine has its own beside its parts"
+            "journal is for an output at a URL; one on this machine has its own beside its parts"
         )
     if kind not in ONE_FILE:
         return PartsSink.local(Path(name), parts_format(kind, part_items))

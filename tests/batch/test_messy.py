@@ -60,7 +60,7 @@ def test_the_sentence_names_the_kinds_and_what_helps(messy):
     assert text.startswith(f"skipped {sum(messy.labels.values()) - 7} files and 7 folders: 77 .txt")
     assert "9 .svg, 6 HTML pages named .jpg" in text
     assert "1 pointer of Git LFS named .png (git lfs pull fetches it)" in text
-    assert text.endswith("other kinds")
+    assert text.endswith("other kinds (--skipped FILE lists all)")
 
 
 def account_of(messy, out, skipped):

@@ -152,7 +152,7 @@ OTHERS = [
     ),
     (
         {"describe_engine": lambda: Configuration(model="mine", values={"model": 1, "dtype": "x"})},
-        "dtype is not set, was 'x'",
+        "dtype is 'auto', the default of LLM, was 'x'",
     ),
 ]
 
@@ -332,7 +332,7 @@ def test_python_and_the_program_refuse_and_go_on(model, jsonl, out, tmp_path):
 
     refused = CliRunner().invoke(app, [*words, "--resume"])
     assert refused.exit_code == 2
-    assert "max_tokens is 4, was 2" in refused.stderr
+    assert "--max-tokens is 4, was 2" in refused.stderr
     done = CliRunner().invoke(app, [*words, "--resume-anyway"])
     assert done.exit_code == 4, done.output
     assert "2 x truncated" in done.output

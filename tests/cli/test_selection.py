@@ -61,6 +61,7 @@ def test_random_items_are_the_same_in_each_run_and_told(plan, words, num):
     first, told = plan(*words, "--limit", "5", "--random")
     assert f"5 random items of {num}, drawn with the seed 0" in told
     assert plan(*words, "--limit", "5", "--random")[0] == first
+    assert f"1 random item of {num}, " in plan(*words, "--limit", "1", "--random")[1]
     others = plan(*words, "--limit", "5", "--random", "--random-seed", "3")[0]
     assert len(set(first)) == len(set(others)) == 5
     assert set(first) != set(others)
@@ -72,7 +73,7 @@ def test_random_items_are_the_same_in_each_run_and_told(plan, words, num):
 @pytest.mark.parametrize("words", [CAPTION, BATCH])
 def test_random_needs_a_number_and_a_seed_needs_random(words):
     assert "random items need a number" in fails(*words, "--random")
-    assert "only with random" in fails(*words, "--random-seed", "1", "--limit", "2")
+    assert "only with --random" in fails(*words, "--random-seed", "1", "--limit", "2")
     assert "give one of them" in fails(*words, "--only", "a", "--limit", "2")
     assert "give one of them" in fails(*words, "--only", "a", "--limit", "2", "--random")
 
@@ -99,7 +100,7 @@ def test_an_id_that_nothing_has_is_told(plan, caplog):
 
 
 def test_files_are_listed_by_a_file_or_a_pipe(plan):
-    Path("list.txt").write_bytes(b"pics/4.png\n\npics/2.png\n")
+    Path("list.txt").write_bytes(b"\xef\xbb\xbfpics/4.png\r\n\r\npics/2.png\n")
     words = ("--files-from", "list.txt", "--order", "input")
     assert plan("caption", *words)[0] == ["4.png", "2.png"]
     assert plan("batch", "-o", "out.jsonl", *words)[0] == ["4.png", "2.png"]

@@ -128,7 +128,7 @@ def test_what_systems_write_is_named_last(tmp_path):
         (tmp_path / name).write_bytes(b"some text")
     text = find_media([str(tmp_path)]).skipped.text
     assert all(f"1 .{suffix}" in text for suffix in ("svg", "psd", "txt", "pdf", "mp3", "zip"))
-    assert text.endswith("other kinds")
+    assert text.endswith("other kinds (--skipped FILE lists all)")
 
 
 def test_a_path_of_a_list_that_is_gone_is_taken_and_does_not_end_the_job(pictures, monkeypatch):
@@ -187,5 +187,6 @@ def test_what_is_skipped_is_named_with_plurals_and_junk_comes_last():
     assert skipped.text == (
         "skipped 32 files: 2 .svg, 2 HTML pages named .jpg, 2 raw photos of a camera named .png, "
         "2 broken links, 2 programs without a suffix, 2 without a suffix, 2 special files, 1 .heic "
-        "(heif reads it), 9 Thumbs.db, 3 hidden files, 5 of 3 other kinds"
+        "(heif reads it), 9 Thumbs.db, 3 hidden files, 5 of 3 other kinds "
+        "(--skipped FILE lists all)"
     )

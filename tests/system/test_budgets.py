@@ -73,5 +73,5 @@ def test_a_wrong_budget_is_an_error_before_anything_is_loaded(wrong, tmp_path):
     words = ["caption", "examples/images", "-o", str(tmp_path / "o.jsonl"), "--image-tokens", wrong]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    assert "image_tokens" in done.output
+    assert "--image-tokens" in done.output
     assert "whole number above 0" in " ".join(done.output.split())

@@ -1,0 +1,83 @@
+"""Errors name the options of the command, not the arguments of the library."""
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.cli.wording import in_options
+
+CAPTION = get_command(app).commands["caption"]
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (
+            "prune needs resume: a new output has none",
+            "--prune needs --resume: a new output has none",
+        ),
+        ("part_items is for an output of parts", "--part-items is for an output of parts"),
+        ("journal is for an output at a URL", "--journal is for an output at a URL"),
+        ("exclude, animated and prune are for x", "--exclude, --animated and --prune are for x"),
+        (
+            "resume and overwrite contradict each other",
+            "--resume and --overwrite contradict each other",
+        ),
+        (
+            "random items need a number: give limit too",
+            "random items need a number: give --limit too",
+        ),
+        (
+            "random_seed has an effect only with random",
+            "--random-seed has an effect only with --random",
+        ),
+        ("EngineConfig.image_tokens: must be", "--image-tokens: must be"),
+        ("EngineConfig.max_model_len: must be", "EngineConfig.max_model_len: must be"),
+        ("of another: sampling_params.max_tokens is 1", "of another: --max-tokens is 1"),
+        (
+            "other: image_tokens is 'auto', was not set",
+            "other: --image-tokens is 'auto', was not set",
+        ),
+        # What is quoted, a path, a value or said of Python stays, and so do other words.
+        *(
+            (same, same)
+            for same in (
+                "there is no column 'part_items'; the columns are 'on_existing'",
+                "give --max-failures (in Python max_failures and sidecar())",
+                "/a/part_items.csv cannot be read: give only_this, part_items=3",
+                "the output has no order, and the engine needs a limit",
+                "--part-items is for an output of parts",
+                "model.part_items is unknown",
+                "",
+            )
+        ),
+    ],
+)
+def test_names_become_options(message, wanted):
+    assert in_options(message, CAPTION) == wanted
+
+
+def test_without_a_command_a_message_stays():
+    assert in_options("part_items is for an output of parts", None) == (
+        "part_items is for an output of parts"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--part-items", "3"), "error: --part-items is for an output of parts"),
+        (("--prune",), "error: --prune needs --resume"),
+        (("--journal", "x"), "error: --journal is for an output at a URL"),
+        (("--image-tokens", "many"), "error: --image-tokens"),
+        (("--sidecar", ".txt", "--on-existing", "keep"), "error: --on-existing must be one of"),
+        (("--dedupe", "names"), "error: --dedupe must be one of bytes, pixels"),
+    ],
+)
+def test_the_program_names_its_options(tmp_path, monkeypatch, png, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(png)
+    done = CliRunner().invoke(app, ["caption", "a.png", *words])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(message)
