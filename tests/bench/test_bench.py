@@ -56,7 +56,7 @@ def step(num_tokens, num_sampled):
 
 @pytest.mark.full
 def test_text_counts_what_was_asked_and_times_agree():
-    found = measured("text", "--requests", "3", "--batch", "2", "--profile")
+    found = measured("text", "--requests", "3", "--max-num-seqs", "2", "--profile")
     (done,) = found["rounds"]
     rng, num_in, num_out = random.Random(0), 0, 0
     for _ in range(3):

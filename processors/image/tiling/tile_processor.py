@@ -18,7 +18,7 @@ from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import Patchifier
 from PIL import Image
 
-from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
 
@@ -102,9 +102,13 @@ class SquareTileProcessor(TileProcessor, Generic[Options]):
         limited.options = self.of_tiles(count, may_raise=may_raise)
         return limited
 
-    @abstractmethod
     def of_tiles(self, count: int, *, may_raise: bool) -> Options:
-        """Returns the options of images of at most so many tiles. See with_budget."""
+        """Returns the options of images of at most so many tiles. See with_budget. Raises
+        ConfigError by default: processors of earlier versions know no budget."""
+        raise ConfigError(
+            f"image_tokens cannot be kept to: {type(self).__name__} (plugin "
+            f"{type(self).__module__}) does not implement of_tiles; leave the option out"
+        )
 
     @abstractmethod
     def own_options(self, given: Mapping[str, Any]) -> Options:
