@@ -188,10 +188,18 @@ def test_a_line_shows_its_question_samples_and_all_its_media(page):
 
 
 def test_answers_to_several_questions_are_shown_by_name(page):
-    record = Record(id="a", text="a cat", answers={"caption": "a cat", "tags": "<b>Fur</b>"})
-    shown = page(record)
-    assert "tags: &lt;b&gt;Fur&lt;/b&gt;" in shown
-    assert "caption: a cat" not in shown
+    answers = {"caption": "a cat", "tags": "<b>Fur</b>", "is_cat": True, "alone": "a cat"}
+    samples = [
+        {"question": name, "index": index, "text": f"{text} {index}"}
+        for name, text in (("caption", "a cat"), ("alone", "one"))
+        for index in range(2)
+    ]
+    shown = Page(page(Record(id="a", text="a cat", answers=answers, outputs=tuple(samples))))
+    assert shown.texts["caption"] == ["caption: a cat"]
+    assert shown.texts["caption more"] == [
+        *("tags: <b>Fur</b>", "is_cat: true", "alone: a cat"),
+        *("caption: a cat 1", "alone: one 1"),
+    ]
 
 
 def test_nothing_a_model_or_a_file_name_says_becomes_markup(page):
