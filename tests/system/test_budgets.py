@@ -2,13 +2,16 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.budgets.photo import cost_of_a_photo
 from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.intake.rendered import TokenCount
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4)
 
@@ -75,3 +78,12 @@ def test_a_wrong_budget_is_an_error_before_anything_is_loaded(wrong, tmp_path):
     assert done.exit_code == 2
     assert "--image-tokens" in done.output
     assert "whole number above 0" in " ".join(done.output.split())
+
+
+def test_a_family_that_does_not_say_what_it_sees_names_no_size():
+    llm = SimpleNamespace(
+        count_tokens=lambda prompt: TokenCount(
+            num_prompt_tokens=9, num_input_image_tokens=1234, num_input_video_tokens=0
+        )
+    )
+    assert cost_of_a_photo(llm, 2000) == "12 MP photos -> 1,234 tokens (--image-tokens 2000)"
