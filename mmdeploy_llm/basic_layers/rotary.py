@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.states import NormKernels
@@ -30,6 +31,7 @@ from .rows import row_chunks
 
 # Values in a float32 temporary; see rows.py.
 MAX_VALUES = 2**18
+NUM_AXES = 3  # of positions: time, height, width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,23 @@ class RotaryConfig:
     rotary_dim: int | None = None
     long_frequencies: tuple[float, ...] | None = None
     long_after: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises CheckpointError unless each pair has a frequency and an axis: kernels read them
+        without looking."""
+        for name in ("axes", "frequencies", "long_frequencies"):
+            values = getattr(self, name)
+            if values is not None and len(values) != self.num_pairs:
+                raise CheckpointError(
+                    f"config.json describes a rotary embedding with {name} for {len(values)} pairs "
+                    f"of channels (mrope_section, long_factor); heads of {self.head_dim} channels "
+                    f"rotate {self.num_pairs} pairs"
+                )
+        if self.axes and not set(self.axes) <= set(range(NUM_AXES)):
+            raise CheckpointError(
+                f"config.json has an mrope_section of more than {NUM_AXES} axes; allowed are time, "
+                "height and width"
+            )
 
     @property
     def num_pairs(self) -> int:

@@ -10,6 +10,7 @@ from mmdeploy_llm.basic_layers import linear, rows
 from mmdeploy_llm.basic_layers import mlp as mlp_module
 from mmdeploy_llm.basic_layers import norm as norm_module
 from mmdeploy_llm.basic_layers import rotary as rotary_module
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import (
     GatedMLP,
     LayerNorm,
@@ -269,3 +270,21 @@ def test_a_dtype_on_a_cpu_without_it(monkeypatch, has_bias, shape, dtype):
     found = linear.plain_linear(x, weight, bias)
     torch.testing.assert_close(found, expected, atol=0.05, rtol=2**-7)
     assert dtypes == ([dtype] if len(x) == 1 else [torch.float32] * 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"axes": (0, 1, 2)}, "axes for 3 pairs"),
+        ({"axes": (0,) * 9}, "axes for 9 pairs"),
+        ({"axes": (0, 1, 2, 3, 0, 0, 0, 0)}, "more than 3 axes"),
+        ({"axes": (0, -1, 0, 0, 0, 0, 0, 0)}, "more than 3 axes"),
+        ({"frequencies": (1.0,) * 4}, "frequencies for 4 pairs"),
+        ({"long_frequencies": (1.0,) * 16}, "long_frequencies for 16 pairs"),
+        ({"rotary_dim": 8, "axes": (0,) * 8}, "rotate 4 pairs"),
+    ],
+)
+def test_a_rotary_embedding_has_values_for_each_pair(wrong, message):
+    """Kernels read them without looking: a config that says otherwise ended the process."""
+    with pytest.raises(CheckpointError, match=message):
+        RotaryConfig(head_dim=16, **wrong)
