@@ -277,7 +277,7 @@ def test_other_formats_and_places_are_refused(do, rows, here):
         open_sink("c.jsonl", part_items=3)
     with pytest.raises(ConfigError, match="without file://"):
         open_sink("file:///tmp/c.parquet")
-    with pytest.raises(ConfigError, match="a journal is for an output at a URL"):
+    with pytest.raises(ConfigError, match="journal is for an output at a URL"):
         open_sink("c.parquet", journal="j")
     assert sorted(path.name for path in here.glob("c*")) == []
 

@@ -30,6 +30,7 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/finding/contents.py": "files of the input that may be the same",
     "mmdeploy_llm/sinks/openai.py": "the output that the program names",
     "mmdeploy_llm/sinks/parquet.py": "parts of the output",
+    "mmdeploy_llm/exporting/boxes.py": "the file or folder that the caller names",
     "mmdeploy_llm/exporting/export.py": "the file that the caller names",
     "mmdeploy_llm/exporting/pictures.py": "the folder that the caller names",
     "mmdeploy_llm/finding/kinds.py": "first bytes of the files of the input",

@@ -265,6 +265,7 @@ def test_the_program_gets_its_settings_back(order, tmp_path):
         STATE
         + f"""
 llm.close()
+time.sleep(0.7)  # until the thread that moves its memory to large pages has seen it
 torch.set_num_threads(1)
 before = state()
 cpu = min(os.sched_getaffinity(0))
