@@ -13,11 +13,11 @@ from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
-from .computer import build_computer, build_ranks
+from .computer import Computer, build_computer, build_ranks
 from .host import Host
-from .machine import read_machine
+from .machine import Machine, read_machine
 from .media import build_processors
-from .model_files import naming, read_model_files
+from .model_files import ModelFiles, naming, read_model_files
 from .options import final_options
 from .rooms import Assembly, build_rooms
 
@@ -56,18 +56,14 @@ def _start(config: EngineConfig) -> Assembly:
     files = read_model_files(config)
     machine = read_machine(config)
     runtime = final_options(config, files, machine)
-    processors = build_processors(
-        files, runtime.options
-    )  # wrong options are told before weights are read
-    if config.tensor_parallel_size > 1:
-        computer = build_ranks(runtime, files, machine)
-    else:
-        host = Host(runtime, machine)
-        try:
-            computer = build_computer(runtime, files, machine, host)
-        except BaseException:
-            host.close()
-            raise
+    # Before the weights are read, so that wrong options are told at once.
+    processors = build_processors(files, runtime.options)
+    try:
+        computer = _computer(config, runtime, files, machine)
+    except BaseException:
+        for processor in processors.values():
+            processor.close()
+        raise
     info = computer.info
     if info.runtime.dtype_choice is not None:
         logger.info(info.runtime.dtype_choice)
@@ -89,6 +85,20 @@ def _start(config: EngineConfig) -> Assembly:
             info.num_window_blocks * info.shape.bytes_per_window_block / 2**20,
         )
     return build_rooms(files, machine, computer, processors)
+
+
+def _computer(
+    config: EngineConfig, runtime: RuntimeConfig, files: ModelFiles, machine: Machine
+) -> Computer:
+    """Builds what computes the steps: in this process, or with ranks."""
+    if config.tensor_parallel_size > 1:
+        return build_ranks(runtime, files, machine)
+    host = Host(runtime, machine)
+    try:
+        return build_computer(runtime, files, machine, host)
+    except BaseException:
+        host.close()
+        raise
 
 
 def report_load(runtime: RuntimeConfig, num_blocks: int, *, quiet: bool) -> None:

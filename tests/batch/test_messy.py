@@ -36,7 +36,7 @@ def test_each_file_is_found_or_skipped_with_its_kind(messy):
 
 
 def test_nothing_is_lost_between_the_folder_and_the_lists(messy):
-    """What the folder shows, and neither list has, lies in a folder that is skipped."""
+    """A file that neither list has must lie in a folder that is skipped."""
     found = find_media([str(messy.root)], is_recursive=True)
     known = {os.path.normpath(file.path) for file in found.files}
     skipped = {os.path.normpath(skip.path) for skip in found.skipped}
@@ -110,7 +110,7 @@ def test_found_is_captioned_and_empty_and_truncated_and_failed_and_skipped(
 
 @pytest.mark.full
 def test_the_program_accounts_for_each_file(messy, tmp_path):
-    """With the bundled model, which reads them all."""
+    """Runs the program with the bundled model over the whole folder."""
     out, skipped = tmp_path / "out.jsonl", tmp_path / "skipped.jsonl"
     given = ["caption", str(messy.root), "-o", str(out), "--skipped", str(skipped)]
     result = CliRunner().invoke(app, [*given, "--max-tokens", "16", "--no-thinking"])

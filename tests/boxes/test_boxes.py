@@ -38,7 +38,7 @@ JSON = '```json\n[{"bbox_2d": [100, 100, 300, 500], "label": "cat"}]\n```'
     ],
 )
 def test_one_rule_for_each_family(rule, text):
-    """What a family writes becomes the same box of the file."""
+    """Each family's way to write a box is read as the same box of the file."""
     assert read_boxes(text, rule, SIZE, SHOWN if rule is QWEN2_5_VL else None) == [CAT]
 
 

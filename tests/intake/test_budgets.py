@@ -179,5 +179,5 @@ def test_a_wrong_budget_of_an_engine(wrong):
 
 
 def test_a_number_may_be_written_as_text():
-    """As options of the environment and of job files are."""
+    """Options of the environment and of job files are texts."""
     assert EngineConfig(model="m", image_tokens="256", video_tokens="auto").image_tokens == 256
