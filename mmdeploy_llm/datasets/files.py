@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 
 from .globs import expand_glob
 from .names import is_media_name, is_url, is_visible, natural_key
@@ -123,12 +124,12 @@ def suffix_of(name: str, suffixes: Iterable[str]) -> str | None:
     return next((suffix for suffix in suffixes if lower.endswith(suffix)), None)
 
 
-def suffixes_in(folder: str, suffixes: tuple[str, ...]) -> frozenset[str] | None:
-    """Returns which suffixes the files of a folder have; None as soon as it shows an image or a
-    video: a folder of media is no corpus of files."""
+def suffixes_in(folder: str, suffixes: tuple[str, ...], kinds: KindTable) -> frozenset[str] | None:
+    """Returns which suffixes the files of a folder have; None as soon as it shows a file of one of
+    the kinds: a folder of media is no corpus of files."""
     found = set()
     for name in listed(folder):
-        if is_media_name(name):
+        if is_media_name(name, kinds):
             return None
         found.add(suffix_of(name, suffixes))
     return frozenset(suffix for suffix in found if suffix is not None)
