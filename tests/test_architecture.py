@@ -45,6 +45,7 @@ LAYERS = (
     ("startup",),
     ("saving", "determinism", "tiny"),
     ("model_checks",),
+    ("plugin_checks",),
     ("desk",),
     ("client",),
     ("datasets",),
@@ -112,7 +113,7 @@ MAY_USE_TRITON = "mmdeploy_llm/cuda/"
 MAY_OPEN_MEDIA = (
     "mmdeploy_llm/media/",
     "processors/",
-    "mmdeploy_llm/testing/samples.py",
+    "mmdeploy_llm/plugin_checks/samples.py",
     "mmdeploy_llm/bench/photos.py",
 )
 MAY_USE_MEDIA = {"PIL": (*MAY_OPEN_MEDIA, "plugins/"), "av": MAY_OPEN_MEDIA}
