@@ -34,6 +34,7 @@ TP_KINDS = (
     *("rowwise-partial", "experts-partial", "sum"),
 )
 
+_ANY = re.compile(r"(?s).*")
 _SUFFIX = re.compile(r"\.[^\s./\\A-Z]+")
 _PART_TYPE = re.compile(r"(?!text$)[a-z][a-z0-9_]*")
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -160,8 +161,10 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and value.strip() != ""
 
 
-def _is_names(value: object) -> bool:
-    return isinstance(value, tuple) and all(map(_is_name, value))
+def _is_names(value: object, form: re.Pattern[str] = _ANY) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(name, str) and _is_name(name) and form.fullmatch(name) for name in value
+    )
 
 
 def _is_factory(value: object) -> bool:
@@ -240,7 +243,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "models": _SOME_NAMES,
             "suffixes": (
                 "a tuple of suffixes in small letters, such as '.wav'",
-                lambda value: _is_names(value) and all(map(_SUFFIX.fullmatch, value)),
+                lambda value: _is_names(value, _SUFFIX),
             ),
             "columns": _NAMES,
             "first_bytes": (
@@ -249,7 +252,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             ),
             "part_types": (
                 "a tuple of words in small letters such as 'input_audio' (not 'text')",
-                lambda value: _is_names(value) and all(map(_PART_TYPE.fullmatch, value)),
+                lambda value: _is_names(value, _PART_TYPE),
             ),
             "part_text": (
                 "a text that is not empty or None",
