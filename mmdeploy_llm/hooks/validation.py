@@ -119,8 +119,8 @@ def _check_unique(hook: str, specs: Iterable[Spec]) -> None:
 def _check_kinds(hook: str, specs: Iterable[Spec]) -> None:
     """Raises PluginContractError when one plugin gives a suffix or the like to two kinds."""
     kinds: dict[tuple[str, Any], str] = {}
-    for spec in specs:
-        for field, name in claimed(spec) if isinstance(spec, MediaProcessorSpec) else ():
+    for spec in (spec for spec in specs if isinstance(spec, MediaProcessorSpec)):
+        for field, name in claimed(spec):
             kind = kinds.setdefault((field, name), spec.kind)
             if kind != spec.kind:
                 raise PluginContractError(
