@@ -20,6 +20,7 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS
+from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import questions_about, read_asks
 from mmdeploy_llm.records.identity import digest_of, file_paths, file_state
@@ -215,7 +216,12 @@ class _Media:
 
     def _resolved(self, kind: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and not _is_numbers(value):
-            return [self._resolved(kind, item) for item in value]
+            # Only a plugin knows what nested values of its kind mean.
+            is_flat = kind not in MEDIA_KINDS
+            return [
+                item if is_flat and isinstance(item, (list, tuple)) else self._resolved(kind, item)
+                for item in value
+            ]
         if isinstance(value, Mapping):  # the media with its options, {"url": ..., "detail": ...}
             inner = next((name for name in (kind, "url") if name in value), None)
             if inner is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from mmdeploy_llm.datasets.files import is_pattern
 from mmdeploy_llm.datasets.formats import KINDS, open_rows
@@ -163,19 +163,13 @@ def open_source(
     columns = columns or ColumnOptions()
     finding = finding or FindingOptions()
     wanted = finding.wanted()
-    kinds = wanted.table
-    reader = ItemReader(None, params, template_kwargs, system, kinds)
-    name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
-    rows: Rows | None
-    if name is None:
-        rows = DictRows(cast("Iterable[Mapping[str, Any]]", given))
-    else:
-        _check_name(name, kinds)
-        rows = None if _is_media_glob(name, kinds) else open_rows(name, max_bytes, root, kinds)
+    reader = ItemReader(None, params, template_kwargs, system, wanted.table)
+    rows = _rows_of(given, max_bytes, root, wanted.table)
     if rows is not None:
-        asked = QuestionReader(rows, reader, columns, question, asks, kinds)
+        asked = QuestionReader(rows, reader, columns, question, asks, wanted.table)
         return LineSource(rows, asked, selection)
-    assert name is not None
+    assert isinstance(given, (str, os.PathLike))
+    name = os.fspath(given)
     if columns.values():
         raise ConfigError(f"{name!r} is media, which has no columns; {KINDS}")
     return open_files(
@@ -191,6 +185,20 @@ def open_source(
         system=system,
         sidecar=sidecar,
     )
+
+
+def _rows_of(
+    given: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+    max_bytes: int,
+    root: str | os.PathLike[str] | None,
+    kinds: KindTable,
+) -> Rows | None:
+    """Returns the rows of an input; None for media. Raises ConfigError as open_source does."""
+    if not isinstance(given, (str, os.PathLike)):
+        return DictRows(given)
+    name = os.fspath(given)
+    _check_name(name, kinds)
+    return None if _is_media_glob(name, kinds) else open_rows(name, max_bytes, root, kinds)
 
 
 def open_files(

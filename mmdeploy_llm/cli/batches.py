@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="PATH", help="Images, videos, sound and other media, their folders, or globs."
-    ),
+    typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),
 ]
 Input = Annotated[
     str | None,

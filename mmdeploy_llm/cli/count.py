@@ -160,11 +160,8 @@ def input_items(
         path = Path(given)
         if (path / "config.json").is_file():
             raise ConfigError(f"{given!r} is a model's folder; give it with --model")
-        if (
-            path.is_dir()
-            or is_media_name(given, wanted.table)
-            or any(char in given for char in "*?[")
-        ):
+        is_media = is_media_name(given, wanted.table)
+        if path.is_dir() or is_media or any(char in given for char in "*?["):
             source = open_files(
                 [given],
                 SamplingParams(),

@@ -110,8 +110,8 @@ class FindingOptions:
 def with_reader(
     settings: BatchSettings,
     open_reader: Callable[[], Reader],
-    table: KindTable,
-    accepted: Callable[[], Collection[str]],
+    table: KindTable | None = None,
+    accepted: Callable[[], Collection[str]] | None = None,
 ) -> BatchSettings:
     """Returns the settings with what the engine decides; see FindingOptions."""
     finding = replace(settings.finding, open_reader=open_reader, table=table, accepted=accepted)

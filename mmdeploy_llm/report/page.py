@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.records.files import Folder, OutputLostError

@@ -58,8 +58,8 @@ def test_each_file_once_in_the_order_of_the_arguments(pictures, monkeypatch):
         ("missing.png", "does not exist"),
         ("https://example.org/a.png", "URL"),
         ("data:image/png;base64,AAAA", "URL"),
-        ("*.gif", "no images or videos"),
-        ("empty", "no images or videos.*--no-recursive left out subfolders"),
+        ("*.gif", "no image or video"),
+        ("empty", "no image or video.*--no-recursive left out subfolders"),
     ],
 )
 def test_missing_inputs_raise(tmp_path, monkeypatch, path, words):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
 from mmdeploy_llm.datasets.folders import METADATA
-from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS, is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.kinds import kind_of_bytes
 from mmdeploy_llm.finding.wanted import check_kinds
@@ -130,7 +130,9 @@ def check_no_columns(question: str, paths: Iterable[str]) -> None:
     )
 
 
-def detect(rows: Iterable[Mapping[str, Any]], kinds: KindTable) -> tuple[Column, ...]:
+def detect(
+    rows: Iterable[Mapping[str, Any]], kinds: KindTable = IMAGES_AND_VIDEOS
+) -> tuple[Column, ...]:
     """Returns the column with media that the first rows of a table show, () if none does. Raises
     ConfigError when there are several.
 

@@ -88,7 +88,8 @@ class QuestionReader:
     def about(self) -> str:
         """Says which columns have media; "" for lines with their own prompts."""
         if self._rows.is_by_suffix and not self._media:
-            found = "media: members with the suffix of a kind of media"
+            *others, last = self._kinds.kinds
+            found = f"media: members with the suffix of an {', '.join(others)} or {last}"
         elif not self._media:
             return ""
         else:

@@ -177,7 +177,7 @@ class TestErrors:
             source([{"image": PNG, "title": "a"}], **options)
 
     def test_a_table_without_media_and_prompts_is_an_error(self, source):
-        with pytest.raises(ConfigError, match="no column has images, videos or prompts: 'text'"):
+        with pytest.raises(ConfigError, match="no column has media or prompts: 'text'"):
             source([{"text": "a"}])
 
     def test_a_folder_of_media_has_no_columns(self, tmp_path):
