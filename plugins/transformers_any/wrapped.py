@@ -17,7 +17,7 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
-from . import buffers, head, media, structure
+from . import buffers, head, media, sound, structure
 from .interface import refused
 from .linear import use_engine_layers
 from .weights import WeightTable
@@ -134,7 +134,12 @@ class Wrapped(nn.Module):
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, hidden] per item."""
         parts = self.parts
-        return [media.encode(parts.name, parts.inner, parts.base, item) for item in items]
+        return [
+            sound.encode(parts.inner, parts.decoder, item)
+            if item.kind == "audio"
+            else media.encode(parts.name, parts.inner, parts.base, item)
+            for item in items
+        ]
 
     def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
         """Returns [axes, num_tokens] by the model's get_rope_index; None without M-RoPE."""
