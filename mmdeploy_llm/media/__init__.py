@@ -1,5 +1,5 @@
-"""Decodes what comes from outside, safely: images, videos and files below a folder. Processors of
-other packages build on it, as the built-in ones do.
+"""Decodes what comes from outside, safely: images, videos, sounds and files below a folder.
+Processors of other packages build on it, as the built-in ones do.
 
 Public names are imported when first used: importing this package imports neither Pillow, PyAV nor
 torch.
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .image.decode import DecodedImage, ImageDecoder, ImageHeader
     from .image.thumbnail import small_jpeg
     from .local import read_local
+    from .sound.decode import OpenSound, SoundDecoder
     from .video.opening import open_video
     from .video.timeline import OpenVideo, Timeline, constant_timeline
 
@@ -22,7 +23,9 @@ __all__ = [
     "DecodedImage",
     "ImageDecoder",
     "ImageHeader",
+    "OpenSound",
     "OpenVideo",
+    "SoundDecoder",
     "Timeline",
     "Workers",
     "constant_timeline",
@@ -36,7 +39,9 @@ _HOMES = {
     "DecodedImage": ".image.decode",
     "ImageDecoder": ".image.decode",
     "ImageHeader": ".image.decode",
+    "OpenSound": ".sound.decode",
     "OpenVideo": ".video.timeline",
+    "SoundDecoder": ".sound.decode",
     "Timeline": ".video.timeline",
     "Workers": "mmdeploy_llm.isolation",
     "constant_timeline": ".video.timeline",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from mmdeploy_llm_plugins.transformers_media import placeholders
+from mmdeploy_llm_plugins.transformers_media.sound.encoding import encode_sound
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
@@ -17,7 +18,7 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
-from . import buffers, head, media, sound, structure
+from . import buffers, head, media, structure
 from .interface import refused
 from .linear import use_engine_layers
 from .weights import WeightTable
@@ -135,7 +136,7 @@ class Wrapped(nn.Module):
         """Returns one [num_tokens, hidden] per item."""
         parts = self.parts
         return [
-            sound.encode(parts.inner, parts.decoder, item)
+            encode_sound(parts.inner, parts.decoder, item)
             if item.kind == "audio"
             else media.encode(parts.name, parts.inner, parts.base, item)
             for item in items

@@ -102,7 +102,9 @@ def placeholder_token(config: Any, processor: Any) -> str:
 
 
 def processor_class(
-    checkpoint: Checkpoint, components: Collection[str] = ("image_processor",), kinds: str = "images"
+    checkpoint: Checkpoint,
+    components: Collection[str] = ("image_processor",),
+    kinds: str = "images",
 ) -> Any:
     """Returns the class that the checkpoint names, else the one for its model type.
 

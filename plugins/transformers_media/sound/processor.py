@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmdeploy_llm_processors.audio.decode import OpenSound, SoundDecoder
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.media import OpenSound, SoundDecoder
 
 from .loading import load_sound_processor, longest
 

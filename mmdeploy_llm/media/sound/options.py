@@ -52,7 +52,7 @@ def checked_rate(value: Any) -> int:
     """Returns a sampling rate as an int. Raises MediaError for anything but a whole number of
     samples per second within RATES."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or value != value or int(value) != value or int(value) not in RATES:
+    if not is_number or not math.isfinite(value) or value not in RATES:
         raise MediaError(
             f"sampling_rate must be a whole number of samples per second, {RATES[0]} to "
             f"{RATES[-1]}, got {value!r:.60}"

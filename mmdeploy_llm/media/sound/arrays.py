@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.errors import MediaLimitError, UnsupportedMediaError
 
 from .limits import MAX_CHANNELS, check_values, no_samples
 from .options import checked_rate
@@ -124,4 +124,3 @@ def _as_floats(array: np.ndarray) -> np.ndarray:
         )
     middle = np.float32(128.0 if array.dtype == np.uint8 else 0.0)
     return (array.astype(np.float32) - middle) / np.float32(scale)
-

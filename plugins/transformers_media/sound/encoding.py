@@ -22,7 +22,7 @@ class _Embedded(Exception):
         self.embeds = embeds
 
 
-def encode(model: Any, decoder: nn.Module, item: MediaInput) -> Tensor:
+def encode_sound(model: Any, decoder: nn.Module, item: MediaInput) -> Tensor:
     """Returns the embeddings of one sound, [num_tokens, hidden]. model: the whole, of which
     `decoder` is a part. Raises MediaError when its forward takes no such sounds."""
     name, weight = type(model).__name__, model.get_input_embeddings().weight

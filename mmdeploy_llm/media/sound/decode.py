@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from mmdeploy_llm_processors.isolation import Workers
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.isolation import Workers
 
 from . import files
 from .arrays import Array, as_array
@@ -21,19 +20,18 @@ from .options import SoundOptions, sound_options
 OVERALL = "max_video_seconds allows"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
 class OpenSound:
-    """A sound that can be read. digest: hash of its content. `samples` keeps what it read last; it
-    is called by one thread at a time.
+    """A sound that can be read, by one thread at a time. digest: hash of its content.
 
     content: the bytes of a file, or an array.
     """
 
-    content: bytes | Array
-    digest: str
-    limits: MediaLimits
-    workers: Workers | None
-    _kept: dict[Any, np.ndarray] = field(default_factory=dict)
+    def __init__(
+        self, content: bytes | Array, digest: str, limits: MediaLimits, workers: Workers | None
+    ) -> None:
+        self.digest = digest
+        self._content, self._limits, self._workers = content, limits, workers
+        self._kept: dict[Any, np.ndarray] = {}  # what was read last
 
     def samples(
         self,
@@ -50,33 +48,33 @@ class OpenSound:
         sound that cannot be read, MediaLimitError for one that is too long.
         """
         chosen = sound_options(options)
-        if most is None or most > self.limits.max_duration:
-            most, because = self.limits.max_duration, OVERALL
+        if most is None or most > self._limits.max_duration:
+            most, because = self._limits.max_duration, OVERALL
         key = rate, chosen, most
         if key not in self._kept:
-            read = self._of_file if isinstance(self.content, bytes) else self._of_array
+            read = self._of_file if isinstance(self._content, bytes) else self._of_array
             self._kept = {key: read(rate, chosen, most, because)}
         return self._kept[key]
 
     def _of_file(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
-        assert isinstance(self.content, bytes)
+        assert isinstance(self._content, bytes)
         if chosen.sampling_rate is not None:
             raise MediaError(
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
-        if self.workers is None:
-            pieces = list(files.read_file(self.content, rate, span))
+        if self._workers is None:
+            pieces = list(files.read_file(self._content, rate, span))
         else:
-            answers = self.workers.decode(
-                f"{files.__name__}:decode", self.content, self.limits, rate=rate, span=span
+            answers = self._workers.decode(
+                f"{files.__name__}:decode", self._content, self._limits, rate=rate, span=span
             )
             pieces = [piece.view(np.float32) for _, piece in answers if piece is not None]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
     def _of_array(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
-        assert isinstance(self.content, Array)
-        own = self.content.rate
+        assert isinstance(self._content, Array)
+        own = self._content.rate
         if own is not None and chosen.sampling_rate not in (None, own):
             raise MediaError(
                 f"the sound says a sampling rate of {own}, its option {chosen.sampling_rate}; "
@@ -88,7 +86,7 @@ class OpenSound:
                 "a sound as an array needs its sampling rate: give (array, rate), or the option "
                 "sampling_rate"
             )
-        samples, length = self.content.samples, len(self.content.samples)
+        samples, length = self._content.samples, len(self._content.samples)
         end = None if chosen.end is None else round(min(chosen.end, length / own) * own)
         first = round(min(chosen.start, length / own) * own)
         if first >= length:
@@ -127,12 +125,12 @@ class SoundDecoder:
             limits.check_bytes(len(blob), "the sound")
             files.format_of(blob)
             digest = blake2b(blob, digest_size=20).hexdigest()
-            return OpenSound(content=blob, digest=digest, limits=limits, workers=workers)
+            return OpenSound(blob, digest, limits, workers)
         array = as_array(source)
         limits.check_bytes(array.samples.nbytes, "the sound's array")
         content = blake2b(f"array\0{array.rate}\0".encode(), digest_size=20)
         content.update(np.ascontiguousarray(array.samples).view(np.uint8))
-        return OpenSound(content=array, digest=content.hexdigest(), limits=limits, workers=workers)
+        return OpenSound(array, content.hexdigest(), limits, workers)
 
     def max_seconds(self, limits: MediaLimits) -> float:
         """Returns the seconds after which a call of a processor counts as hanging."""

@@ -115,7 +115,9 @@ def _mono(container: InputContainer, stream: AudioStream) -> Iterator[_Block]:
     for frame in _frames(container, stream, packets):
         if frame.samples:
             yield _Block(samples=_mixed(frame), rate=frame.sample_rate)
-    if packets.damaged > MAX_DAMAGED * (packets.whole + packets.damaged):
+    # The end of a file that is cut off is one of them.
+    allowed = max(1, MAX_DAMAGED * packets.whole) if packets.whole else 0
+    if packets.damaged > allowed:
         raise MediaError(
             f"the sound is corrupt: {packets.damaged} of its "
             f"{packets.whole + packets.damaged} packets cannot be decoded"
