@@ -97,7 +97,7 @@ def _stream(container: InputContainer) -> AudioStream:
     assert isinstance(found, AudioStream)
     if found.codec_context is None:
         raise UnsupportedMediaError("the sound's codec is not known to this FFmpeg")
-    found.thread_count = 1  # the intake already decodes in several threads
+    found.codec_context.thread_count = 1  # the intake already decodes in several threads
     return found
 
 

@@ -129,7 +129,7 @@ class SoundDecoder:
         array = as_array(source)
         limits.check_bytes(array.samples.nbytes, "the sound's array")
         content = blake2b(f"array\0{array.rate}\0".encode(), digest_size=20)
-        content.update(np.ascontiguousarray(array.samples).view(np.uint8))
+        content.update(np.ascontiguousarray(array.samples).tobytes())
         return OpenSound(array, content.hexdigest(), limits, workers)
 
     def max_seconds(self, limits: MediaLimits) -> float:
