@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
+    from mmdeploy_llm.plugin_checks.logits import LogitsExample
+    from mmdeploy_llm.plugin_checks.parsers import ParserExample
+    from mmdeploy_llm.plugin_checks.tools import ToolParserExample
     from mmdeploy_llm.tiny import make_tokenizer, write_tiny
 
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
-    from .checks.logits import LogitsExample
-    from .checks.parsers import ParserExample
-    from .checks.tools import ToolParserExample
     from .conformance import (
         LogitsProcessorConformance,
         MediaProcessorConformance,
@@ -66,16 +66,16 @@ _MODULES = MappingProxyType(
         "FakeMediaProcessor": ".fakes",
         "FakeModel": ".fakes",
         "FakeReasoningParser": ".fakes",
-        "LogitsExample": ".checks.logits",
+        "LogitsExample": "..plugin_checks.logits",
         "LogitsProcessorConformance": ".conformance",
         "MediaProcessorConformance": ".conformance",
         "ModelConformance": ".model_conformance",
         "ModelVariantConformance": ".model_conformance",
-        "ParserExample": ".checks.parsers",
+        "ParserExample": "..plugin_checks.parsers",
         "PluginConformance": ".conformance",
         "ReasoningParserConformance": ".conformance",
         "ToolParserConformance": ".conformance",
-        "ToolParserExample": ".checks.tools",
+        "ToolParserExample": "..plugin_checks.tools",
         "Verdict": ".check",
         "check_plugin": ".check",
         "fake_manager": ".fakes",

@@ -24,11 +24,10 @@ from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.plugin_checks import logits, parsers, plugins, processors, tools
+from mmdeploy_llm.plugin_checks.processor_subject import ProcessorSubject
+from mmdeploy_llm.plugin_checks.samples import samples
 from mmdeploy_llm.tiny import make_tokenizer
-
-from .checks import logits, parsers, plugins, processors, tools
-from .checks.processor_subject import ProcessorSubject
-from .samples import samples
 
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
 NUM_LAYERS = 2  # number of layers of a model that is built from transformers' default config

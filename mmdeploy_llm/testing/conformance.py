@@ -22,10 +22,9 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped
+from mmdeploy_llm.plugin_checks import logits, parsers, plugins, processors, tools
+from mmdeploy_llm.plugin_checks.processor_subject import ProcessorSubject
 from mmdeploy_llm.tiny import make_tokenizer
-
-from .checks import logits, parsers, plugins, processors, tools
-from .checks.processor_subject import ProcessorSubject
 
 
 def _method(name: str, check: Check) -> Any:

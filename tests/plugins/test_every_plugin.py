@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm.plugin_checks.plugins import PluginSubject
 from mmdeploy_llm.testing import PluginConformance, check_plugin
-from mmdeploy_llm.testing.checks.plugins import PluginSubject
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, PluginManager
+from mmdeploy_llm.plugin_checks.processors import ProcessorSubject
 from mmdeploy_llm.testing import MediaProcessorConformance
-from mmdeploy_llm.testing.checks.processors import ProcessorSubject
 
 MANAGER = PluginManager.load()
 # Those of families; transformers_any's need the checkpoint of a whole model.

@@ -8,9 +8,9 @@ import pytest
 from mmdeploy_llm.errors import PluginLoadError
 from mmdeploy_llm.hooks.registry import PluginRegistry
 from mmdeploy_llm.hooks.validation import PROVIDED
+from mmdeploy_llm.plugin_checks import plugins
+from mmdeploy_llm.plugin_checks.plugins import CHECKS, PluginSubject
 from mmdeploy_llm.testing import check_plugin
-from mmdeploy_llm.testing.checks import plugins
-from mmdeploy_llm.testing.checks.plugins import CHECKS, PluginSubject
 
 NAMES = [check.__name__ for check in CHECKS]
 IMPORTS = """

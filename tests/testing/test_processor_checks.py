@@ -12,8 +12,8 @@ import torch
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
+from mmdeploy_llm.plugin_checks.processors import CHECKS, ProcessorSubject
 from mmdeploy_llm.testing import FakeMediaProcessor
-from mmdeploy_llm.testing.checks.processors import CHECKS, ProcessorSubject
 
 NAMES = [check.__name__ for check in CHECKS]
 SAMPLES = {"one": b"FAKE 12x8 one", "two": b"FAKE 12x8 two", "large": b"FAKE 40x80 three"}

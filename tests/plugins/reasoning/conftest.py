@@ -8,7 +8,7 @@ import pytest
 from mmdeploy_llm_plugins import reasoning
 
 from mmdeploy_llm.hooks import ReasoningParser
-from mmdeploy_llm.testing.checks.parsers import ParserSubject
+from mmdeploy_llm.plugin_checks.parsers import ParserSubject
 
 SPECS = {spec.name: spec for spec in reasoning.provide_reasoning_parsers()}
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from mmdeploy_llm_processors.video.opening import open_video
 
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.testing.samples import pixels, video_bytes
+from mmdeploy_llm.media.video.opening import open_video
+from mmdeploy_llm.plugin_checks.samples import pixels, video_bytes
 
 SIDE = 28
 SQUARE = {"height": SIDE, "width": SIDE}

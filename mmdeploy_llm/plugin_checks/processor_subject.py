@@ -15,7 +15,8 @@ from mmdeploy_llm.hooks import (
     MediaProcessorSpec,
 )
 from mmdeploy_llm.model_checks.base import CheckSkipped, attributed, demand, factory_of
-from mmdeploy_llm.testing import samples as generated
+
+from . import samples as generated
 
 
 @dataclass(kw_only=True)
