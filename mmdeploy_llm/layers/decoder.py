@@ -193,16 +193,21 @@ class DecoderLayer(nn.Module):
         mixed = self._scaled(self.mix(x, step))
         if self.post_self_attn_layernorm is not None:
             mixed = self.post_self_attn_layernorm(mixed)
-        if self.post_attention_layernorm is None:
-            residual += mixed  # the MLP reads the same norm as attention
-        elif self.is_parallel:
-            x, _ = self.post_attention_layernorm.add(residual, None)
-            residual += mixed
+        if self.is_parallel or self.post_attention_layernorm is None:
+            x = self._parallel_input(x, mixed, residual)
         else:
             x, residual = self.post_attention_layernorm.add(mixed, residual)
         x = self.mlp(x, step.modality) if isinstance(self.mlp, ModalityMLP) else self.mlp(x)
         x = self._scaled(x)
         return x if self.post_mlp_layernorm is None else self.post_mlp_layernorm(x), residual
+
+    def _parallel_input(self, x: Tensor, mixed: Tensor, residual: Tensor) -> Tensor:
+        """Adds `mixed` to `residual`; returns what the MLP reads: the norm that attention reads, or
+        its own of the same values."""
+        if self.post_attention_layernorm is not None:
+            x, _ = self.post_attention_layernorm.add(residual, None)
+        residual += mixed
+        return x
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.residual_scale == 1 else x * self.residual_scale
@@ -354,9 +359,8 @@ class CausalLM(MappedWeights, nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
-        head = self.lm_head
-        bias = None if head is None else head.bias
-        logits = (head or self.model.embed_tokens).product(hidden, bias)
+        head = self.model.embed_tokens.product if self.lm_head is None else self.lm_head
+        logits: Tensor = head(hidden)
         logits = logits if self.logit_scale == 1 else logits * self.logit_scale
         cap = self.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap).mul_(cap)
