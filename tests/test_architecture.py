@@ -40,6 +40,7 @@ LAYERS = (
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
     ("model_folder", "boxes", "budgets"),
+    ("media_loading",),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
     ("startup",),

@@ -1,5 +1,5 @@
-"""Decodes what comes from outside, safely: images, videos and files below a folder. Processors of
-other packages build on it, as the built-in ones do.
+"""Decodes what comes from outside, safely: images, videos, sounds and files below a folder.
+Processors of other packages build on it, as the built-in ones do.
 
 Public names are imported when first used: importing this package imports neither Pillow, PyAV nor
 torch.
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from .beneath import open_beneath
     from .image.decode import DecodedImage, ImageDecoder, ImageHeader, decode_image
     from .image.thumbnail import small_jpeg
+<<<<<<< HEAD
     from .local import read_beneath
+=======
+    from .local import read_local
+    from .sound.decode import OpenSound, SoundDecoder
+>>>>>>> main
     from .video.opening import open_video
     from .video.timeline import OpenVideo, Timeline, constant_timeline
 
@@ -37,9 +42,14 @@ __all__ = [
     "DecodedImage",
     "ImageDecoder",
     "ImageHeader",
+    "OpenSound",
     "OpenVideo",
+<<<<<<< HEAD
     "PatchOptions",
     "Patchifier",
+=======
+    "SoundDecoder",
+>>>>>>> main
     "Timeline",
     "Workers",
     "constant_timeline",
@@ -63,9 +73,14 @@ _HOMES = {
     "DecodedImage": ".image.decode",
     "ImageDecoder": ".image.decode",
     "ImageHeader": ".image.decode",
+    "OpenSound": ".sound.decode",
     "OpenVideo": ".video.timeline",
+<<<<<<< HEAD
     "PatchOptions": "mmdeploy_llm.pixels",
     "Patchifier": "mmdeploy_llm.pixels",
+=======
+    "SoundDecoder": ".sound.decode",
+>>>>>>> main
     "Timeline": ".video.timeline",
     "Workers": "mmdeploy_llm.isolation",
     "constant_timeline": ".video.timeline",

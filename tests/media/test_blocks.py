@@ -68,7 +68,7 @@ def test_patches_of_a_token_follow_each_other():
 
 
 def test_pixels_that_no_patches_fill_are_refused():
-    with pytest.raises(ValueError, match="30 x 56 pixels are no multiple of .* 28; resize them"):
+    with pytest.raises(ValueError, match=r"30 x 56 pixels are no multiple of .* 28; resize them"):
         patchify(np.zeros((30, 56, 3), np.uint8), PatchOptions(patch_size=14, merge_size=2))
 
 
