@@ -27,12 +27,8 @@ if TYPE_CHECKING:
     from .beneath import open_beneath
     from .image.decode import DecodedImage, ImageDecoder, ImageHeader, decode_image
     from .image.thumbnail import small_jpeg
-<<<<<<< HEAD
     from .local import read_beneath
-=======
-    from .local import read_local
     from .sound.decode import OpenSound, SoundDecoder
->>>>>>> main
     from .video.opening import open_video
     from .video.timeline import OpenVideo, Timeline, constant_timeline
 
@@ -44,12 +40,9 @@ __all__ = [
     "ImageHeader",
     "OpenSound",
     "OpenVideo",
-<<<<<<< HEAD
     "PatchOptions",
     "Patchifier",
-=======
     "SoundDecoder",
->>>>>>> main
     "Timeline",
     "Workers",
     "constant_timeline",
@@ -75,12 +68,9 @@ _HOMES = {
     "ImageHeader": ".image.decode",
     "OpenSound": ".sound.decode",
     "OpenVideo": ".video.timeline",
-<<<<<<< HEAD
     "PatchOptions": "mmdeploy_llm.pixels",
     "Patchifier": "mmdeploy_llm.pixels",
-=======
     "SoundDecoder": ".sound.decode",
->>>>>>> main
     "Timeline": ".video.timeline",
     "Workers": "mmdeploy_llm.isolation",
     "constant_timeline": ".video.timeline",
