@@ -129,8 +129,9 @@ def tile_grid(size: tuple[int, int], options: TileOptions) -> tuple[int, int]:
     """Returns the (columns, rows) of an image of (width, height), see media.tile_grid."""
     if not options.is_tiled or options.max_tiles == 1:
         return 1, 1
-    bounds = {"min_tiles": options.min_tiles, "max_tiles": options.max_tiles}
-    return media.tile_grid(size, options.side, **bounds)
+    return media.tile_grid(
+        size, options.side, min_tiles=options.min_tiles, max_tiles=options.max_tiles
+    )
 
 
 def tiles(image: Image.Image, options: TileOptions) -> Iterator[np.ndarray]:
@@ -145,8 +146,7 @@ def grid_tiles(
 ) -> Iterator[np.ndarray]:
     """Yields the tiles of the RGB image resized to a grid, each uint8 [side, side, 3]: line by
     line."""
-    own = {"resample": options.resample, "has_thumbnail": False}
-    return media.tiles(image, (columns, rows), side, **own)
+    return media.tiles(image, (columns, rows), side, resample=options.resample, has_thumbnail=False)
 
 
 def _with(
