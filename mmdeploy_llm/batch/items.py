@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS, is_url
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks import KindTable
@@ -50,7 +50,7 @@ class ItemReader:
         defaults: SamplingParams,
         template_kwargs: Mapping[str, Any] | None = None,
         system: str | None = None,
-        kinds: KindTable = IMAGES_AND_VIDEOS,
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
         self._folder, self._kinds = folder, kinds
         self._defaults = defaults

@@ -88,7 +88,7 @@ class BulkClient(EngineClient):
         input: a folder of images, videos and other media (`prompt` is asked about each), a corpus
         in one of the formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL
         line, read lazily; media paths in a file are relative to its folder.
-        options: image_column, video_column, audio_column, media_columns, prompt_column, id_column
+        options: image_column, video_column, audio_column, media_column, prompt_column, id_column
         of a corpus, and columns, which records repeat; `prompt` may name columns too: "Describe
         {title}."; and those of the output and of texts beside pictures, see OutputOptions and
         SidecarArguments.

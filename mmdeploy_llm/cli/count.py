@@ -155,36 +155,24 @@ def input_items(
 
     from .terminal import printable
 
-    whole, wanted, sources = Selection.parse(None, None), finding.wanted(), []
+    wanted, sources = finding.wanted(), []
+    params, whole = SamplingParams(), Selection.parse(None, None)
+    asked: Any = {"question": question, "template_kwargs": kwargs}
     for given in inputs:
         path = Path(given)
         if (path / "config.json").is_file():
             raise ConfigError(f"{given!r} is a model's folder; give it with --model")
         is_media = is_media_name(given, wanted.table)
         if path.is_dir() or is_media or any(char in given for char in "*?["):
-            source = open_files(
-                [given],
-                SamplingParams(),
-                whole,
-                is_recursive=is_recursive,
-                question=question,
-                template_kwargs=kwargs,
-                wanted=wanted,
-            )
+            options = {**asked, "is_recursive": is_recursive, "wanted": wanted}
+            source = open_files([given], params, whole, **options)
         elif not path.exists():
             raise ConfigError(
                 f"{given!r} does not exist; a text to count is given with --prompt, a model with "
                 "--model"
             )
         else:
-            source = open_source(
-                path,
-                SamplingParams(),
-                whole,
-                question=question,
-                template_kwargs=kwargs,
-                finding=finding,
-            )
+            source = open_source(path, params, whole, finding=finding, **asked)
         sources.append(source)
         for words in filter(None, (source.skipped.text, *source.skipped.notes)):
             typer.echo(printable(words), err=True)

@@ -22,7 +22,7 @@ from .files import (
 )
 from .folders import is_described, is_saved, open_described, open_saved
 from .lines import JsonlRows
-from .names import IMAGES_AND_VIDEOS, is_url
+from .names import BUILT_IN_KINDS, is_url
 from .packed import also_packed, refuse_packed
 from .rows import MAX_CELL_BYTES, Rows
 from .tables.hub import SCHEME, hub_options
@@ -132,7 +132,7 @@ def open_rows(
     given: str,
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
-    kinds: KindTable = IMAGES_AND_VIDEOS,
+    kinds: KindTable = BUILT_IN_KINDS,
 ) -> Rows | None:
     """Opens the corpus that a path, a pattern or a URL names; returns None for a folder of media.
 

@@ -9,7 +9,7 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.hooks.kinds import table_of
 from mmdeploy_llm.messages import MediaRef
 
-IMAGES_AND_VIDEOS = table_of(())  # the kinds that are known without any plugin
+BUILT_IN_KINDS = table_of(())  # the kinds that are known without any plugin
 
 
 def is_url(name: str) -> bool:

@@ -26,7 +26,7 @@ from mmdeploy_llm.hooks import KindTable
 from .files import File
 from .json_text import parse_json
 from .lines import unreadable
-from .names import IMAGES_AND_VIDEOS
+from .names import BUILT_IN_KINDS
 from .packed import is_packed, open_content
 from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
 
@@ -59,7 +59,7 @@ class TarRows:
         self,
         files: Sequence[File],
         max_bytes: int = MAX_CELL_BYTES,
-        kinds: KindTable = IMAGES_AND_VIDEOS,
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
         self._files, self._kinds, self._max_bytes = files, kinds, max_bytes
 

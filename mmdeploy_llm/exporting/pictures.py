@@ -19,7 +19,7 @@ from typing import Any
 
 from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.finding.wanted import listed
+from mmdeploy_llm.finding.words import listed
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.columns import Columns
 from mmdeploy_llm.records.files import Folder

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 from .animations import is_animated
-from .signatures import EMPTY, HEAD, HEIF, PDF, RAW, SOUND, TIFF, Format, format_of
+from .signatures import EMPTY, HEAD, HEIF, PDF, RAW, SOUND, TIFF, Format, format_of, is_text
+from .words import listed
 
 NUM_THREADS = 8
 FILES_AT_ONCE = 256
@@ -57,7 +58,7 @@ NOT_REGULAR = NotMedia(label="special file", reason="it is a FIFO, a socket or a
 
 
 def read_kinds(
-    paths: Sequence[str], has_heif: bool | None = None, kinds: KindTable = IMAGES_AND_VIDEOS
+    paths: Sequence[str], has_heif: bool | None = None, kinds: KindTable = BUILT_IN_KINDS
 ) -> Iterator[Media | NotMedia]:
     """Yields what each file is, in order. has_heif: whether HEIF can be read; None looks. kinds:
     those that are media."""
@@ -76,7 +77,7 @@ def read_kinds(
         yield from chain.from_iterable(pool.map(some, begins))
 
 
-def kind_of(path: str, has_heif: bool, kinds: KindTable = IMAGES_AND_VIDEOS) -> Media | NotMedia:
+def kind_of(path: str, has_heif: bool, kinds: KindTable = BUILT_IN_KINDS) -> Media | NotMedia:
     """Says what a file is. One that has the name of a kind, and whose bytes are of no known format,
     or cannot be read, counts as what its name says: its own error tells more."""
     named = kinds.of_name(path)
@@ -118,7 +119,8 @@ def _plugins_own(
     format that is known keeps its kind, unless the file's name says the plugin's too."""
     claimed = kinds.of_bytes(head)
     is_known = found is not None and found.kind in kinds.kinds
-    if claimed is None or claimed in MEDIA_KINDS or (is_known and claimed in KNOWN_KINDS):
+    is_ours = claimed in KNOWN_KINDS and (is_known or is_text(head))
+    if claimed is None or claimed in MEDIA_KINDS or is_ours:
         return None
     return claimed if not is_known or claimed == named else None
 
@@ -141,15 +143,10 @@ def _judged(
     if named and (found in (None, EMPTY) or named not in kinds.first_bytes.values()):
         return Media(kind=named)
     if found is None:
-        return NotMedia(label=suffix or "without a suffix", reason=_no_kind(kinds))
+        return NotMedia(
+            label=suffix or "without a suffix", reason=f"it is no {listed(kinds.kinds)}"
+        )
     noun = found.noun
     label = f"{noun} named {suffix}" if named else suffix or f"{noun} without a suffix"
     reason = f"it is {found.name}; {found.advice}" if found.advice else f"it is {found.name}"
     return NotMedia(label=label, reason=reason, hint=found.hint)
-
-
-def _no_kind(kinds: KindTable) -> str:
-    """Says that a file is of no kind."""
-    if kinds.kinds == MEDIA_KINDS:
-        return "it is neither an image nor a video"
-    return f"it is of none of the kinds {', '.join(kinds.kinds)}"

@@ -86,7 +86,7 @@ _BEGINS: tuple[tuple[bytes, Format], ...] = (
     (b"\0\0\x01\0", _other("icon", "convert it to PNG")),
     (b"ID3", SOUND),
     (b"fLaC", SOUND),
-    (b"MThd", SOUND),
+    (b"MThd", _other("MIDI file")),
     (b"#!AMR", SOUND),
     (b"%PDF-", PDF),
     (b"%!PS", _other("PostScript document")),
@@ -134,10 +134,10 @@ def format_of(head: bytes) -> Format | None:
         if head.startswith(begin):
             return found
     # What follows has few fixed bytes, with which a text may begin too.
-    return None if _is_text(head) else next(filter(None, (read(head) for read in _READERS)), None)
+    return None if is_text(head) else next(filter(None, (read(head) for read in _READERS)), None)
 
 
-def _is_text(head: bytes) -> bool:
+def is_text(head: bytes) -> bool:
     """Whether no byte of it is a control character: binary formats have zeros at once."""
     return head.translate(None, delete=_CONTROLS) == head
 
@@ -185,7 +185,8 @@ def _of_transport_stream(head: bytes) -> Format | None:
 
 
 def _of_sound(head: bytes) -> Format | None:
-    is_mpeg = head[0] == 0xFF and head[1:2] >= b"\xe2" and head[1] & 0b110 != 0
+    is_utf16 = head.startswith(b"\xff\xfe")
+    is_mpeg = head[0] == 0xFF and head[1:2] >= b"\xe2" and head[1] & 0b110 != 0 and not is_utf16
     return SOUND if is_mpeg and head[2:3] < b"\xf0" else None
 
 

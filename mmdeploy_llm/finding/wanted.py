@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable, PluginManager
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 from .skipped import Skip
+from .words import listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Wanted:
         file that is no image, since it reads files of the model. None: nobody knows them.
     """
 
-    table: KindTable = IMAGES_AND_VIDEOS
+    table: KindTable = BUILT_IN_KINDS
     chosen: tuple[str, ...] = ()
     accepted: Callable[[], Collection[str]] | None = None
 
@@ -86,12 +87,6 @@ def check_kinds(kinds: Iterable[str], table: KindTable) -> None:
             known = listed(table.kinds, "and")
             hint = f"did you mean {near[0]!r}?" if near else f"known are {known}"
             raise ConfigError(f"there is no kind of media {kind[:40]!r}; {hint}")
-
-
-def listed(names: Sequence[str], word: str = "or") -> str:
-    """Returns names in words: "image, video or audio"."""
-    *others, last = names or ("",)
-    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def given_kinds(kinds: str | Iterable[str]) -> Iterator[str]:

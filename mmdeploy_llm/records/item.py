@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.params import SamplingParams
 
 
@@ -31,7 +31,7 @@ class Media:
 def kind_of_path(path: str) -> str:
     """Returns what a record about a file without `media` means: a video by its name, else an image,
     whatever plugins are installed. Files of all other kinds, or of other names, have `media`."""
-    return IMAGES_AND_VIDEOS.of_name(path) or "image"
+    return BUILT_IN_KINDS.of_name(path) or "image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

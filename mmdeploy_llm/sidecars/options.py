@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
 from mmdeploy_llm.datasets.formats import SUFFIXES as CORPORA
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS, is_media_name
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
@@ -90,7 +90,7 @@ def text_of_arguments(arguments: Mapping[str, Any]) -> SidecarText:
     )
 
 
-def check_suffix(suffix: str, kinds: KindTable = IMAGES_AND_VIDEOS) -> None:
+def check_suffix(suffix: str, kinds: KindTable = BUILT_IN_KINDS) -> None:
     """Raises ConfigError for a suffix that is none, or is that of media or of a corpus: a sidecar
     would replace a picture, or be read as an input."""
     if not _SUFFIX.fullmatch(suffix):

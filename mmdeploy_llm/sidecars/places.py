@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS, is_media_name, natural_key
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name, natural_key
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
@@ -68,7 +68,7 @@ class Places(Closing):
     """Opens the folders of pictures, beneath their roots and through no link; the last one stays
     open. kinds: of files that have sidecars."""
 
-    def __init__(self, kinds: KindTable = IMAGES_AND_VIDEOS) -> None:
+    def __init__(self, kinds: KindTable = BUILT_IN_KINDS) -> None:
         self._kinds = kinds
         self._last: tuple[tuple[str, str], Beside] | None = None
 

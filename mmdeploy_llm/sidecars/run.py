@@ -3,7 +3,7 @@ missing when it is resumed."""
 
 from __future__ import annotations
 
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
@@ -24,7 +24,7 @@ class RunSidecars(Closing):
         options: SidecarOptions | None,
         spot_of: SpotOf,
         sink: Sink,
-        kinds: KindTable = IMAGES_AND_VIDEOS,
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
         self._sink = sink
         self._own = options and Sidecars(options, spot_of, sink.places, kinds)

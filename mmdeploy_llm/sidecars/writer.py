@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
@@ -63,7 +63,7 @@ class Sidecars(Closing):
         options: SidecarOptions,
         spot_of: SpotOf,
         outputs: Iterable[str | Path] = (),
-        kinds: KindTable = IMAGES_AND_VIDEOS,
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
         check_suffix(options.suffix, kinds)
         self._options, self._spot_of = options, spot_of

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
 from mmdeploy_llm.datasets.folders import METADATA
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS, is_url
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.kinds import kind_of_bytes
 from mmdeploy_llm.finding.wanted import check_kinds
@@ -22,13 +22,13 @@ ALL = "*"  # among the carried columns: all that a record can repeat
 
 
 class ColumnArguments(TypedDict, total=False):
-    """Arguments of `LLM.run_batch` that name columns. media_columns: of any kind, {kind: column}, a
+    """Arguments of `LLM.run_batch` that name columns. media_column: of any kind, {kind: column}, a
     list for several. columns: those that records repeat."""
 
     image_column: str | None
     video_column: str | None
     audio_column: str | None
-    media_columns: Mapping[str, str | Sequence[str]]
+    media_column: Mapping[str, str | Sequence[str]]
     prompt_column: str | None
     id_column: str | None
     columns: Sequence[str]
@@ -60,7 +60,7 @@ class ColumnOptions:
             image=arguments.get("image_column"),
             video=arguments.get("video_column"),
             audio=arguments.get("audio_column"),
-            media=tuple(_pairs(arguments.get("media_columns") or {})),
+            media=tuple(_pairs(arguments.get("media_column") or {})),
             prompt=arguments.get("prompt_column"),
             id=arguments.get("id_column"),
             carried=tuple(columns),
@@ -90,7 +90,7 @@ class ColumnOptions:
 
 def _pairs(given: Mapping[str, str | Sequence[str]]) -> Iterator[tuple[str, str]]:
     if not isinstance(given, Mapping):
-        raise ConfigError('media_columns must be a dict such as {"audio": "sound"}')
+        raise ConfigError('media_column must be a dict such as {"audio": "sound"}')
     for kind, names in given.items():
         yield from ((kind, name) for name in ([names] if isinstance(names, str) else names))
 
@@ -131,7 +131,7 @@ def check_no_columns(question: str, paths: Iterable[str]) -> None:
 
 
 def detect(
-    rows: Iterable[Mapping[str, Any]], kinds: KindTable = IMAGES_AND_VIDEOS
+    rows: Iterable[Mapping[str, Any]], kinds: KindTable = BUILT_IN_KINDS
 ) -> tuple[Column, ...]:
     """Returns the column with media that the first rows of a table show, () if none does. Raises
     ConfigError when there are several.
@@ -149,7 +149,7 @@ def detect(
         raise ConfigError(
             f"several columns have media: {shown(found)}; choose with --image-column, "
             "--video-column or --audio-column (in Python image_column, ...), or several with "
-            f"--media-column {next(iter(found.values())).kind}=NAME (media_columns)"
+            f"--media-column {next(iter(found.values())).kind}=NAME (media_column)"
         )
     return tuple(found.values())
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from mmdeploy_llm.batch.items import KNOWN_KEYS, ItemReader
-from mmdeploy_llm.datasets.names import IMAGES_AND_VIDEOS
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row, Rows
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
@@ -66,7 +66,7 @@ class QuestionReader:
         options: ColumnOptions,
         question: str | None = None,
         asks: Asks = NO_ASKS,
-        kinds: KindTable = IMAGES_AND_VIDEOS,
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
         asks.check(question)
         options.check(kinds)
