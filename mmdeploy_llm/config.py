@@ -14,6 +14,7 @@ from .option_types import (
     IMAGE_TOKENS,
     Budget,
     CacheDType,
+    Choices,
     CpuLevel,
     Domains,
     DType,
@@ -289,6 +290,12 @@ class EngineConfig(FrozenParams):
         description="names of the only plugins to load; None: all that are installed",
     )
     blocked_plugins: Names = Field(default=(), description="names of plugins that are not loaded")
+    use: Choices = Field(
+        default={},
+        description="which plugin serves what several could: the name of an architecture, parser, "
+        "logits processor or kind of media -> the plugin's name, such as {'Qwen3ForCausalLM': "
+        "'acme'}; otherwise priority decides, then an installed plugin comes before a built-in one",
+    )
     num_threads: int | None = Field(
         default=None,
         ge=1,

@@ -11,8 +11,9 @@ Recorded failures are repeated in the error of whoever later misses what the plu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pluggy
 
@@ -33,10 +34,23 @@ from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
+from .records import (
+    FAULTS,
+    NamedSpecT,
+    PluginFailure,
+    PluginInfo,
+    PluginOrigin,
+    Provided,
+    Spec,
+    SpecT,
+)
 from .registry import PluginRegistry, call
 
+if TYPE_CHECKING:
+    from mmdeploy_llm.config import EngineConfig
+
 T = TypeVar("T")
+NO_CHOICE: Mapping[str, str] = MappingProxyType({})
 
 
 class PluginManager:
@@ -48,25 +62,31 @@ class PluginManager:
     be called from any thread; `notify` belongs to the thread that steps the engine.
     """
 
-    def __init__(self) -> None:
-        """Makes a manager without plugins."""
+    def __init__(self, use: Mapping[str, str] = NO_CHOICE) -> None:
+        """Makes a manager without plugins. use: see `load`."""
+        self._chooser = selection.Chooser(use)
         self.guard = CallGuard()
         self._registry = PluginRegistry()
         self._muted: set[tuple[str, str]] = set()  # (plugin, hook) of observers that raised
 
     @classmethod
     def load(
-        cls, plugins: Sequence[str] | None = None, blocked: Sequence[str] = ()
+        cls,
+        plugins: Sequence[str] | None = None,
+        blocked: Sequence[str] = (),
+        use: Mapping[str, str] = NO_CHOICE,
     ) -> PluginManager:
         """Returns a manager with the installed plugins, loaded in the order of their names.
 
         plugins: None for all; a sequence for exactly these, none of which may be missing or fail.
         blocked: plugins that are not loaded.
+        use: name of an architecture, parser, logits processor or kind of media -> the plugin that
+            serves it, whatever the priorities.
 
         Raises PluginLoadError, with the cause, for a named plugin that is missing or fails, and
-        ConfigError for one that is both named and blocked.
+        ConfigError for one that is both named and blocked, or in `use` and not loaded.
         """
-        manager = cls()
+        manager = cls(use)
         found = discovery.discover()
         for failure in found.failures:
             manager._registry.record(failure, "it is not loaded")
@@ -75,7 +95,14 @@ class PluginManager:
             manager._registry.add(
                 plugin.origin, plugin.entry_point.load, is_strict=plugins is not None
             )
+        out = f". blocked_plugins: {listing(blocked)}" if blocked else ""
+        selection.check_use(use, manager._registry.all_provided, f"{out}{manager._note()}")
         return manager
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> PluginManager:
+        """Returns a manager with the plugins that an engine's options choose, see `load`."""
+        return cls.load(config.plugins, config.blocked_plugins, config.use)
 
     def register(self, plugin: object, name: str) -> None:
         """Adds a module or an object with hook implementations.
@@ -137,7 +164,8 @@ class PluginManager:
         Raises ModelNotSupportedError when none is served, PluginConflictError on a tie.
         """
         models = self._registry.provided(ModelSpec)
-        return selection.select_model(models, architectures, self._note())
+        self._chooser.tell_unused(architectures, self._registry.all_provided)
+        return selection.select_model(models, architectures, self._note(), self._chooser)
 
     def reasoning_parser(self, name: str) -> ReasoningParserSpec:
         """Returns the parser of this name or alias; "_" equals "-" and case does not matter.
@@ -145,26 +173,48 @@ class PluginManager:
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
         parsers = self._registry.provided(ReasoningParserSpec)
-        return selection.select_named(parsers, "reasoning parser", name, self._note())
+        return selection.select_named(
+            parsers, "reasoning parser", name, self._note(), self._chooser
+        )
 
     def tool_parser(self, name: str) -> ToolParserSpec:
         """Returns the parser of tool calls, found as in `reasoning_parser`."""
-        parsers = self._registry.provided(ToolParserSpec)
-        return selection.select_named(parsers, "tool parser", name, self._note())
+        return self._named(ToolParserSpec, "tool parser", name)
 
     def logits_processor(self, name: str) -> LogitsProcessorSpec:
         """Returns the logits processor of this name, found as in `reasoning_parser`."""
         processors = self._registry.provided(LogitsProcessorSpec)
-        return selection.select_named(processors, "logits processor", name, self._note())
+        return selection.select_named(
+            processors, "logits processor", name, self._note(), self._chooser
+        )
 
-    def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
+    def _named(self, of: type[NamedSpecT], kind: str, name: str) -> NamedSpecT:
+        provided = self._registry.provided(of)
+        return selection.select_named(provided, kind, name, self._note(), self._chooser)
+
+    def media_processor(
+        self, kind: str, model: str, *, spec: ModelSpec | None = None
+    ) -> MediaProcessorSpec | None:
         """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
         one.
 
-        One that names the family beats one for "*", then priority decides. Raises
+        One that names the family beats one for "*", then priority decides. spec: of the model that
+        runs; if `use` has chosen its plugin, the plugin's own processors come first. Raises
         PluginConflictError on a tie.
         """
-        return selection.select_processor(self._registry.provided(MediaProcessorSpec), kind, model)
+        provided = self._registry.provided(MediaProcessorSpec)
+        origin = None if spec is None else self._registry.origin(spec)
+        server = None if origin is None else Provided(spec=spec, origin=origin)
+        return selection.select_processor(provided, kind, model, self._chooser, server)
+
+    def preferred(self, specs: Sequence[SpecT], wanted: str, key: str) -> SpecT:
+        """Returns the spec that comes first of those that claim the same, as in `model_for`.
+
+        wanted: the claim, for messages. key: the name by which `use` decides. Raises
+        PluginConflictError on a tie.
+        """
+        found = [Provided(spec=spec, origin=self._registry.origin(spec)) for spec in specs]
+        return self._chooser.top(found, wanted, key).spec
 
     def owner(self, spec: Spec) -> str:
         """Returns the name of the plugin that provided `spec`."""

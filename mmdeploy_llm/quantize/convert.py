@@ -52,10 +52,12 @@ def quantize_checkpoint(
     overwrite: bool = False,
     plugins: Sequence[str] | None = None,
     blocked_plugins: Sequence[str] = (),
+    use: Mapping[str, str] | Sequence[str] = (),
 ) -> Quantized:
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
     group_size: columns that share a scale, or -1 for whole rows.
+    plugins, blocked_plugins, use: as of an engine.
     calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; what
     was lost is written to quantization_loss.json. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
@@ -66,7 +68,7 @@ def quantize_checkpoint(
     """
     scheme = _scheme(bits, group_size)
     nearest = GroupRounder(scheme, TOWERS if rounds_towers else None)
-    options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins)}
+    options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins), "use": use}
     config = EngineConfig.from_options(model, options)
     checkpoint, values = _read(model)
     check_output(output, checkpoint.folder, overwrite=overwrite)
