@@ -16,18 +16,21 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from .kinds import KindTable
 from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
 from .manager import PluginManager
 from .model import Model
 from .parsing import NextText, ReasoningParser, Segment, ToolParser
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
+from .splitting import MediaSplitter, SplitPart
 
 __all__ = [
     "ITEM_NUMBER",
     "BoxRule",
     "Checkpoint",
     "EngineInfo",
+    "KindTable",
     "LogitsContext",
     "LogitsProcessor",
     "LogitsProcessorSpec",
@@ -38,6 +41,7 @@ __all__ = [
     "MediaProcessorSpec",
     "MediaRef",
     "MediaSpan",
+    "MediaSplitter",
     "Model",
     "ModelSpec",
     "NextText",
@@ -49,6 +53,7 @@ __all__ = [
     "ReasoningParserSpec",
     "RequestRecord",
     "Segment",
+    "SplitPart",
     "StepStats",
     "ToolCall",
     "ToolParser",

@@ -46,7 +46,7 @@ class FilePreviews:
     def __init__(
         self, open_reader: Callable[[], HasPreviews], open_media: Callable[[], HasPreviews]
     ) -> None:
-        from mmdeploy_llm_processors.image.thumbnail import Thumbnails
+        from mmdeploy_llm.media.image.thumbnail import Thumbnails
 
         self._thumbnails = Thumbnails()
         self._open_reader, self._open_media = open_reader, open_media
