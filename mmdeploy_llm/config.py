@@ -14,7 +14,6 @@ from .option_types import (
     IMAGE_TOKENS,
     Budget,
     CacheDType,
-    Choices,
     CpuLevel,
     Domains,
     DType,
@@ -26,12 +25,13 @@ from .option_types import (
     Quantization,
     Schemes,
 )
-from .params import MAX_SEED, EarlyStopParams, FrozenParams, read_early_stop
+from .params import MAX_SEED, EarlyStopParams, read_early_stop
 from .params.counterparts import without_serving
+from .plugin_choice import PluginChoice
 from .weight_formats import FORMATS, described, names_of
 
 
-class EngineConfig(FrozenParams):
+class EngineConfig(PluginChoice):
     """Every option of an engine. None and "auto" mean: decided from the model and the machine.
 
     Raises ConfigError for an unknown option (with the nearest known one) and for a value out of
@@ -284,17 +284,6 @@ class EngineConfig(FrozenParams):
         default=(),
         description="names of logits processors from plugins, in the order in which they change "
         "the logits of those requests whose `logits_processors_args` have one of their arguments",
-    )
-    plugins: Names | None = Field(
-        default=None,
-        description="names of the only plugins to load; None: all that are installed",
-    )
-    blocked_plugins: Names = Field(default=(), description="names of plugins that are not loaded")
-    use: Choices = Field(
-        default={},
-        description="which plugin serves what several could: the name of an architecture, parser, "
-        "logits processor or kind of media -> the plugin's name, such as {'Qwen3ForCausalLM': "
-        "'acme'}; otherwise priority decides, then an installed plugin comes before a built-in one",
     )
     num_threads: int | None = Field(
         default=None,

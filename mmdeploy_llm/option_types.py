@@ -87,7 +87,7 @@ def _choices(value: Any) -> Any:
     if isinstance(value, str | list | tuple):
         pairs = [text.partition("=") for text in _names(value)]
         if not all(middle for _, middle, _ in pairs):
-            raise ValueError(f"{value!r} must be NAME=PLUGIN, such as Qwen3ForCausalLM=acme")
+            raise ValueError(f"{value!r} must be NAME=PLUGIN, such as AcmeForCausalLM=acme")
         twice = {name for name, _, _ in pairs if sum(name == each for each, _, _ in pairs) > 1}
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))} is given twice; give it once")

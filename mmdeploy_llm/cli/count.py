@@ -118,10 +118,9 @@ def count(
         items = input_items(inputs, text, kwargs, limit=limit, is_recursive=recursive)
     else:
         items = iter([single_item(text or "", image or [], raw, kwargs)])
-    budgets = {"image_tokens": image_tokens, "video_tokens": video_tokens}
-    options = engine_options(
-        ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **budgets, **providers.to_engine()
-    )
+    more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
+    more |= providers.to_engine()
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
     with TokenCounter(model, **options) as counter:
         show = show_json if as_json else show_line
         sums = show_counts(counted(items, counter), None if total else show)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,8 +32,6 @@ from .wording import in_options
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import PluginManager
-
-OUR_DISTRIBUTION = "mmdeploy-llm"
 
 OUT_OF_MEMORY = (
     "memory ran out; end other programs, or lower what is held at once: max_num_seqs, "
@@ -206,5 +203,6 @@ def load_plugins() -> PluginManager:
 
 def has_other_plugins() -> bool:
     """Returns whether a package other than this one provides plugins; imports none of them."""
-    owners = (point.dist for point in metadata.entry_points(group="mmdeploy_llm"))
-    return any(owner is not None and owner.name != OUR_DISTRIBUTION for owner in owners)
+    from mmdeploy_llm.hooks.discovery import discover
+
+    return not all(plugin.origin.is_builtin for plugin in discover().plugins)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.providers import ProviderOptions
+
 if TYPE_CHECKING:
     from mmdeploy_llm.quantize import Quantized
 

@@ -22,7 +22,7 @@ class ProviderOptions(Group):
             metavar="NAME=PLUGIN",
             hidden=True,
             help="Which plugin serves what several could, by the name of an architecture, parser "
-            "or kind of media, such as Qwen3ForCausalLM=acme. May be repeated.",
+            "or kind of media, such as AcmeForCausalLM=acme. May be repeated.",
         ),
     ] = None
 

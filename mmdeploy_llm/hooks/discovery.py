@@ -17,6 +17,7 @@ from .records import PluginFailure, PluginOrigin, failure_of
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
 OUR_DISTRIBUTION = "mmdeploy-llm"
+NAME_TAKEN = "its entry point needs another name"
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,11 @@ class InstalledPlugin:
     origin: PluginOrigin
     entry_point: metadata.EntryPoint
     requires: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name with the package's, which means this plugin and no other."""
+        return f"{package_form(self.origin.distribution or '')}:{self.entry_point.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,7 @@ def _one_of_each_name(
             name = f"{OUR_DISTRIBUTION}:{plugin.origin.name}"
             kept[normalise(name)] = replace(plugin, origin=replace(plugin.origin, name=name))
             continue
-        taken = f"its name is taken by {first.origin}; its entry point needs another name"
+        taken = f"its name is taken by {first.origin}; {NAME_TAKEN}"
         failures.append(failure_of(plugin.origin, "discover", taken))
     return tuple(kept.values()), failures
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import pluggy
 
 from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 
 from . import discovery, factories, names, selection
@@ -29,7 +30,6 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .guard import CallGuard
 from .kinds import KindTable, table_of
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
@@ -49,7 +49,7 @@ from .registry import PluginRegistry, call
 from .splitting import MediaSplitter
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.plugin_choice import PluginChoice
 
 T = TypeVar("T")
 NO_CHOICE: Mapping[str, str] = MappingProxyType({})
@@ -102,9 +102,14 @@ class PluginManager:
         return manager
 
     @classmethod
-    def of(cls, config: EngineConfig) -> PluginManager:
+    def of(cls, config: PluginChoice) -> PluginManager:
         """Returns a manager with the plugins that an engine's options choose, see `load`."""
         return cls.load(config.plugins, config.blocked_plugins, config.use)
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """The choices among plugins so far, as `use` would say them."""
+        return self._chooser.told
 
     def register(self, plugin: object, name: str) -> None:
         """Adds a module or an object with hook implementations.
@@ -211,8 +216,9 @@ class PluginManager:
         PluginConflictError on a tie.
         """
         provided = self._registry.provided(MediaProcessorSpec)
-        origin = None if spec is None else self._registry.origin(spec)
-        server = None if origin is None else Provided(spec=spec, origin=origin)
+        server = None
+        if spec is not None:
+            server = Provided(spec=spec, origin=self._registry.origin(spec))
         return selection.select_processor(provided, kind, model, self._chooser, server)
 
     def preferred(self, specs: Sequence[SpecT], wanted: str, key: str) -> SpecT:
@@ -223,6 +229,10 @@ class PluginManager:
         """
         found = [Provided(spec=spec, origin=self._registry.origin(spec)) for spec in specs]
         return self._chooser.top(found, wanted, key).spec
+
+    def origin(self, spec: Spec) -> PluginOrigin:
+        """Returns where the plugin that provided `spec` comes from."""
+        return self._registry.origin(spec)
 
     def owner(self, spec: Spec) -> str:
         """Returns the name of the plugin that provided `spec`."""

@@ -46,10 +46,8 @@ class PluginOrigin:
 
     @property
     def standing(self) -> int:
-        """The rank of its specs among others of the same priority: what the program itself has
-        added comes before what is installed, and that before what is built in."""
-        if self.distribution is None:
-            return 2
+        """The rank of its specs among others of the same priority: what somebody has added comes
+        before what is built in."""
         return 0 if self.is_builtin else 1
 
     def __str__(self) -> str:

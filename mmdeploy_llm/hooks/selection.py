@@ -1,11 +1,12 @@
-"""Selects the spec for a name. Of several the one that the caller has named in `use` is taken, else
-that of the highest priority; at equal priority what the program has added comes before what is
-installed, and that before what is built in. A tie is an error, nothing is guessed."""
+"""Selects the spec for a name. Of several the one whose plugin the caller has named in `use` is
+taken, else that of the highest priority; at equal priority what somebody has added comes before
+what is built in. A tie is an error, nothing is guessed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 
@@ -28,7 +29,12 @@ class Chooser:
 
     def __init__(self, use: Mapping[str, str]) -> None:
         self._use = {normalise(key): normalise(plugin) for key, plugin in use.items()}
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
+
+    @property
+    def told(self) -> Mapping[str, str]:
+        """The choices so far that were logged: what another process need not log again."""
+        return dict(self._told)
 
     def is_chosen(self, key: str, origin: PluginOrigin) -> bool:
         """Whether `use` names this plugin for the key."""
@@ -65,22 +71,22 @@ class Chooser:
         server: PluginOrigin | None,
     ) -> None:
         """Logs who serves what several could: as a warning where no priority says so."""
-        text = f"{wanted} comes from {winner.origin}"
-        if text in self._told or winner.origin == server:
+        if key in self._told or winner.origin == server:
             return
-        self._told.add(text)
+        self._told[key] = winner.origin.name
         others = [item for item in candidates if item is not winner]
         same = [item for item in others if item.spec.priority == winner.spec.priority]
         why = "added by you" if same else f"priority {winner.spec.priority}"
+        rivals = " and ".join(str(item.origin) for item in same or others)
         other, own = (same or others)[0].origin.name, winner.origin.name
         logger.log(
             logging.WARNING if same else logging.INFO,
-            f"{text}, {why}, not from {' and '.join(str(item.origin) for item in same or others)}; "
+            f"{wanted} comes from {winner.origin}, {why}, not from {rivals}; "
             f"to choose: use={{{key!r}: {other!r}}} or {{{key!r}: {own!r}}} (--use {key}={other}), "
             f"blocked_plugins=({own!r},)",
         )
 
-    def tell_unused(self, architectures: Sequence[str], provided: Sequence[Provided[Spec]]) -> None:
+    def tell_unused(self, architectures: Sequence[str], provided: Sequence[Provided[Any]]) -> None:
         """Warns of names in `use` that could only be the model's architecture, and are not."""
         keys = {normalise(key) for item in provided for key in use_keys(item.spec)}
         known = {normalise(name) for name in architectures}
@@ -192,6 +198,9 @@ def select_processor(
     """
     of_kind = [item for item in provided if item.spec.kind == kind]
     origin = None if server is None else server.origin
+    is_used = server is not None and any(
+        chooser.is_chosen(name, server.origin) for name in server.spec.architectures
+    )
     for family in (normalise(model), ANY_MODEL):
         found = [item for item in of_kind if family in map(normalise, item.spec.models)]
         if server is not None and not any(chooser.is_chosen(kind, item.origin) for item in found):
@@ -206,7 +215,7 @@ def select_processor(
     return None
 
 
-def check_use(use: Mapping[str, str], provided: Sequence[Provided[Spec]], note: str) -> None:
+def check_use(use: Mapping[str, str], provided: Sequence[Provided[Any]], note: str) -> None:
     """Raises ConfigError for a plugin in `use` that is not loaded or does not provide the name.
 
     note: says which plugins are loaded, blocked or failed, for the end of the message.
