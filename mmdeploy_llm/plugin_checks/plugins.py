@@ -236,7 +236,7 @@ def the_name_is_its_own(subject: PluginSubject) -> str | None:
         "loaded: give its entry point another name",
     )
     for other in discover().plugins:
-        if other is not found and normalise(subject.name) in other.origin.names:
+        if other.origin != found.origin and normalise(subject.name) in other.origin.names:
             return f"{found.origin} is checked; {other.full_name} names the other of this name"
     return None
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.media.image.decode import FORMATS
+from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MediaItem
 
 FILES_AT_A_TIME = 20
