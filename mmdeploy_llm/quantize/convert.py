@@ -57,7 +57,6 @@ def quantize_checkpoint(
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
     group_size: columns that share a scale, or -1 for whole rows.
-    plugins, blocked_plugins, use: as of an engine.
     calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; what
     was lost is written to quantization_loss.json. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
