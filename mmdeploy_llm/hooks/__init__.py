@@ -20,6 +20,7 @@ from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsR
 from .manager import PluginManager
 from .model import Model
 from .parsing import NextText, ReasoningParser, Segment, ToolParser
+from .reading import ReadingPreset, ReadPage, ReadText
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 
@@ -45,6 +46,9 @@ __all__ = [
     "PluginFailure",
     "PluginInfo",
     "PluginManager",
+    "ReadPage",
+    "ReadText",
+    "ReadingPreset",
     "ReasoningParser",
     "ReasoningParserSpec",
     "RequestRecord",

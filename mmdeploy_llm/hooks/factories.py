@@ -23,13 +23,13 @@ from .contracts import (
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, PluginOrigin, Spec, describe
+from .records import FAULTS, FactorySpec, PluginOrigin, describe
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
 MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
-def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
+def resolve(spec: FactorySpec, origin: PluginOrigin) -> Callable[..., Any]:
     """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
     called."""
     about = f"{origin}: {spec.factory}, the factory of {describe(spec)},"
@@ -58,7 +58,7 @@ def imported(name: str) -> Any:
     return found
 
 
-def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
+def build(spec: FactorySpec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     """Returns `factory(*args)`, checked against its contract.
 
     Errors of this package pass through. Any other becomes an error that names the plugin: a
@@ -84,7 +84,7 @@ def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     return built
 
 
-def _problem(spec: Spec, built: object) -> str | None:
+def _problem(spec: FactorySpec, built: object) -> str | None:
     """Says how `built` breaks the contract; None when it keeps it."""
     match spec:
         case ModelSpec():
