@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from .command import Command, CommandGroup
-from .exits import SOME_FAILED, print_error
+from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
+from mmdeploy_llm.command_options.command import Command, CommandGroup
 
 if TYPE_CHECKING:
     from rich.table import Table

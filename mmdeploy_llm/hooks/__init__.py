@@ -16,6 +16,7 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from .kinds import KindTable
 from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
 from .manager import PluginManager
 from .model import Model
@@ -23,12 +24,14 @@ from .parsing import NextText, ReasoningParser, Segment, ToolParser
 from .reading import ReadingPreset, ReadPage, ReadText
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
+from .splitting import MediaSplitter, SplitPart
 
 __all__ = [
     "ITEM_NUMBER",
     "BoxRule",
     "Checkpoint",
     "EngineInfo",
+    "KindTable",
     "LogitsContext",
     "LogitsProcessor",
     "LogitsProcessorSpec",
@@ -39,6 +42,7 @@ __all__ = [
     "MediaProcessorSpec",
     "MediaRef",
     "MediaSpan",
+    "MediaSplitter",
     "Model",
     "ModelSpec",
     "NextText",
@@ -53,6 +57,7 @@ __all__ = [
     "ReasoningParserSpec",
     "RequestRecord",
     "Segment",
+    "SplitPart",
     "StepStats",
     "ToolCall",
     "ToolParser",

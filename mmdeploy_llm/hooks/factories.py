@@ -24,6 +24,7 @@ from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
 from .records import FAULTS, FactorySpec, PluginOrigin, describe
+from .splitting import MediaSplitter
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
 MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
@@ -95,6 +96,8 @@ def _problem(spec: FactorySpec, built: object) -> str | None:
             return _class_problem(built, ToolParser)
         case LogitsProcessorSpec():
             return _class_problem(built, LogitsProcessor)
+        case MediaProcessorSpec(yields=str()):
+            return _class_problem(built, MediaSplitter) or _marker_problem(spec, built)
         case MediaProcessorSpec():
             return _class_problem(built, MediaProcessor) or _processor_problem(spec, built)
 
@@ -113,12 +116,16 @@ def _model_problem(spec: ModelSpec, built: object) -> str | None:
 
 
 def _processor_problem(spec: MediaProcessorSpec, built: Any) -> str | None:
-    kind = getattr(built, "kind", None)
-    if kind != spec.kind:
-        return f"has kind {kind!r}, but its spec says {spec.kind!r}"
-    token, markers = getattr(built, "token", None), getattr(built, "markers", None)
+    token = getattr(built, "token", None)
     if not isinstance(token, str) or not token:
         return f"must have a `token` text that is not empty, got {token!r}"
+    return _marker_problem(spec, built)
+
+
+def _marker_problem(spec: MediaProcessorSpec, built: Any) -> str | None:
+    kind, markers = getattr(built, "kind", None), getattr(built, "markers", None)
+    if kind != spec.kind:
+        return f"has kind {kind!r}, but its spec says {spec.kind!r}"
     if not isinstance(markers, tuple) or not all(
         isinstance(marker, str) and marker for marker in markers
     ):

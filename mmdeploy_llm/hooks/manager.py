@@ -29,6 +29,7 @@ from .contracts import (
     ToolParserSpec,
 )
 from .guard import CallGuard
+from .kinds import KindTable, table_of
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
@@ -36,6 +37,7 @@ from .parsing import ReasoningParser, ToolParser
 from .reading import ReadingPreset
 from .records import FAULTS, FactorySpec, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
+from .splitting import MediaSplitter
 
 T = TypeVar("T")
 
@@ -125,6 +127,12 @@ class PluginManager:
     def reading_presets(self) -> tuple[ReadingPreset, ...]:
         """All presets of reading, in load order."""
         return tuple(item.spec for item in self._registry.provided(ReadingPreset))
+
+    @property
+    def kinds(self) -> KindTable:
+        """The kinds of media of all loaded specs: their suffixes, columns, first bytes, part
+        types. Built anew for each call: take it once."""
+        return table_of(self._registry.provided(MediaProcessorSpec))
 
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""
@@ -221,6 +229,12 @@ class PluginManager:
         what the spec promises.
         """
         return factories.build(spec, self._registry.origin(spec), args)
+
+    def build_splitter(self, spec: MediaProcessorSpec, *args: Any) -> MediaSplitter:
+        """Calls the factory of a spec with `yields`, as `build` does."""
+        assert spec.yields is not None, spec
+        built: MediaSplitter = factories.build(spec, self._registry.origin(spec), args)
+        return built
 
     def fetch_media(self, ref: MediaRef, limits: MediaLimits) -> bytes:
         """Returns the bytes of `ref` from the first plugin that has them. Thread-safe.

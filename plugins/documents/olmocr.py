@@ -6,7 +6,8 @@ from mmdeploy_llm.hooks import ReadingPreset
 
 PAGE = """\
 Attached is one page of a document that you must process. Just return the plain text \
-representation of this document as if you were reading it naturally. Convert equations to LateX and tables to HTML.
+representation of this document as if you were reading it naturally. Convert equations to LateX \
+and tables to HTML.
 If there are any figures or charts, label them with the following markdown syntax ![Alt text \
 describing the contents of the figure](page_startx_starty_width_height.png)
 Return your output as markdown, with a front matter section on top specifying values for the \

@@ -16,8 +16,8 @@ from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import PixelKernels
+from mmdeploy_llm.media.image.arrays import to_array
 
-from .arrays import to_array
 from .options import ImageOptions
 
 MAX_ASPECT = 200

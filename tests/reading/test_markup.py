@@ -9,11 +9,12 @@ PAGE = ReadPage(task="page")
 PIPES = ReadPage(task="page", tables="markdown")
 
 DOCTAGS = """<doctag><page_header><loc_1><loc_2><loc_3><loc_4>ACME</page_header>
-<title>A report</title><section_header_level_1><loc_9><loc_9><loc_9><loc_9>Parts</section_header_level_1>
+<title>A report</title><section_header_level_1><loc_9><loc_9>Parts</section_header_level_1>
 <text><loc_1><loc_2><loc_3><loc_4>Some <b> words.</text>
 <unordered_list><list_item>one</list_item><list_item>two</list_item></unordered_list>
-<ordered_list><list_item>first<unordered_list><list_item>in it</list_item></unordered_list></list_item></ordered_list>
-<otsl><loc_1><loc_1><loc_2><loc_2><caption>Sizes</caption><ched>a<ched>b<nl><fcel>1<fcel>2<nl></otsl>
+<ordered_list><list_item>first<unordered_list><list_item>in it</list_item></unordered_list>
+</list_item></ordered_list>
+<otsl><loc_1><loc_2><caption>Sizes</caption><ched>a<ched>b<nl><fcel>1<fcel>2<nl></otsl>
 <picture><loc_5><loc_6><loc_7><loc_8><caption>A cat</caption></picture>
 <formula>E = m c^2</formula><code><_Python_>print("<tag>")</code>
 <checkbox_selected>yes</checkbox_selected><footnote>1 a note</footnote>
@@ -97,14 +98,15 @@ def test_elements_become_markdown():
     "text", ['[{"category": "Text", "text": "cut', "words", "[1]", '[{"text": 3}]', "[" * 100_000]
 )
 def test_elements_that_are_no_elements_are_refused(text):
-    with pytest.raises(ValueError, match="answer|element"):
+    with pytest.raises(ValueError, match=r"answer|element"):
         elements.to_markdown(text, PAGE)
 
 
 def test_marks_of_places_are_taken_out_and_texts_stay():
     text = (
         "<|ref|>title<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>\n# A report\n\n"
-        "<|ref|>image<|/ref|><|det|>[[5, 6, 7, 8]]<|/det|>\n<|ref|>the year<|/ref|><|det|>[[0]]<|/det|>"
+        "<|ref|>image<|/ref|><|det|>[[5, 6, 7, 8]]<|/det|>\n"
+        "<|ref|>the year<|/ref|><|det|>[[0]]<|/det|>"
     )
     assert marks.placed(text, PAGE) == ("# A report\n\n<!-- picture [[5, 6, 7, 8]] -->\nthe year\n")
     with pytest.raises(ValueError, match="no end"):
@@ -123,9 +125,7 @@ def test_cells_in_a_text_become_a_table():
 
 
 def test_front_matter_is_a_comment_and_a_turned_page_is_told():
-    text = (
-        "---\nprimary_language: en\nis_rotation_valid: False\nrotation_correction: 90\n---\nWords"
-    )
+    text = "---\na: en\nis_rotation_valid: False\nrotation_correction: 90\n---\nWords"
     found = marks.front_matter(text, PAGE)
     assert found.text.endswith("rotation_correction: 90 -->\n\nWords")
     assert found.notes == ("the model calls the page turned, by 90 degrees",)
@@ -140,5 +140,5 @@ def test_fences_around_a_whole_answer_are_taken_off():
 
 
 def test_comments_and_fences_cannot_be_left():
-    assert blocks.comment("a --> b <!-- c") == "<!-- a - - > b <! - - c -->"
+    assert blocks.comment("a --> b <!-- c") == "<!-- a - - > b <!- - c -->"
     assert blocks.code("```\nx") == "````\n```\nx\n````"

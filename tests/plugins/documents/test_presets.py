@@ -1,6 +1,7 @@
 """Every preset of an OCR family is chosen for its models alone, and names what there is."""
 
 import importlib
+from contextlib import suppress
 
 import pytest
 from mmdeploy_llm_plugins import documents
@@ -21,7 +22,7 @@ MODELS = [
     ("DotsOCRForCausalLM", "models/d", "dots-ocr"),
     (
         "GraniteDoclingForConditionalGeneration",
-        "ibm-granite/granite-docling-258M",
+        "granite-docling-258M",
         "granite-docling",
     ),
     ("Idefics3ForConditionalGeneration", "ds4sd/SmolDocling-256M-preview", "granite-docling"),
@@ -42,9 +43,7 @@ def test_a_preset_names_what_there_is(preset):
     SamplingParams(max_tokens=preset.max_tokens, **preset.sampling)
     module, _, name = preset.convert.partition(":")
     convert = getattr(importlib.import_module(module), name)
-    try:
+    with suppress(ValueError):  # an answer that is empty is none
         convert("", ReadPage(task="page"))
-    except ValueError:
-        pass  # an answer that is empty is none
     assert "page" in preset.tasks
     assert preset.source

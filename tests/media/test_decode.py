@@ -10,8 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from mmdeploy_llm_processors.image.arrays import to_array
-from mmdeploy_llm_processors.image.decode import FORMATS, ImageDecoder
 from PIL import Image, ImageChops
 from PIL.PngImagePlugin import PngInfo
 
@@ -21,6 +19,8 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.arrays import to_array
+from mmdeploy_llm.media.image.decode import FORMATS, ImageDecoder
 
 DECODER = ImageDecoder()
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

@@ -7,12 +7,12 @@ from hashlib import blake2b
 from typing import Any, cast
 
 import numpy as np
-from mmdeploy_llm_processors.image.decode import ImageDecoder
-from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.isolation import Workers
+from mmdeploy_llm.media.image.decode import ImageDecoder
 
 from .timeline import UNKNOWN_RATE, check_size, constant_timeline
 

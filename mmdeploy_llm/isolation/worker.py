@@ -1,4 +1,4 @@
-"""The worker process: python -m mmdeploy_llm_processors.isolation.worker FD
+"""The worker process: python -m mmdeploy_llm.isolation.worker FD
 
 Reads calls from the socket FD, answers them one by one, and exits when the parent is gone.
 """

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from mmdeploy_llm_processors.image import decode as decode_module
-from mmdeploy_llm_processors.video import container
-from mmdeploy_llm_processors.video.opening import open_video
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image import decode as decode_module
+from mmdeploy_llm.media.video import container
+from mmdeploy_llm.media.video.opening import open_video
 
 LIMITS = MediaLimits()
 FORMATS = [
@@ -32,7 +32,7 @@ FORMATS = [
 
 @pytest.fixture
 def files(load_file):
-    return load_file("processors/video_files.py")
+    return load_file("media/video_files.py")
 
 
 def read(blob, indices, limits=LIMITS):

@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 import pytest
-from mmdeploy_llm_processors.isolation import Workers
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, MediaTimeoutError
+from mmdeploy_llm.isolation import Workers
 
 FUNCTIONS = """
 import os, signal, time
@@ -181,7 +181,7 @@ def test_no_worker_outlives_its_parent(tmp_path):
     (tmp_path / "isolated_functions.py").write_text(FUNCTIONS)
     code = (
         "import os, signal\n"
-        "from mmdeploy_llm_processors.isolation import Workers\n"
+        "from mmdeploy_llm.isolation import Workers\n"
         "w = Workers()\n"
         "[(fields, _)] = w.stream('isolated_functions:halves', b'x', {'count': 1}, timeout=20,"
         " max_memory=2**31)\n"

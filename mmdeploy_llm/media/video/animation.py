@@ -6,12 +6,12 @@ import io
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
-from mmdeploy_llm_processors.image.files import OPENERS
-from mmdeploy_llm_processors.image.modes import to_rgb
 from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.files import OPENERS
+from mmdeploy_llm.media.image.modes import to_rgb
 
 from .timeline import Timeline, check_duration, check_size
 

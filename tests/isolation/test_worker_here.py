@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from mmdeploy_llm_processors.isolation import worker
-from mmdeploy_llm_processors.isolation.wire import receive, send
 
 from mmdeploy_llm.errors import MediaLimitError
+from mmdeploy_llm.isolation import worker
+from mmdeploy_llm.isolation.wire import receive, send
 
 OUTCOMES = {
     "good": None,

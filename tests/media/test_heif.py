@@ -6,13 +6,13 @@ import struct
 
 import numpy as np
 import pytest
-from mmdeploy_llm_processors.image import files
-from mmdeploy_llm_processors.image.decode import ImageDecoder
-from mmdeploy_llm_processors.image.heif import is_rotated_by_container, sniff_boxes
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image import files
+from mmdeploy_llm.media.image.decode import ImageDecoder
+from mmdeploy_llm.media.image.heif import is_rotated_by_container, sniff_boxes
 
 pillow_heif = pytest.importorskip("pillow_heif")
 LIMITS = MediaLimits()
@@ -54,8 +54,8 @@ def test_a_heic_file_is_decoded_in_a_process_of_its_own(decoder, monkeypatch):
 
     image = corners()
     blob = heif(image)
-    monkeypatch.setattr("mmdeploy_llm_processors.image.decode.decode_file", refuse)
-    monkeypatch.setattr("mmdeploy_llm_processors.image.decode.peek_file", refuse)
+    monkeypatch.setattr("mmdeploy_llm.media.image.decode.decode_file", refuse)
+    monkeypatch.setattr("mmdeploy_llm.media.image.decode.peek_file", refuse)
     assert is_close(decoder.decode(blob, LIMITS).image, image)
     assert decoder.peek(blob, LIMITS).size == (64, 48)
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from mmdeploy_llm_processors.image.files import check_bytes
-from mmdeploy_llm_processors.image.files import sniff as sniff_image
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.files import check_bytes
+from mmdeploy_llm.media.image.files import sniff as sniff_image
 
 from . import animation
 from .animation import Animation

@@ -3,11 +3,11 @@
 import io
 
 import pytest
-from mmdeploy_llm_processors.image.thumbnail import Thumbnails
 from PIL import Image
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.thumbnail import Thumbnails
 
 
 def thumbnail(blob, size=320):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.isolation import Workers
 
 from .files import DecodedImage, ImageHeader, Wanted, decode_file, digest_of, peek_file
 
