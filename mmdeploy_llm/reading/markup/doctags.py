@@ -1,4 +1,4 @@
-"""DocTags, the tags of Granite Docling and SmolDocling, as Markdown.
+"""DocTags, in which the models of Docling answer, as Markdown.
 
 docling-core reads them too, with 20 packages of its own; these are the tags of a page, no more. A
 tag without an end is closed where its parent ends, since answers are cut off at their limit; an end

@@ -1,5 +1,5 @@
 """Answers that are JSON: the elements of a page in reading order, each with its place, category and
-text, as dots.ocr writes them, as Markdown."""
+text, as Markdown."""
 
 from __future__ import annotations
 

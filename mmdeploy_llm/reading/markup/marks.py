@@ -29,7 +29,7 @@ def plain(text: str, page: ReadPage) -> str:
 
 def placed(text: str, page: ReadPage) -> str:
     """Returns an answer in which <|ref|>kind<|/ref|><|det|>[[place]]<|/det|> stands before each
-    block, as DeepSeek-OCR writes it: the text of the blocks, and comments for pictures. Raises
+    block: the text of the blocks, and comments for pictures. Raises
     ValueError for a mark without an end."""
     found = PLACED.sub(_mark, text)
     if "<|ref|>" in found or "<|det|>" in found:
@@ -45,7 +45,7 @@ def _mark(match: re.Match[str]) -> str:
 
 
 def cells(text: str, page: ReadPage) -> ReadText:
-    """Returns an answer whose tables are cells, as PaddleOCR-VL and MinerU write them."""
+    """Returns an answer whose tables are cells."""
     notes: list[str] = []
 
     def one(match: re.Match[str]) -> str:
@@ -59,8 +59,7 @@ def cells(text: str, page: ReadPage) -> ReadText:
 
 
 def front_matter(text: str, page: ReadPage) -> ReadText:
-    """Returns an answer without the values before it, as olmOCR writes them; they stand in a
-    comment, and a page that the model calls turned is told."""
+    """Returns an answer without the values before it; they stand in a comment, and a page that the model calls turned is told."""
     match = FRONT.match(text)
     if match is None:
         if page.task == "page":
