@@ -59,7 +59,8 @@ def cells(text: str, page: ReadPage) -> ReadText:
 
 
 def front_matter(text: str, page: ReadPage) -> ReadText:
-    """Returns an answer without the values before it; they stand in a comment, and a page that the model calls turned is told."""
+    """Returns an answer without the values before it; they stand in a comment, and a page
+    that the model calls turned is told."""
     match = FRONT.match(text)
     if match is None:
         if page.task == "page":
