@@ -23,18 +23,21 @@ from .contracts import (
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, FactorySpec, PluginOrigin, describe
+from .reading import KEEP, ReadingPreset
+from .records import FAULTS, FactorySpec, PluginOrigin, Spec, describe
 from .splitting import MediaSplitter
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
 MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
-def resolve(spec: FactorySpec, origin: PluginOrigin) -> Callable[..., Any]:
-    """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
-    called."""
-    about = f"{origin}: {spec.factory}, the factory of {describe(spec)},"
-    found = imported_for(spec.factory, about)
+def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
+    """Imports what `spec.factory` names, of a preset what converts answers. Raises PluginError
+    when it cannot be imported or called."""
+    is_preset = isinstance(spec, ReadingPreset)
+    name = (spec.convert or KEEP) if isinstance(spec, ReadingPreset) else spec.factory
+    about = f"{origin}: {name}, the {'converter' if is_preset else 'factory'} of {describe(spec)},"
+    found = imported_for(name, about)
     if not callable(found):
         raise PluginContractError(
             f"{about} must be a class or a function, got {type(found).__name__}"

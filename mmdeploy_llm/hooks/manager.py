@@ -195,8 +195,9 @@ class PluginManager:
         """Returns the name of the plugin that provided `spec`."""
         return self._registry.origin(spec).name
 
-    def resolve(self, spec: FactorySpec) -> Callable[..., Any]:
-        """Imports the factory of `spec`. Raises PluginError naming the plugin and its package."""
+    def resolve(self, spec: Spec) -> Callable[..., Any]:
+        """Imports the factory of `spec`, of a preset what converts answers. Raises PluginError
+        naming the plugin and its package."""
         return factories.resolve(spec, self._registry.origin(spec))
 
     def gguf_table(self, spec: ModelSpec, kind: type[T]) -> T:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+KEEP = f"{__name__}:keep"  # converts the answers of presets that name no converter
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPreset:
@@ -62,3 +64,8 @@ class ReadPage:
 
     task: str
     tables: str = "html"
+
+
+def keep(answer: str, page: ReadPage) -> str:
+    """Returns an answer that is Markdown as it is."""
+    return answer

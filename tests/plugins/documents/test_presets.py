@@ -1,6 +1,5 @@
 """Every preset of an OCR family is chosen for its models alone, and names what there is."""
 
-import importlib
 from contextlib import suppress
 
 import pytest
@@ -9,6 +8,7 @@ from mmdeploy_llm_plugins import documents
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.hooks import PluginManager, ReadPage
 
+PLUGINS = PluginManager.load(("documents",))
 PRESETS = documents.provide_reading_presets()
 MODELS = [
     ("PaddleOCRVLForConditionalGeneration", "models/paddle", "paddleocr-vl"),
@@ -33,16 +33,14 @@ MODELS = [
 
 @pytest.mark.parametrize(("architecture", "about", "name"), MODELS)
 def test_the_preset_of_a_model(architecture, about, name):
-    plugins = PluginManager.load(("documents",))
-    found = plugins.reading_preset_for(architecture, about)
+    found = PLUGINS.reading_preset_for(architecture, about)
     assert (found and found.name) == name
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda own: own.name)
 def test_a_preset_names_what_there_is(preset):
     SamplingParams(max_tokens=preset.max_tokens, **preset.sampling)
-    module, _, name = preset.convert.partition(":")
-    convert = getattr(importlib.import_module(module), name)
+    convert = PLUGINS.resolve(PLUGINS.reading_preset(preset.name))
     with suppress(ValueError):  # an answer that is empty is none
         convert("", ReadPage(task="page"))
     assert "page" in preset.tasks
