@@ -1,7 +1,7 @@
 """KindTable: what the kinds of media are called and how their files begin, from all loaded specs.
 
 Everything that reads files, columns of tables or parts of messages asks this table for their kind.
-Images and videos are in it whatever is loaded.
+Images, videos and sounds are in it whatever is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KindTable:
     """The kinds of media of all loaded plugins. What two kinds claim at one priority belongs to
     neither: looking it up raises PluginConflictError.
 
-    kinds: image, video, then others in load order.
+    kinds: image, video, audio, then others in load order.
     suffixes: ".wav" -> kind. columns: name of a table's column, in small letters -> kind.
     first_bytes: (offset, bytes) -> kind, the longest first: the first that fits a file counts.
     part_types: type of a message's part -> kind; "audio" and "audio_url" are those of a kind

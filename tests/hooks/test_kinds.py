@@ -47,13 +47,13 @@ def manager_of(*specs, name="acme"):
     return manager
 
 
-def test_images_and_videos_are_known_without_plugins():
+def test_images_videos_and_sounds_are_known_without_plugins():
     kinds = PluginManager().kinds
-    assert kinds.kinds == ("image", "video")
+    assert kinds.kinds == ("image", "video", "audio")
     assert [kinds.of_name(name) for name in ("a/B.JPG", "x.mp4", "x.wav", "x")] == [
         "image",
         "video",
-        None,
+        "audio",
         None,
     ]
     assert [kinds.of_column(name) for name in ("Images", "webm", "text")] == [
@@ -68,10 +68,13 @@ def test_images_and_videos_are_known_without_plugins():
         b"0000ftypisom",
         b"RIFF0000WAVE",
     )
-    assert [kinds.of_bytes(head) for head in heads] == ["image", "image", "image", "video", None]
-    assert [kinds.of_part(name) for name in ("image_url", "video", "audio")] == [
+    assert [kinds.of_bytes(head) for head in heads] == ["image", "image", "image", "video", "audio"]
+    sounds = b"ID3\4", b"\xff\xfb\x90", b"OggS" + bytes(24) + b"OpusHead", b"0000ftypM4A "
+    assert {kinds.of_bytes(head) for head in sounds} == {"audio"}
+    assert [kinds.of_part(name) for name in ("image_url", "video", "input_audio", "pdf")] == [
         "image",
         "video",
+        "audio",
         None,
     ]
 
