@@ -210,6 +210,7 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
         "tool_parsers": manager.tool_parsers,
         "logits_processors": manager.logits_processors,
         "media_processors": manager.media_processors,
+        "reading_presets": manager.reading_presets,
     }
     own = {
         group: [asdict(spec) for spec in found if manager.owner(spec) == plugin.name]

@@ -35,6 +35,7 @@ from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
+<<<<<<< HEAD
 from .records import (
     FAULTS,
     NamedSpecT,
@@ -45,6 +46,10 @@ from .records import (
     Spec,
     SpecT,
 )
+=======
+from .reading import ReadingPreset
+from .records import FAULTS, FactorySpec, PluginFailure, PluginInfo, PluginOrigin, Spec
+>>>>>>> main
 from .registry import PluginRegistry, call
 from .splitting import MediaSplitter
 
@@ -155,6 +160,11 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
 
     @property
+    def reading_presets(self) -> tuple[ReadingPreset, ...]:
+        """All presets of reading, in load order."""
+        return tuple(item.spec for item in self._registry.provided(ReadingPreset))
+
+    @property
     def kinds(self) -> KindTable:
         """The kinds of media of all loaded specs: their suffixes, columns, first bytes, part
         types. Built anew for each call: take it once."""
@@ -201,6 +211,7 @@ class PluginManager:
             processors, "logits processor", name, self._note(), self._chooser
         )
 
+<<<<<<< HEAD
     def _named(self, of: type[NamedSpecT], kind: str, name: str) -> NamedSpecT:
         provided = self._registry.provided(of)
         return selection.select_named(provided, kind, name, self._note(), self._chooser)
@@ -208,6 +219,20 @@ class PluginManager:
     def media_processor(
         self, kind: str, model: str, *, spec: ModelSpec | None = None
     ) -> MediaProcessorSpec | None:
+=======
+    def reading_preset(self, name: str) -> ReadingPreset:
+        """Returns the preset of this name, found as in `reasoning_parser`."""
+        presets = self._registry.provided(ReadingPreset)
+        return selection.select_named(presets, "reading preset", name, self._note())
+
+    def reading_preset_for(self, architecture: str, about: str) -> ReadingPreset | None:
+        """Returns the preset for models of an architecture, None without one. about: the model's
+        name, config and card, in which marks are sought. Raises PluginConflictError on a tie."""
+        presets = self._registry.provided(ReadingPreset)
+        return selection.select_preset(presets, architecture, about)
+
+    def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
+>>>>>>> main
         """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
         one.
 
@@ -239,7 +264,8 @@ class PluginManager:
         return self._registry.origin(spec).name
 
     def resolve(self, spec: Spec) -> Callable[..., Any]:
-        """Imports the factory of `spec`. Raises PluginError naming the plugin and its package."""
+        """Imports the factory of `spec`, of a preset what converts answers. Raises PluginError
+        naming the plugin and its package."""
         return factories.resolve(spec, self._registry.origin(spec))
 
     def gguf_table(self, spec: ModelSpec, kind: type[T]) -> T:
@@ -264,7 +290,7 @@ class PluginManager:
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
-    def build(self, spec: Spec, *args: Any) -> Any:
+    def build(self, spec: FactorySpec, *args: Any) -> Any:
         """Calls the factory of `spec` with `args`; never falls back to another plugin.
 
         Errors of this package pass through; any other raises ModelNotSupportedError for a model,

@@ -7,11 +7,18 @@ from typing import Generic, Literal, TypeVar
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .logits import LogitsProcessorSpec
+<<<<<<< HEAD
 from .names import normalise
+=======
+from .reading import ReadingPreset
+>>>>>>> main
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec
-Spec = ModelSpec | NamedSpec | MediaProcessorSpec
+NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
+FactorySpec = (
+    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+)
+Spec = FactorySpec | ReadingPreset
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -22,8 +29,11 @@ SpecT = TypeVar(
     ToolParserSpec,
     LogitsProcessorSpec,
     MediaProcessorSpec,
+    ReadingPreset,
 )
-NamedSpecT = TypeVar("NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec)
+NamedSpecT = TypeVar(
+    "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +119,8 @@ def describe(spec: Spec) -> str:
             return f"logits processor {spec.name}"
         case MediaProcessorSpec():
             return f"{spec.kind} processor {spec.name}"
+        case ReadingPreset():
+            return f"reading preset {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:
