@@ -35,9 +35,10 @@ from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-<<<<<<< HEAD
+from .reading import ReadingPreset
 from .records import (
     FAULTS,
+    FactorySpec,
     NamedSpecT,
     PluginFailure,
     PluginInfo,
@@ -46,10 +47,6 @@ from .records import (
     Spec,
     SpecT,
 )
-=======
-from .reading import ReadingPreset
-from .records import FAULTS, FactorySpec, PluginFailure, PluginInfo, PluginOrigin, Spec
->>>>>>> main
 from .registry import PluginRegistry, call
 from .splitting import MediaSplitter
 
@@ -135,6 +132,11 @@ class PluginManager:
         return self._registry.failures
 
     @property
+    def specs(self) -> tuple[Spec, ...]:
+        """All specs of all kinds, in load order."""
+        return tuple(item.spec for item in self._registry.all_provided)
+
+    @property
     def models(self) -> tuple[ModelSpec, ...]:
         """All model specs, in load order."""
         return tuple(item.spec for item in self._registry.provided(ModelSpec))
@@ -211,7 +213,16 @@ class PluginManager:
             processors, "logits processor", name, self._note(), self._chooser
         )
 
-<<<<<<< HEAD
+    def reading_preset(self, name: str) -> ReadingPreset:
+        """Returns the preset of this name, found as in `reasoning_parser`."""
+        return self._named(ReadingPreset, "reading preset", name)
+
+    def reading_preset_for(self, architecture: str, about: str) -> ReadingPreset | None:
+        """Returns the preset for models of an architecture, None without one. about: the model's
+        name, config and card, in which marks are sought. Raises PluginConflictError on a tie."""
+        presets = self._registry.provided(ReadingPreset)
+        return selection.select_preset(presets, architecture, about, self._chooser)
+
     def _named(self, of: type[NamedSpecT], kind: str, name: str) -> NamedSpecT:
         provided = self._registry.provided(of)
         return selection.select_named(provided, kind, name, self._note(), self._chooser)
@@ -219,20 +230,6 @@ class PluginManager:
     def media_processor(
         self, kind: str, model: str, *, spec: ModelSpec | None = None
     ) -> MediaProcessorSpec | None:
-=======
-    def reading_preset(self, name: str) -> ReadingPreset:
-        """Returns the preset of this name, found as in `reasoning_parser`."""
-        presets = self._registry.provided(ReadingPreset)
-        return selection.select_named(presets, "reading preset", name, self._note())
-
-    def reading_preset_for(self, architecture: str, about: str) -> ReadingPreset | None:
-        """Returns the preset for models of an architecture, None without one. about: the model's
-        name, config and card, in which marks are sought. Raises PluginConflictError on a tie."""
-        presets = self._registry.provided(ReadingPreset)
-        return selection.select_preset(presets, architecture, about)
-
-    def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
->>>>>>> main
         """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
         one.
 

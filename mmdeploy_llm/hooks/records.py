@@ -7,11 +7,8 @@ from typing import Generic, Literal, TypeVar
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .logits import LogitsProcessorSpec
-<<<<<<< HEAD
 from .names import normalise
-=======
 from .reading import ReadingPreset
->>>>>>> main
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
 NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset

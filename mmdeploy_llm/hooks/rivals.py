@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from mmdeploy_llm.errors import PluginConflictError
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
+from .logits import LogitsProcessorSpec
 from .manager import PluginManager
 from .records import Spec
-from .selection import ANY_MODEL, use_keys
+from .selection import ANY_MODEL
 
 Winner = Callable[[], Spec | None]
 
@@ -17,17 +20,8 @@ Winner = Callable[[], Spec | None]
 def rivals_of(manager: PluginManager, plugin: str) -> tuple[str, ...]:
     """Returns a line for each name that `plugin` provides and another serves: "AcmeForCausalLM is
     served by 'acme'", "AcmeForCausalLM is claimed by several plugins"."""
-    specs: tuple[Spec, ...] = (
-        *manager.models,
-        *manager.reasoning_parsers,
-        *manager.tool_parsers,
-        *manager.logits_processors,
-        *manager.media_processors,
-    )
-    lines = [
-        line for spec in specs if manager.owner(spec) == plugin for line in _lines(manager, spec)
-    ]
-    return tuple(dict.fromkeys(lines))
+    own = [spec for spec in manager.specs if manager.owner(spec) == plugin]
+    return tuple(dict.fromkeys(line for spec in own for line in _lines(manager, spec)))
 
 
 def _lines(manager: PluginManager, spec: Spec) -> Iterator[str]:
@@ -43,30 +37,29 @@ def _lines(manager: PluginManager, spec: Spec) -> Iterator[str]:
 
 def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
     """Yields each name that a spec claims, and a function that returns the spec which has it."""
+    if isinstance(spec, ModelSpec):
+        for name in spec.architectures:
+            if name != ANY_MODEL:
+                yield name, partial(manager.model_for, [name])
+    elif isinstance(spec, MediaProcessorSpec):
+        for family in spec.models:
+            if family != ANY_MODEL:
+                winner = partial(manager.media_processor, spec.kind, family)
+                yield f"the {spec.kind} processor of {family}", winner
+    else:
+        kind, find = _finder(manager, spec)
+        for name in (spec.name, *spec.aliases):
+            yield f"{kind} {name}", partial(find, name)
+
+
+def _finder(manager: PluginManager, spec: Spec) -> tuple[str, Callable[[str], Any]]:
+    """Returns what a spec with a name is called, and the method that finds it."""
     match spec:
-        case ModelSpec():
-            for name in spec.architectures:
-                if name != ANY_MODEL:
-                    yield name, lambda name=name: manager.model_for([name])  # type: ignore[misc]
-        case MediaProcessorSpec():
-            for family in spec.models:
-                if family != ANY_MODEL:
-                    yield (
-                        f"the {spec.kind} processor of {family}",
-                        lambda family=family: manager.media_processor(spec.kind, family),  # type: ignore[misc]
-                    )
         case ReasoningParserSpec():
-            for name in use_keys(spec):
-                yield (
-                    f"reasoning parser {name}",
-                    lambda name=name: manager.reasoning_parser(name),  # type: ignore[misc]
-                )
+            return "reasoning parser", manager.reasoning_parser
         case ToolParserSpec():
-            for name in use_keys(spec):
-                yield f"tool parser {name}", lambda name=name: manager.tool_parser(name)  # type: ignore[misc]
+            return "tool parser", manager.tool_parser
+        case LogitsProcessorSpec():
+            return "logits processor", manager.logits_processor
         case _:
-            for name in use_keys(spec):
-                yield (
-                    f"logits processor {name}",
-                    lambda name=name: manager.logits_processor(name),  # type: ignore[misc]
-                )
+            return "reading preset", manager.reading_preset

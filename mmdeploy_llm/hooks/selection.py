@@ -12,12 +12,8 @@ from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConfl
 
 from .contracts import MediaProcessorSpec, ModelSpec
 from .names import did_you_mean, listing, normalise
-<<<<<<< HEAD
-from .records import NamedSpec, NamedSpecT, PluginOrigin, Provided, Spec, SpecT
-=======
 from .reading import ReadingPreset
-from .records import NamedSpec, NamedSpecT, Provided, SpecT
->>>>>>> main
+from .records import NamedSpec, NamedSpecT, PluginOrigin, Provided, Spec, SpecT
 
 ANY_MODEL = "*"
 
@@ -220,7 +216,20 @@ def select_processor(
     return None
 
 
-<<<<<<< HEAD
+def select_preset(
+    provided: Sequence[Provided[ReadingPreset]], architecture: str, about: str, chooser: Chooser
+) -> ReadingPreset | None:
+    """Returns the preset for models of an architecture; one with a mark that `about` has beats one
+    without marks."""
+    text = about.casefold()
+    own = [item for item in provided if architecture in item.spec.architectures]
+    marked = [item for item in own if any(mark.casefold() in text for mark in item.spec.marks)]
+    candidates = marked or [item for item in own if not item.spec.marks]
+    if not candidates:
+        return None
+    return chooser.top(candidates, f"the reading preset for {architecture!r}", architecture).spec
+
+
 def check_use(use: Mapping[str, str], provided: Sequence[Provided[Any]], note: str) -> None:
     """Raises ConfigError for a plugin in `use` that is not loaded or does not provide the name.
 
@@ -252,17 +261,7 @@ def use_keys(spec: Spec) -> tuple[str, ...]:
             return spec.architectures
         case MediaProcessorSpec():
             return (spec.kind,)
+        case ReadingPreset():
+            return (*_names(spec), *spec.architectures)
         case _:
             return _names(spec)
-=======
-def select_preset(
-    provided: Sequence[Provided[ReadingPreset]], architecture: str, about: str
-) -> ReadingPreset | None:
-    """Returns the preset for models of an architecture; one with a mark that `about` has beats one
-    without marks."""
-    text = about.casefold()
-    own = [item for item in provided if architecture in item.spec.architectures]
-    marked = [item for item in own if any(mark.casefold() in text for mark in item.spec.marks)]
-    candidates = marked or [item for item in own if not item.spec.marks]
-    return top(candidates, f"the reading preset for {architecture!r}") if candidates else None
->>>>>>> main
