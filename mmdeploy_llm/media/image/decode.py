@@ -32,7 +32,7 @@ from .isolated import decode_apart, peek_apart
 from .modes import to_rgb
 from .orientation import live_orientation, upright
 
-__all__ = ["FORMATS", "DecodedImage", "ImageDecoder", "ImageHeader"]
+__all__ = ["FORMATS", "DecodedImage", "ImageDecoder", "ImageHeader", "decode_image"]
 
 NUM_LOCKS = 64
 
@@ -121,6 +121,23 @@ class ImageDecoder:
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]
+
+
+def decode_image(
+    source: Any, limits: MediaLimits | None = None, workers: Workers | None = None
+) -> DecodedImage:
+    """Decodes one image of any form that ImageDecoder takes, within the limits, and raises as it.
+
+    limits: None for the default ones. workers: the pool that decodes files where
+    `limits.isolation` is "process"; None: a process of its own for this image. A processor keeps an
+    ImageDecoder, whose processes serve many images.
+    """
+    decoder = ImageDecoder(workers)
+    try:
+        return decoder.decode(source, limits or MediaLimits())
+    finally:
+        if workers is None:
+            decoder.close()
 
 
 def is_apart(source: bytes | bytearray | memoryview, limits: MediaLimits) -> bool:
