@@ -53,7 +53,7 @@ def _banks(num_bins: int, n_mels: int, sample_rate: int) -> Tensor:
     return torch.clamp(torch.min(down, up), min=0.0)
 
 
-class GraniteSpeechFeatureExtractor(SequenceFeatureExtractor):
+class GraniteSpeechFeatureExtractor(SequenceFeatureExtractor):  # type: ignore[misc]
     """Computes what transformers' class of this name does of one sound: the logarithms of two
     neighbouring frames in a row, and how many tokens the projector makes of them."""
 

@@ -13,7 +13,7 @@ BEGIN_TOKEN_ID = 25  # of [BEGIN_AUDIO], as [AUDIO] is 24 in every checkpoint
 FRAMES_PER_TOKEN = 8
 
 
-class VoxtralProcessor(transformers.VoxtralProcessor):
+class VoxtralProcessor(transformers.VoxtralProcessor):  # type: ignore[misc]
     """transformers' processor, which writes sounds into texts too: windows of the extractor's
     length, the last filled with silence, each with as many tokens as mistral-common counts."""
 
