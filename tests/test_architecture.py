@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "shown", "weight_formats"),
     ("params", "messages", "option_types", "deadline", "caches"),
+    ("guarding", "plugin_choice"),
     ("config",),
     ("runtime_config",),
     ("outputs",),
@@ -59,7 +60,7 @@ LAYERS = (
     ("exporting",),
     ("batch",),
     ("report",),
-    ("estimate",),
+    ("estimate", "reading"),
     ("bulk",),
     ("llm", "aio"),
     ("ray",),
@@ -104,7 +105,7 @@ TORCH_FREE = {"schedule", "delivery", "datasets", "finding"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
-IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif"}
+IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif", "pypdfium2"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "processors/remote/stores.py"),

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.command_options.answer import Thinking
+from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
+from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.selection import Limit, Recursive
 from mmdeploy_llm.command_options.single import Image, IsJson
 from mmdeploy_llm.command_options.values import (
@@ -26,6 +27,8 @@ from mmdeploy_llm.command_options.values import (
     text_value,
 )
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+
+from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from mmdeploy_llm.client.counting import TokenCounter
@@ -82,6 +85,7 @@ Raw = Annotated[bool, typer.Option("--raw", help="Count the text without a chat 
 Total = Annotated[bool, typer.Option("--total", help="Print the sums of all items only.")]
 
 
+@with_groups
 def count(
     ctx: typer.Context,
     inputs: Inputs = None,
@@ -97,6 +101,8 @@ def count(
     image_tokens: ImageTokens = "auto",
     video_tokens: VideoTokens = "auto",
     engine: Engine = None,
+    *,
+    providers: ProviderOptions,
 ) -> None:
     """Count the tokens of prompts, pictures and videos, without the weights of the model.
 
@@ -109,8 +115,9 @@ def count(
         raise ConfigError("nothing to count: give files, or a text with --prompt")
     text = text_value("--prompt", prompt)
     kwargs = template_kwargs(thinking)
-    budgets = {"image_tokens": image_tokens, "video_tokens": video_tokens}
-    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **budgets)
+    more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
+    more |= providers.to_engine()
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
     if inputs:
         finding = finding_of(model, options)
         items = input_items(
