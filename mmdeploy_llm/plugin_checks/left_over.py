@@ -1,4 +1,4 @@
-"""What a plugin leaves in a process: threads, child processes, open files, replaced functions and
+"""Finds what a plugin leaves in a process: threads, child processes, open files, replaced functions and
 changed settings of the process and of libraries."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ GRACE = 3.0  # seconds in which threads and processes may end
 SHARED = (
     "builtins", "json", "os", "random", "socket", "threading", "time",
     "numpy", "PIL.Image", "PIL.ImageFile", "PIL.ImageOps", "av", "safetensors.torch",
-    "torch", "torch.nn", "torch.nn.functional", "torch.nn.modules.module", "torch.nn.modules.linear",
+    "torch", "torch.nn", "torch.nn.functional", "torch.nn.modules.module",
+    "torch.nn.modules.linear",
     "transformers", "transformers.modeling_utils", "transformers.masking_utils",
     "transformers.processing_utils", "transformers.tokenization_utils_base",
     "transformers.image_utils", "transformers.image_transforms",
@@ -71,8 +72,8 @@ class Left:
         for name, value in self._settings.items():
             if settings.get(name, value) != value:
                 return (
-                    f"{name} is {settings[name]!r:.80}, it was {value!r:.80}; leave settings of the "
-                    "process as they are, or restore them at once"
+                    f"{name} is {settings[name]!r:.80}, it was {value!r:.80}; leave settings of "
+                    "the process as they are, or restore them at once"
                 )
         return None
 
@@ -88,9 +89,7 @@ class Left:
             thread.name for thread in threading.enumerate() if thread.ident not in self._threads
         ]
         if threads:
-            return (
-                f"the thread {threads[0]!r} still runs ({len(threads)} in all); end it in close()"
-            )
+            return f"the thread {threads[0]!r} still runs, one of {len(threads)}; end it in close()"
         children = _children() - self._children
         if children:
             return f"{len(children)} processes still run that it started; end them in close()"

@@ -21,14 +21,15 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from mmdeploy_llm.model_checks.base import Check, CheckSkipped
-from mmdeploy_llm.plugin_checks import logits, parsers, plugins, processors, tools
-from mmdeploy_llm.plugin_checks.processor_subject import (
+from mmdeploy_llm.media_checks import processors
+from mmdeploy_llm.media_checks.subject import (
     Options,
     ProcessorSubject,
     checkpoint_of,
 )
-from mmdeploy_llm.plugin_checks.truth import Reference, transformers_truth
+from mmdeploy_llm.media_checks.truth import Reference, transformers_truth
+from mmdeploy_llm.model_checks.base import Check, CheckSkipped
+from mmdeploy_llm.plugin_checks import logits, parsers, plugins, tools
 from mmdeploy_llm.tiny import make_tokenizer
 
 

@@ -1,9 +1,10 @@
-"""What transformers makes of an item: the reference of a media processor, derived from the
+"""Asks transformers what it makes of an item: the reference of a media processor, derived from the
 checkpoint's own files where transformers can read them without torchvision."""
 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaTruth:
-    """What a reference makes of one item.
+    """A reference's result for one item.
 
     tensors: name -> tensor; those that the processor has under the same name must be equal, and the
         first is its pixels, whatever their order.
@@ -84,12 +85,13 @@ class TransformersImages:
     ) -> MediaTruth:
         """Returns the truth about an image, given as bytes, of Pillow or as an array."""
         image = opened(source)
-        if self.processor is not None:
-            try:
-                return self._of_prompt(image, options, markers)
-            except Exception as error:  # it lacks what the files do not have, such as audio tokens
-                self.processor, self.reason = None, _reason(error)
-        made = self.images(image, return_tensors="pt", **{**self._usual, **options})
+        with warnings.catch_warnings(action="ignore"):  # those of transformers are not the author's
+            if self.processor is not None:
+                try:
+                    return self._of_prompt(image, options, markers)
+                except Exception as error:  # the files lack something, such as an audio token
+                    self.processor, self.reason = None, _reason(error)
+            made = self.images(image, return_tensors="pt", **{**self._usual, **options})
         return MediaTruth(tensors=_pixels_first(made))
 
     def _of_prompt(

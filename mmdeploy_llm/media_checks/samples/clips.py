@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits
 
-from .pictures import Pixels, Twins, noise, pixels
+from .pictures import Pixels, Twins, pixels
 
 HOURS = 100_000  # seconds, more than a day
 
@@ -27,13 +27,13 @@ def samples() -> dict[str, Any]:
 
 
 def twins() -> Twins:
-    """Returns name -> two sources that differ in their last or first bytes only."""
-    clip = np.stack([noise(320, 320, seed=seed) for seed in range(4)])
+    """Returns name -> two sources that differ in their last or first frames only."""
+    clip = np.random.default_rng(8).integers(0, 256, (4, 320, 320, 3), dtype=np.uint8)
     found: Twins = {}
-    for name, index in (("last", -1), ("first", 0)):
+    for name, half in (("last", slice(2, None)), ("first", slice(2))):
         other = clip.copy()
-        other[index, 160:] = 255 - other[index, 160:]
-        found[f"arrays that differ in their {name} frame"] = clip, other
+        other[half, 160:] = 255 - other[half, 160:]
+        found[f"arrays that differ in their {name} frames"] = clip, other
         if name == "last":
             found["files that differ in their last bytes"] = lossless(clip), lossless(other)
     return found
@@ -62,7 +62,7 @@ def lossless(clip: Pixels) -> bytes:
 
 def far_apart(picture: Pixels) -> bytes:
     """Encodes a video of two frames, HOURS apart."""
-    return _encoded([picture, picture], "mpeg4", "matroska", times=(0, HOURS * 10))
+    return _encoded([picture, picture], "ffv1", "matroska", "bgr0", times=(0, HOURS * 10))
 
 
 def _encoded(

@@ -15,7 +15,7 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand
 
-from .processor_subject import ProcessorSubject
+from .subject import ProcessorSubject
 
 
 def keys_are_deterministic(subject: ProcessorSubject) -> None:
@@ -170,6 +170,7 @@ def sources_are_left_as_they_are(subject: ProcessorSubject) -> None:
         with attributed(f"sample {name!r}: decode, then process twice", "keep the item as it is"):
             item = processor.decode(source, subject.limits)
             first, second = (processor.process(item, {}) for _ in range(2))
+        demand(isinstance(first, MediaInput), f"sample {name!r}: process returns no MediaInput")
         problem = difference(first, second)
         demand(
             problem is None,

@@ -14,7 +14,7 @@ from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand
 
 from . import layouts
-from .processor_subject import ProcessorSubject
+from .subject import ProcessorSubject
 from .truth import AROUND, GIVE_YOUR_OWN, MediaTruth
 
 
@@ -26,7 +26,7 @@ def pixels_equal_the_reference(subject: ProcessorSubject) -> None:
 
 
 def options_equal_the_reference(subject: ProcessorSubject) -> None:
-    """With options of an item too, tensors and tokens equal the reference's."""
+    """Tensors and tokens equal the reference's with options of an item too."""
     if not subject.reference_options:
         raise CheckSkipped(
             "no option of an item is known to have the same name and meaning in the reference; add "

@@ -10,8 +10,8 @@ import torch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand
 
-from . import processor_company, processor_keys, processor_limits, processor_truth
-from .processor_subject import ProcessorSubject
+from . import company, equal, keys, limits
+from .subject import ProcessorSubject
 
 
 def builds(subject: ProcessorSubject) -> None:
@@ -174,8 +174,8 @@ CHECKS: tuple[Check, ...] = (
     count_tokens_equals_process,
     prompt_text_holds_the_tokens,
     budgets_are_kept,
-    *processor_truth.CHECKS,
-    *processor_keys.CHECKS,
-    *processor_limits.CHECKS,
-    *processor_company.CHECKS,
+    *equal.CHECKS,
+    *keys.CHECKS,
+    *limits.CHECKS,
+    *company.CHECKS,
 )
