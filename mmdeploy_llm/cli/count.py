@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.command_options.answer import Thinking
 from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
 from mmdeploy_llm.command_options.selection import Limit, Recursive
@@ -25,8 +26,6 @@ from mmdeploy_llm.command_options.values import (
     text_value,
 )
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
-
-from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from mmdeploy_llm.client.counting import TokenCounter

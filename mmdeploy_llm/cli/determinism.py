@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmdeploy_llm.cli.exits import SOME_FAILED
 from mmdeploy_llm.command_options.model import DType, Engine, Model
 from mmdeploy_llm.command_options.single import IsJson
 from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.weight_formats import FORMATS, names_of
-
-from .exits import SOME_FAILED
 
 if TYPE_CHECKING:
     from mmdeploy_llm.determinism.ways import Comparison

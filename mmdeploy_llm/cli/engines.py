@@ -11,8 +11,8 @@ from mmdeploy_llm.budgets.photo import telling_the_cost
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
     from mmdeploy_llm.answers.rounds import Answerer
-    from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
+    from mmdeploy_llm.media_loading.loader import MediaLoader
     from mmdeploy_llm.report.previews import FilePreviews
 
 

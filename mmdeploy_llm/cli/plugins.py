@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from .command import Command, CommandGroup
-from .exits import SOME_FAILED, print_error
+from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
+from mmdeploy_llm.command_options.command import Command, CommandGroup
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -206,6 +206,7 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
         "tool_parsers": manager.tool_parsers,
         "logits_processors": manager.logits_processors,
         "media_processors": manager.media_processors,
+        "reading_presets": manager.reading_presets,
     }
     own = {
         group: [asdict(spec) for spec in found if manager.owner(spec) == plugin.name]

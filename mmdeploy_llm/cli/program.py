@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm import __version__
+from mmdeploy_llm.cli.exits import STOPPED, USAGE, print_error
 from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
+from mmdeploy_llm.command_options.command import Command, CommandGroup
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
 from . import plugin_names
 from .batches import batch, caption
 from .bench import BENCH_EPILOG, bench
-from .command import Command, CommandGroup
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
-from .exits import STOPPED, USAGE, print_error
 from .exports import EXPORT_EPILOG, export
 from .interrupts import interrupted_code
 from .jobs import MORE_WORDS, RUN_EPILOG, run

@@ -14,8 +14,8 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
 from mmdeploy_llm.desk.many import open_desk
 from mmdeploy_llm.errors import EngineError
-from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.processes import finalize_here

@@ -23,10 +23,10 @@ from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, RequestError
 from mmdeploy_llm.hooks import Model, PluginManager
-from mmdeploy_llm.intake.cache import CacheStats
-from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.intake.prompts import deadline_of, priority_of
 from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.media_loading.cache import CacheStats
+from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.processes import Home
 from mmdeploy_llm.runtime_config import RuntimeConfig
 

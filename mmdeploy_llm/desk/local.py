@@ -24,9 +24,9 @@ from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import EngineError, PluginError, RequestError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.processes import finalize_here, interrupt_thread
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.startup.rooms import Assembly

@@ -19,8 +19,8 @@ from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.intake.cache import CacheStats, add_stats
 from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.media_loading.cache import CacheStats, add_stats
 from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 from mmdeploy_llm.startup.start import start

@@ -24,8 +24,8 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.processes import Channel, Message, Worker, finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig

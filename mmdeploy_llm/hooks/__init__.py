@@ -16,18 +16,22 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from .kinds import KindTable
 from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
 from .manager import PluginManager
 from .model import Model
 from .parsing import NextText, ReasoningParser, Segment, ToolParser
+from .reading import ReadingPreset, ReadPage, ReadText
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
+from .splitting import MediaSplitter, SplitPart
 
 __all__ = [
     "ITEM_NUMBER",
     "BoxRule",
     "Checkpoint",
     "EngineInfo",
+    "KindTable",
     "LogitsContext",
     "LogitsProcessor",
     "LogitsProcessorSpec",
@@ -38,6 +42,7 @@ __all__ = [
     "MediaProcessorSpec",
     "MediaRef",
     "MediaSpan",
+    "MediaSplitter",
     "Model",
     "ModelSpec",
     "NextText",
@@ -45,10 +50,14 @@ __all__ = [
     "PluginFailure",
     "PluginInfo",
     "PluginManager",
+    "ReadPage",
+    "ReadText",
+    "ReadingPreset",
     "ReasoningParser",
     "ReasoningParserSpec",
     "RequestRecord",
     "Segment",
+    "SplitPart",
     "StepStats",
     "ToolCall",
     "ToolParser",

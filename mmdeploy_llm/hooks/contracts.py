@@ -17,6 +17,7 @@ from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.request import MediaInput
 
+from .declared import FirstBytes
 from .folder_files import read_object
 
 if TYPE_CHECKING:
@@ -102,7 +103,17 @@ class MediaProcessorSpec:
         word is in its `media`.
     models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
     factory: "module:Class", called as factory(checkpoint, options) once per engine; options are the
-        engine's `mm_processor_kwargs`.
+        engine's `mm_processor_kwargs`. It returns a MediaProcessor; with `yields`, a MediaSplitter.
+    suffixes: of files of the kind, such as ".wav", in small letters. Those of several specs of one
+        kind are united, as are the following three.
+    columns: names of a table's columns that hold such items.
+    first_bytes: what files of the kind begin with; an entry may be (offset, bytes).
+    part_types: further types of a message's parts beside the kind and "<kind>_url", such as
+        "input_audio".
+    part_text: what stands for an item in a chat prompt where the model's template does not render
+        such a part; None: the first of the processor's markers.
+    yields: the kind into whose items an item is split before placeholders are counted, such as
+        "image" for a document of pages.
     """
 
     name: str
@@ -110,6 +121,12 @@ class MediaProcessorSpec:
     factory: str
     models: tuple[str, ...] = ("*",)
     priority: int = 0
+    suffixes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    first_bytes: tuple[FirstBytes, ...] = ()
+    part_types: tuple[str, ...] = ()
+    part_text: str | None = None
+    yields: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

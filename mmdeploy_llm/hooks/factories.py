@@ -23,17 +23,21 @@ from .contracts import (
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, PluginOrigin, Spec, describe
+from .reading import KEEP, ReadingPreset
+from .records import FAULTS, FactorySpec, PluginOrigin, Spec, describe
+from .splitting import MediaSplitter
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
 MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
-    """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
-    called."""
-    about = f"{origin}: {spec.factory}, the factory of {describe(spec)},"
-    found = imported_for(spec.factory, about)
+    """Imports what `spec.factory` names, of a preset what converts answers. Raises PluginError
+    when it cannot be imported or called."""
+    is_preset = isinstance(spec, ReadingPreset)
+    name = (spec.convert or KEEP) if isinstance(spec, ReadingPreset) else spec.factory
+    about = f"{origin}: {name}, the {'converter' if is_preset else 'factory'} of {describe(spec)},"
+    found = imported_for(name, about)
     if not callable(found):
         raise PluginContractError(
             f"{about} must be a class or a function, got {type(found).__name__}"
@@ -58,7 +62,7 @@ def imported(name: str) -> Any:
     return found
 
 
-def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
+def build(spec: FactorySpec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     """Returns `factory(*args)`, checked against its contract.
 
     Errors of this package pass through. Any other becomes an error that names the plugin: a
@@ -84,7 +88,7 @@ def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     return built
 
 
-def _problem(spec: Spec, built: object) -> str | None:
+def _problem(spec: FactorySpec, built: object) -> str | None:
     """Says how `built` breaks the contract; None when it keeps it."""
     match spec:
         case ModelSpec():
@@ -95,6 +99,8 @@ def _problem(spec: Spec, built: object) -> str | None:
             return _class_problem(built, ToolParser)
         case LogitsProcessorSpec():
             return _class_problem(built, LogitsProcessor)
+        case MediaProcessorSpec(yields=str()):
+            return _class_problem(built, MediaSplitter) or _marker_problem(spec, built)
         case MediaProcessorSpec():
             return _class_problem(built, MediaProcessor) or _processor_problem(spec, built)
 
@@ -113,12 +119,16 @@ def _model_problem(spec: ModelSpec, built: object) -> str | None:
 
 
 def _processor_problem(spec: MediaProcessorSpec, built: Any) -> str | None:
-    kind = getattr(built, "kind", None)
-    if kind != spec.kind:
-        return f"has kind {kind!r}, but its spec says {spec.kind!r}"
-    token, markers = getattr(built, "token", None), getattr(built, "markers", None)
+    token = getattr(built, "token", None)
     if not isinstance(token, str) or not token:
         return f"must have a `token` text that is not empty, got {token!r}"
+    return _marker_problem(spec, built)
+
+
+def _marker_problem(spec: MediaProcessorSpec, built: Any) -> str | None:
+    kind, markers = getattr(built, "kind", None), getattr(built, "markers", None)
+    if kind != spec.kind:
+        return f"has kind {kind!r}, but its spec says {spec.kind!r}"
     if not isinstance(markers, tuple) or not all(
         isinstance(marker, str) and marker for marker in markers
     ):

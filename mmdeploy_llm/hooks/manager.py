@@ -29,12 +29,15 @@ from .contracts import (
     ToolParserSpec,
 )
 from .guard import CallGuard
+from .kinds import KindTable, table_of
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
+from .reading import ReadingPreset
+from .records import FAULTS, FactorySpec, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
+from .splitting import MediaSplitter
 
 T = TypeVar("T")
 
@@ -120,6 +123,17 @@ class PluginManager:
         """All media processor specs, in load order."""
         return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
 
+    @property
+    def reading_presets(self) -> tuple[ReadingPreset, ...]:
+        """All presets of reading, in load order."""
+        return tuple(item.spec for item in self._registry.provided(ReadingPreset))
+
+    @property
+    def kinds(self) -> KindTable:
+        """The kinds of media of all loaded specs: their suffixes, columns, first bytes, part
+        types. Built anew for each call: take it once."""
+        return table_of(self._registry.provided(MediaProcessorSpec))
+
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""
         loaded = [plugin.name for plugin in self.plugins if plugin.provides]
@@ -157,6 +171,17 @@ class PluginManager:
         processors = self._registry.provided(LogitsProcessorSpec)
         return selection.select_named(processors, "logits processor", name, self._note())
 
+    def reading_preset(self, name: str) -> ReadingPreset:
+        """Returns the preset of this name, found as in `reasoning_parser`."""
+        presets = self._registry.provided(ReadingPreset)
+        return selection.select_named(presets, "reading preset", name, self._note())
+
+    def reading_preset_for(self, architecture: str, about: str) -> ReadingPreset | None:
+        """Returns the preset for models of an architecture, None without one. about: the model's
+        name, config and card, in which marks are sought. Raises PluginConflictError on a tie."""
+        presets = self._registry.provided(ReadingPreset)
+        return selection.select_preset(presets, architecture, about)
+
     def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
         """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
         one.
@@ -171,7 +196,8 @@ class PluginManager:
         return self._registry.origin(spec).name
 
     def resolve(self, spec: Spec) -> Callable[..., Any]:
-        """Imports the factory of `spec`. Raises PluginError naming the plugin and its package."""
+        """Imports the factory of `spec`, of a preset what converts answers. Raises PluginError
+        naming the plugin and its package."""
         return factories.resolve(spec, self._registry.origin(spec))
 
     def gguf_table(self, spec: ModelSpec, kind: type[T]) -> T:
@@ -196,7 +222,7 @@ class PluginManager:
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
-    def build(self, spec: Spec, *args: Any) -> Any:
+    def build(self, spec: FactorySpec, *args: Any) -> Any:
         """Calls the factory of `spec` with `args`; never falls back to another plugin.
 
         Errors of this package pass through; any other raises ModelNotSupportedError for a model,
@@ -204,6 +230,12 @@ class PluginManager:
         what the spec promises.
         """
         return factories.build(spec, self._registry.origin(spec), args)
+
+    def build_splitter(self, spec: MediaProcessorSpec, *args: Any) -> MediaSplitter:
+        """Calls the factory of a spec with `yields`, as `build` does."""
+        assert spec.yields is not None, spec
+        built: MediaSplitter = factories.build(spec, self._registry.origin(spec), args)
+        return built
 
     def fetch_media(self, ref: MediaRef, limits: MediaLimits) -> bytes:
         """Returns the bytes of `ref` from the first plugin that has them. Thread-safe.

@@ -7,10 +7,14 @@ from typing import Generic, Literal, TypeVar
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .logits import LogitsProcessorSpec
+from .reading import ReadingPreset
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec
-Spec = ModelSpec | NamedSpec | MediaProcessorSpec
+NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
+FactorySpec = (
+    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+)
+Spec = FactorySpec | ReadingPreset
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -21,8 +25,11 @@ SpecT = TypeVar(
     ToolParserSpec,
     LogitsProcessorSpec,
     MediaProcessorSpec,
+    ReadingPreset,
 )
-NamedSpecT = TypeVar("NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec)
+NamedSpecT = TypeVar(
+    "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,8 @@ def describe(spec: Spec) -> str:
             return f"logits processor {spec.name}"
         case MediaProcessorSpec():
             return f"{spec.kind} processor {spec.name}"
+        case ReadingPreset():
+            return f"reading preset {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

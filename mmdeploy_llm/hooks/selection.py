@@ -8,6 +8,7 @@ from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConfl
 
 from .contracts import MediaProcessorSpec, ModelSpec
 from .names import did_you_mean, listing, normalise
+from .reading import ReadingPreset
 from .records import NamedSpec, NamedSpecT, Provided, SpecT
 
 ANY_MODEL = "*"
@@ -85,3 +86,15 @@ def select_processor(
         if candidates:
             return top(candidates, f"the {kind} processor for model {model!r}")
     return None
+
+
+def select_preset(
+    provided: Sequence[Provided[ReadingPreset]], architecture: str, about: str
+) -> ReadingPreset | None:
+    """Returns the preset for models of an architecture; one with a mark that `about` has beats one
+    without marks."""
+    text = about.casefold()
+    own = [item for item in provided if architecture in item.spec.architectures]
+    marked = [item for item in own if any(mark.casefold() in text for mark in item.spec.marks)]
+    candidates = marked or [item for item in own if not item.spec.marks]
+    return top(candidates, f"the reading preset for {architecture!r}") if candidates else None

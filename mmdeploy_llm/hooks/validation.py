@@ -14,8 +14,11 @@ from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.messages import MEDIA_KIND
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
+from .declared import HEAD
+from .kinds import claimed
 from .logits import LogitsProcessorSpec
 from .names import did_you_mean, error_text, listing, normalise
+from .reading import ReadingPreset
 from .records import Spec
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
@@ -25,6 +28,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_tool_parsers": ToolParserSpec,
         "provide_logits_processors": LogitsProcessorSpec,
         "provide_media_processors": MediaProcessorSpec,
+        "provide_reading_presets": ReadingPreset,
     }
 )
 TP_KINDS = (
@@ -32,6 +36,9 @@ TP_KINDS = (
     *("rowwise-partial", "experts-partial", "sum"),
 )
 
+_ANY = re.compile(r"(?s).*")
+_SUFFIX = re.compile(r"\.[^\s./\\A-Z]+")
+_PART_TYPE = re.compile(r"(?!text$)[a-z][a-z0-9_]*")
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -84,6 +91,7 @@ def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
             )
         check_spec(spec)
     _check_unique(hook, specs)
+    _check_kinds(hook, specs)
     return specs
 
 
@@ -94,6 +102,8 @@ def check_spec(spec: Spec) -> None:
         for field, (rule, holds) in _RULES[type(spec)].items()
         if not holds(getattr(spec, field))
     ]
+    if isinstance(spec, MediaProcessorSpec) and spec.yields == spec.kind:
+        wrong.append(f"yields must be another kind than its own, {spec.kind!r}")
     if wrong:
         name = spec.name if _is_name(spec.name) else "without a name"
         raise PluginContractError(f"{type(spec).__name__} {name}: {'; '.join(wrong)}")
@@ -106,6 +116,18 @@ def _check_unique(hook: str, specs: Iterable[Spec]) -> None:
         if claim in seen:
             raise PluginContractError(f"{hook} returns {claim} twice")
         seen.add(claim)
+
+
+def _check_kinds(hook: str, specs: Iterable[Spec]) -> None:
+    """Raises PluginContractError when one plugin gives a suffix or the like to two kinds."""
+    kinds: dict[tuple[str, Any], str] = {}
+    for spec in (spec for spec in specs if isinstance(spec, MediaProcessorSpec)):
+        for field, name in claimed(spec):
+            kind = kinds.setdefault((field, name), spec.kind)
+            if kind != spec.kind:
+                raise PluginContractError(
+                    f"{hook} gives {name!r} in `{field}` to the kinds {kind!r} and {spec.kind!r}"
+                )
 
 
 def _claims(spec: Spec) -> list[str]:
@@ -121,6 +143,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"tool parser {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case LogitsProcessorSpec():
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case ReadingPreset():
+            return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models
@@ -141,8 +165,10 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and value.strip() != ""
 
 
-def _is_names(value: object) -> bool:
-    return isinstance(value, tuple) and all(map(_is_name, value))
+def _is_names(value: object, form: re.Pattern[str] = _ANY) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(name, str) and _is_name(name) and form.fullmatch(name) for name in value
+    )
 
 
 def _is_factory(value: object) -> bool:
@@ -153,10 +179,39 @@ def _is_priority(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_begin(value: object) -> bool:
+    """Whether it is an entry of first_bytes: one byte alone would begin files of every kind."""
+    offset, begin = value if isinstance(value, tuple) and len(value) == 2 else (0, value)
+    return (
+        isinstance(begin, bytes)
+        and _is_priority(offset)
+        and len(begin) >= 2
+        and 0 <= offset <= HEAD - len(begin)
+    )
+
+
 def _is_tp_plan(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         _is_name(pattern) and kind in TP_KINDS for pattern, kind in value.items()
     )
+
+
+def _is_count(value: object) -> bool:
+    return _is_priority(value) and isinstance(value, int) and value > 0
+
+
+def _is_count_or_none(value: object) -> bool:
+    return value is None or _is_count(value)
+
+
+def _is_budget(value: object) -> bool:
+    return value in ("auto", "full") or _is_count_or_none(value)
+
+
+def _is_tasks(value: object) -> bool:
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(_is_name(name) and isinstance(text, str) for name, text in value.items())
 
 
 Rule = tuple[str, Callable[[object], bool]]  # what is allowed, as text and as a check
@@ -168,6 +223,7 @@ _COMMON: Mapping[str, Rule] = MappingProxyType(
         "priority": ("an int", _is_priority),
     }
 )
+_COUNT: Rule = ("a whole number above 0", _is_count)
 _SOME_NAMES: Rule = (
     "a tuple of at least one text",
     lambda value: _is_names(value) and value != (),
@@ -204,10 +260,47 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
         ReasoningParserSpec: {**_COMMON, "aliases": _NAMES},
         ToolParserSpec: {**_COMMON, "aliases": _NAMES},
         LogitsProcessorSpec: {**_COMMON, "aliases": _NAMES, "arguments": _NAMES},
+        ReadingPreset: {
+            "name": _COMMON["name"],
+            "priority": _COMMON["priority"],
+            "aliases": _NAMES,
+            "architectures": _SOME_NAMES,
+            "marks": _NAMES,
+            "tasks": ("a mapping of one task or more to prompts", _is_tasks),
+            "system": ("a text or None", lambda value: value is None or isinstance(value, str)),
+            "image_tokens": ("a number, 'auto', 'full' or None", _is_budget),
+            "dpi": _COUNT,
+            "longest_side": ("None or a whole number above 0", _is_count_or_none),
+            "max_tokens": _COUNT,
+            "sampling": ("a mapping", lambda value: isinstance(value, Mapping)),
+            "convert": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
+            "source": ("a text", lambda value: isinstance(value, str)),
+        },
         MediaProcessorSpec: {
             **_COMMON,
             "kind": _KIND,
             "models": _SOME_NAMES,
+            "suffixes": (
+                "a tuple of suffixes in small letters, such as '.wav'",
+                lambda value: _is_names(value, _SUFFIX),
+            ),
+            "columns": _NAMES,
+            "first_bytes": (
+                f"a tuple of 2 bytes or more, or of (offset, bytes), within the first {HEAD}",
+                lambda value: isinstance(value, tuple) and all(map(_is_begin, value)),
+            ),
+            "part_types": (
+                "a tuple of words in small letters such as 'input_audio' (not 'text')",
+                lambda value: _is_names(value, _PART_TYPE),
+            ),
+            "part_text": (
+                "a text that is not empty or None",
+                lambda value: value is None or (isinstance(value, str) and value != ""),
+            ),
+            "yields": (f"{_KIND[0]} or None", lambda value: value is None or _KIND[1](value)),
         },
     }
 )

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.media_loading.forms import normalised
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
-from .forms import normalised
 from .tools import template_calls
 
 MARKS = range(0xE000, 0xF900)  # private-use characters, without a meaning in any text

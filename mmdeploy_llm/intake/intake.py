@@ -20,16 +20,16 @@ from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
+from mmdeploy_llm.media_loading.cache import CacheStats
+from mmdeploy_llm.media_loading.embeds import EmbedsReader
+from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
-from .cache import CacheStats
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
-from .embeds import EmbedsReader
-from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt, with_options
 from .rendered import Rendered, TokenCount

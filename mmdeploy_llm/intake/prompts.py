@@ -10,11 +10,11 @@ from typing import Any
 
 from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.media_loading.forms import media_items
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 from mmdeploy_llm.shown import shown
 
 from .encodings import is_encoding, one_sequence
-from .forms import media_items
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")

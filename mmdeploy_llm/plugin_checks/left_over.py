@@ -1,5 +1,5 @@
-"""Finds what a plugin leaves in a process: threads, child processes, open files, replaced functions and
-changed settings of the process and of libraries."""
+"""Finds what a plugin leaves in a process: threads, child processes, open files, replaced functions,
+and changed settings of the process and of libraries."""
 
 from __future__ import annotations
 

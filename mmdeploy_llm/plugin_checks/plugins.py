@@ -211,7 +211,7 @@ def provides_the_same_twice(subject: PluginSubject) -> None:
 
 
 def factories_can_be_imported(subject: PluginSubject) -> None:
-    """Every spec's factory exists and can be called."""
+    """Every spec's factory, and converter of a preset, exists and can be called."""
     for spec in subject.specs:
         try:
             subject.manager.resolve(spec)
@@ -283,6 +283,7 @@ def _specs(manager: PluginManager) -> tuple[Spec, ...]:
         *manager.tool_parsers,
         *manager.logits_processors,
         *manager.media_processors,
+        *manager.reading_presets,
     )
 
 

@@ -18,7 +18,7 @@ from mmdeploy_llm.sinks.base import Readable
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import MediaLimits
-    from mmdeploy_llm.intake.media import CanPreview
+    from mmdeploy_llm.media_loading.loader import CanPreview
 
 # Returns the JPEGs of one media item, none without a preview.
 MakePreviews = Callable[[Media], Sequence[bytes]]
@@ -46,7 +46,7 @@ class FilePreviews:
     def __init__(
         self, open_reader: Callable[[], HasPreviews], open_media: Callable[[], HasPreviews]
     ) -> None:
-        from mmdeploy_llm_processors.image.thumbnail import Thumbnails
+        from mmdeploy_llm.media.image.thumbnail import Thumbnails
 
         self._thumbnails = Thumbnails()
         self._open_reader, self._open_media = open_reader, open_media

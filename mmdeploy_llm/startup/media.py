@@ -10,7 +10,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMediaError
 from mmdeploy_llm.hooks import BoxRule, MediaLimits, MediaProcessor, PluginManager
 from mmdeploy_llm.hooks.factories import imported_for
-from mmdeploy_llm.intake.media import MediaLoader
+from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES
 from mmdeploy_llm.params import SamplingParams

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from mmdeploy_llm_processors.video.options import VideoOptions
 from mmdeploy_llm_processors.video.select import one_of_each
-from mmdeploy_llm_processors.video.timeline import Timeline
 
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media import Timeline
 
 
 def choose_frames(timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:

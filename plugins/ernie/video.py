@@ -8,10 +8,10 @@ from typing import Any
 from mmdeploy_llm_processors.image.patches import fit_size
 from mmdeploy_llm_processors.video.options import VideoOptions
 from mmdeploy_llm_processors.video.processor import VideoPlan, VideoProcessor
-from mmdeploy_llm_processors.video.timeline import Timeline
 from PIL import Image
 
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.media import Timeline
 
 from .frames import choose_frames
 from .image import clamp_aspect

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 from mmdeploy_llm_processors.image.budget import too_few
-from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import resize
 from mmdeploy_llm_processors.image.special_texts import special_texts
@@ -27,6 +26,7 @@ from PIL import Image
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.media import DecodedImage, ImageHeader
 
 # The texts of tokens, under their names in tokenizer_config.json.
 TOKENS = {

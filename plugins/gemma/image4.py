@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from mmdeploy_llm_processors.image.budget import too_few
-from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.processor import ImageProcessor
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
+from mmdeploy_llm.media import DecodedImage, ImageHeader
 
 BUDGETS: Final = (70, 140, 280, 560, 1120)  # tokens of an image that the model was trained with
 BUDGET: Final = "max_soft_tokens"  # transformers' name

@@ -12,10 +12,10 @@ from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.video.options import PREFIX, VideoOptions
 from mmdeploy_llm_processors.video.processor import VideoPlan, VideoProcessor, given_times
 from mmdeploy_llm_processors.video.select import spread_frames
-from mmdeploy_llm_processors.video.timeline import Timeline
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
+from mmdeploy_llm.media import Timeline
 
 from .image4 import (
     BUDGET,

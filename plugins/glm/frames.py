@@ -8,9 +8,9 @@ import math
 import numpy as np
 from mmdeploy_llm_processors.video.options import VideoOptions
 from mmdeploy_llm_processors.video.select import first_to_last, no_rate
-from mmdeploy_llm_processors.video.timeline import Timeline
 
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media import Timeline
 
 GROUP = 2  # frames that are merged into one token
 # GLM-4.6V: seconds that a video lasts at most, and its tokens in time for each second.

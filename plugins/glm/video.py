@@ -11,9 +11,9 @@ from mmdeploy_llm_processors.image.patches import fit_frames
 from mmdeploy_llm_processors.video.options import VideoOptions
 from mmdeploy_llm_processors.video.processor import GROUP, VideoPlan
 from mmdeploy_llm_processors.video.timed import TimedVideoProcessor
-from mmdeploy_llm_processors.video.timeline import Timeline
 
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.media import Timeline
 
 from .frames import glm46v_frames, glm_frames
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.image.tiling.tile_processor import SquareTileProcessor
@@ -23,6 +22,7 @@ from PIL import Image
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.media import DecodedImage, ImageHeader
 
 # The texts of tokens, under their names in tokenizer_config.json.
 TOKENS = {

@@ -14,10 +14,10 @@ from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.video.options import PREFIX, VideoOptions
 from mmdeploy_llm_processors.video.processor import VideoPlan, VideoProcessor
 from mmdeploy_llm_processors.video.select import no_rate
-from mmdeploy_llm_processors.video.timeline import Timeline
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
+from mmdeploy_llm.media import Timeline
 
 from .image import TOKENS, tower_of
 

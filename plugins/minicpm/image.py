@@ -19,7 +19,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from mmdeploy_llm_processors.image.budget import within
-from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import resize
@@ -29,6 +28,7 @@ from mmdeploy_llm_processors.image.tiling.tiles import resolve_pixels
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput
+from mmdeploy_llm.media import DecodedImage, ImageHeader
 
 # The texts of tokens, under their names in tokenizer_config.json.
 TOKENS = {

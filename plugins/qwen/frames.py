@@ -8,9 +8,9 @@ import math
 import torch
 from mmdeploy_llm_processors.video.options import VideoOptions
 from mmdeploy_llm_processors.video.select import no_rate, too_few
-from mmdeploy_llm_processors.video.timeline import Timeline
 
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media import Timeline
 
 
 def qwen_frames(timeline: Timeline, options: VideoOptions, group: int) -> list[int]:

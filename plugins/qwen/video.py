@@ -15,9 +15,9 @@ from mmdeploy_llm_processors.video.processor import (
     VideoProcessor,
     positive_seconds,
 )
-from mmdeploy_llm_processors.video.timeline import Timeline
 
 from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.media import Timeline
 
 from .frames import qwen_frames
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm_processors.image.budget import too_few
-from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.media import DecodedImage, ImageHeader
 
 if TYPE_CHECKING:
     from .processor import AnyImageProcessor

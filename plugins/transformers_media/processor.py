@@ -15,12 +15,12 @@ from typing import Any, Self
 
 import torch
 from mmdeploy_llm_processors.image.budget import AUTO_TOKENS
-from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.media import DecodedImage, ImageDecoder, ImageHeader
 
 from .budget import BOUNDS, BoundedImageProcessor, levels_of
 from .numbering import place_of_number

@@ -11,14 +11,13 @@ from typing import Any, ClassVar, Self
 import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
+from mmdeploy_llm.media import DecodedImage, ImageDecoder, ImageHeader, Patchifier, resize_draft
 
 from .budget import AUTO_TOKENS, OF_PIXELS, with_tokens, within
-from .decode import DecodedImage, ImageDecoder, ImageHeader
-from .draft import resize_draft
 from .embedded import check_names, embedded_grid
 from .largest import blank
 from .options import ImageOptions, item_options, resolve_options
-from .patches import Patchifier, fit_size, resize
+from .patches import fit_size, resize
 
 
 class ImageProcessor(MediaProcessor):

@@ -1,18 +1,12 @@
-"""Runs decoders in processes that can be killed, with a memory limit and a deadline.
+"""Deprecated: the pool of worker processes moved to mmdeploy_llm.media."""
 
-Media are untrusted, and the codecs that read them are large C libraries: a file may hang one, crash
-it, or make it allocate all memory. In a separate process that costs one item.
+from typing import Any
 
-    intake thread                                worker process (no torch, no model)
-    Workers.stream("module:function", blob) ---> function(blob, **args) yields (fields, array)
-                       <--- JSON and raw bytes over a socket; nothing is ever unpickled
+from mmdeploy_llm.media.moved import moved
 
-A worker is reused unless it crashes or misses its deadline, and exits when its parent does. It
-loads no plugins: it imports only the module of the requested function, so that no other package can
-break it. A processor of another package may name a function of that package, if the worker's Python
-can import it.
-"""
+_HOMES = dict.fromkeys(["Workers"], "isolation")
+__all__ = list(_HOMES)
 
-from .pool import Workers
 
-__all__ = ["Workers"]
+def __getattr__(name: str) -> Any:
+    return moved(__name__, _HOMES, name)

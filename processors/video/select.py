@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media import Timeline
 
 from .options import VideoOptions
-from .timeline import Timeline
 
 
 def first_to_last(timeline: Timeline, options: VideoOptions) -> list[int]:

@@ -1,98 +1,15 @@
-"""Timeline: the size and frame times of a video, known before any frame is decoded."""
+"""Deprecated: the times of a video's frames moved to mmdeploy_llm.media."""
 
-from __future__ import annotations
+from typing import Any
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from mmdeploy_llm.media.moved import moved
 
-from PIL import Image
-
-from mmdeploy_llm.errors import MediaLimitError
-from mmdeploy_llm.hooks import MediaLimits
-
-UNKNOWN_RATE = 24.0  # frames per second of a video that does not say, as in transformers
+_HOMES = dict.fromkeys(
+    ["UNKNOWN_RATE", "OpenVideo", "Timeline", "check_duration", "check_size", "constant_timeline"],
+    "media.video.timeline",
+)
+__all__ = list(_HOMES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """Size and frames of a video.
-
-    width, height: pixels, upright.
-    times: seconds at which each frame appears, the first at 0.
-    duration: seconds, including the length of the last frame.
-    is_constant: all frames are equally long, so frame i appears at i * duration / num_frames.
-    """
-
-    width: int
-    height: int
-    times: Sequence[float]
-    duration: float
-    is_constant: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns all fields, for `from_json`."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Timeline:
-        """Rebuilds a timeline from the fields that `to_json` returned."""
-        return cls(**values)
-
-    @property
-    def num_frames(self) -> int:
-        """Number of frames in the video."""
-        return len(self.times)
-
-    @property
-    def fps(self) -> float:
-        """Frames per second, on average."""
-        return self.num_frames / self.duration
-
-    def time_of(self, index: int) -> float:
-        """Returns the seconds at which frame `index` appears."""
-        if self.is_constant:
-            return index * self.duration / self.num_frames
-        return self.times[index]
-
-
-def constant_timeline(width: int, height: int, num_frames: int, fps: float) -> Timeline:
-    """Builds the timeline of frames of equal length."""
-    return Timeline(
-        width=width,
-        height=height,
-        times=[index / fps for index in range(num_frames)],
-        duration=num_frames / fps,
-        is_constant=True,
-    )
-
-
-class OpenVideo(Protocol):
-    """A video whose frames can be read. digest: hash of its content. has_chosen_frames: the caller
-    gave a list of frames, so all are used unless an option of the item says otherwise."""
-
-    timeline: Timeline
-    digest: str
-    has_chosen_frames: bool
-
-    def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
-        """Yields upright RGB images of these frames; a frame that cannot be decoded is replaced by
-        its nearest neighbour. indices: ascending. Raises MediaError."""
-
-
-def check_size(width: int, height: int, limits: MediaLimits) -> None:
-    """Raises MediaLimitError for frames over the pixel limit."""
-    if width * height > limits.max_pixels:
-        raise MediaLimitError(
-            f"the video's frames have {width} x {height} = {width * height} pixels, "
-            f"{limits.max_pixels} are allowed; shrink it or raise max_image_pixels"
-        )
-
-
-def check_duration(seconds: float, limits: MediaLimits) -> None:
-    """Raises MediaLimitError for videos that are, or claim to be, too long."""
-    if seconds > limits.max_duration:
-        raise MediaLimitError(
-            f"the video is {seconds:.0f} seconds long, {limits.max_duration:.0f} are allowed; "
-            "shorten it or raise max_video_seconds"
-        )
+def __getattr__(name: str) -> Any:
+    return moved(__name__, _HOMES, name)

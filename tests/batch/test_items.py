@@ -6,7 +6,7 @@ import pytest
 
 from mmdeploy_llm.batch.items import ItemReader
 from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.intake.forms import media_items
+from mmdeploy_llm.media_loading.forms import media_items
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.item import Item, Media

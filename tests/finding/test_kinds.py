@@ -5,12 +5,12 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmdeploy_llm_processors.image.files import sniff as sniff_image
-from mmdeploy_llm_processors.video.container import sniff as sniff_video
 from PIL import Image
 
 from mmdeploy_llm.finding.kinds import HEIF_HINT, Media, NotMedia, kind_of, read_kinds
 from mmdeploy_llm.finding.signatures import HEAD, format_of
+from mmdeploy_llm.media.image.files import sniff as sniff_image
+from mmdeploy_llm.media.video.container import sniff as sniff_video
 
 
 def made(form, **options):

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ MODULES = (
     "mmdeploy_llm.hooks",
     "mmdeploy_llm.hooks.specs",
     "mmdeploy_llm.layers",
+    "mmdeploy_llm.media",
     "mmdeploy_llm.messages",
     "mmdeploy_llm.request",
     "mmdeploy_llm.testing",
@@ -71,7 +73,9 @@ def surface():
     for name in MODULES:
         module = importlib.import_module(name)
         for public in _public(module):
-            found |= _described(f"{name}.{public}", getattr(module, public))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                found |= _described(f"{name}.{public}", getattr(module, public))
     return dict(sorted(found.items()))
 
 

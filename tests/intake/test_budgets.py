@@ -8,8 +8,8 @@ from mmdeploy_llm.budgets.choice import Budgets
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.intake.prompts import with_options
+from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.startup.budgets import within_budget
 

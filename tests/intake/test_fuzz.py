@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
 from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
-from mmdeploy_llm_processors.image.decode import FORMATS
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.intake.media import MediaLoader
+from mmdeploy_llm.media.image.decode import FORMATS
+from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MediaItem
 
 FILES_AT_A_TIME = 20
@@ -30,7 +30,7 @@ MOVING = (("mp4", "libx264"), ("matroska", "libx264"), ("avi", "mpeg4"), ("mpegt
 @pytest.fixture(scope="module")
 def originals(load_file):
     """Small files of all formats, as [(kind, bytes)]."""
-    files = load_file("processors/video_files.py")
+    files = load_file("media/video_files.py")
     values = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     picture = Image.fromarray(values)
     found = []

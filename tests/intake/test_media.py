@@ -15,9 +15,9 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
-from mmdeploy_llm.intake.cache import ByteCache
-from mmdeploy_llm.intake.forms import media_items
-from mmdeploy_llm.intake.media import MediaLoader, num_bytes
+from mmdeploy_llm.media_loading.cache import ByteCache
+from mmdeploy_llm.media_loading.forms import media_items
+from mmdeploy_llm.media_loading.loader import MediaLoader, num_bytes
 from mmdeploy_llm.messages import MediaItem
 
 

@@ -9,8 +9,8 @@ import pytest
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import MediaTimeoutError, RequestError, RequestTimeoutError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits
-from mmdeploy_llm.intake.cache import ByteCache
 from mmdeploy_llm.intake.prompts import deadline_of, priority_of
+from mmdeploy_llm.media_loading.cache import ByteCache
 from mmdeploy_llm.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=4)

@@ -144,7 +144,7 @@ def jobs(tmp_path_factory):
 
 def test_every_plugin_of_this_repository_is_lifted():
     assert set(PLUGINS) == {name for name in PLUGINS if folder_of(name).is_dir()}
-    assert needed("paddleocr") == {"paddleocr", "ernie", "video", "image", "isolation"}
+    assert needed("paddleocr") == {"paddleocr", "ernie", "video", "image"}
 
 
 @pytest.mark.long

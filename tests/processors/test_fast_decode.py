@@ -5,13 +5,13 @@ import io
 import numpy as np
 import pytest
 import torch
-from mmdeploy_llm_processors.image.decode import ImageDecoder
-from mmdeploy_llm_processors.image.draft import resize_draft
 from PIL import Image
 from torch.nn.functional import interpolate
 
 from mmdeploy_llm.errors import ConfigError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media import resize_draft
+from mmdeploy_llm.media.image.decode import ImageDecoder
 
 SMALL = {"max_pixels": 28 * 28 * 64}
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from mmdeploy_llm_plugins.qwen.video import QwenVideoProcessor
-from mmdeploy_llm_processors.isolation import pool
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, MediaTimeoutError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.isolation import pool
 
 LIMITS = MediaLimits()
 FAMILIES = {"ernie": ErnieVideoProcessor, "qwen": QwenVideoProcessor}
@@ -23,7 +23,7 @@ SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_m
 
 @pytest.fixture
 def files(load_file):
-    return load_file("processors/video_files.py")
+    return load_file("media/video_files.py")
 
 
 @pytest.fixture

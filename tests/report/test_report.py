@@ -6,10 +6,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from mmdeploy_llm_processors.image.thumbnail import Thumbnails
 
 from mmdeploy_llm.errors import ABORTED, MediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.image.thumbnail import Thumbnails
 from mmdeploy_llm.records.item import Media
 from mmdeploy_llm.records.record import ItemError, Record, Timings
 from mmdeploy_llm.report.page import CHUNK_CARDS, EMBEDDED_CARDS, ReportHead, write_report

@@ -167,7 +167,7 @@ def test_decompression_bomb_in_text_chunks(real, generate):
 
 
 def test_unbounded_frames_cve_2026_34755_cve_2026_105758():
-    videos = pytest.importorskip("mmdeploy_llm_processors.video.frames")
+    videos = pytest.importorskip("mmdeploy_llm.media.video.frames")
     frames = np.zeros((9, 28, 28, 3), dtype=np.uint8)
     with pytest.raises(MediaLimitError, match="9 frames, 8 are allowed"):
         videos.FrameList(frames, MediaLimits(max_frames=8))

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mmdeploy_llm_processors.isolation import Workers
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import (
@@ -29,6 +28,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
+from mmdeploy_llm.isolation import Workers
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
@@ -149,11 +149,11 @@ def test_03_counts_are_checked_before_anything_is_opened(real, generate, serve):
 
 
 def test_03_video_limits(manager):
-    videos = pytest.importorskip("mmdeploy_llm_processors.video.frames")
+    videos = pytest.importorskip("mmdeploy_llm.media.video.frames")
     frames = [np_frame() for _ in range(3)]
     with pytest.raises(MediaLimitError, match="3 frames, 2 are allowed"):
         videos.FrameList(frames, MediaLimits(max_frames=2))
-    timeline = pytest.importorskip("mmdeploy_llm_processors.video.timeline")
+    timeline = pytest.importorskip("mmdeploy_llm.media.video.timeline")
     with pytest.raises(MediaLimitError, match="36000 seconds"):
         timeline.check_duration(36_000.0, MediaLimits())
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from mmdeploy_llm_processors.image import decode
-from mmdeploy_llm_processors.image.thumbnail import Thumbnails
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.media.image import decode
+from mmdeploy_llm.media.image.thumbnail import Thumbnails
 from mmdeploy_llm.records.item import Media
 from mmdeploy_llm.report.previews import FilePreviews
 from mmdeploy_llm.sinks.scan import read_records
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
 ROOMS = (
     *("answers", "batch", "exporting", "finding", "records", "report", "sidecars", "sinks"),
-    "telling",
+    *("media", "telling"),
 )
 BATCH_ROOMS = [f"mmdeploy_llm/{room}" for room in ROOMS]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
@@ -54,9 +54,9 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/records/state.py": "how far the run of an output is",
     "mmdeploy_llm/sinks/jsonl_writer.py": "the output that the program names",
     "processors/remote/stores.py": "objects of a store",
-    "processors/sources/beneath.py": "media of a request",
-    "processors/sources/local.py": "media of a request",
-    "processors/video/container.py": "bytes in memory",
+    "mmdeploy_llm/media/beneath.py": "media of a request",
+    "mmdeploy_llm/media/local.py": "media of a request",
+    "mmdeploy_llm/media/video/container.py": "bytes in memory",
     "plugins/ernie/stamp.py": "the model's font",
 }
 

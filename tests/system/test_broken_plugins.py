@@ -7,7 +7,6 @@ import re
 import sys
 
 import pytest
-from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -19,6 +18,7 @@ from mmdeploy_llm.errors import (
     PluginError,
 )
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.isolation import Workers
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 TEXT, VL = "qwen2", "qwen2_5_vl"

@@ -116,7 +116,7 @@ def test_with_a_prefix_cache_hit(video_reference, make_llm, found, wanted):
 
 @pytest.fixture(scope="module")
 def blob(load_file):
-    return load_file("processors/video_files.py").video(8, 10)
+    return load_file("media/video_files.py").video(8, 10)
 
 
 # What a form becomes is the same for every model.

@@ -112,7 +112,7 @@ BAD_VIDEOS = {
 
 @pytest.fixture(scope="module")
 def files(load_file):
-    return load_file("processors/video_files.py")
+    return load_file("media/video_files.py")
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
 @pytest.mark.full
 def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
     """The process that decodes gets SIGKILL again and again while a batch runs."""
-    from mmdeploy_llm_processors.isolation import pool
+    from mmdeploy_llm.isolation import pool
 
     started = []
     start = pool.subprocess.Popen

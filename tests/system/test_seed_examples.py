@@ -200,7 +200,7 @@ def test_generate(text_model):
 
 @pytest.fixture(scope="module")
 def mp4(load_file):
-    return load_file("processors/video_files.py").video(20, 10)
+    return load_file("media/video_files.py").video(20, 10)
 
 
 @pytest.mark.parametrize(

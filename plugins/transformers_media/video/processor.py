@@ -22,7 +22,6 @@ from mmdeploy_llm_plugins.transformers_media.processing import (
 )
 from mmdeploy_llm_plugins.transformers_media.processor import OF_TEXT
 from mmdeploy_llm_processors.video.processor import VideoItem, VideoOpener, covered_seconds
-from mmdeploy_llm_processors.video.timeline import OpenVideo, Timeline, constant_timeline
 from torch import Tensor
 
 from mmdeploy_llm.errors import (
@@ -33,6 +32,7 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
+from mmdeploy_llm.media import OpenVideo, Timeline, constant_timeline
 
 from .finding import find_class, stand_in
 from .operators import Source

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmdeploy_llm_plugins.transformers_media.processing import VIDEO_PREFIX
-from mmdeploy_llm_processors.video.timeline import Timeline, constant_timeline
 from transformers.video_utils import VideoMetadata
 
 from mmdeploy_llm.errors import ConfigError, MediaError, MMDeployLLMError
+from mmdeploy_llm.media import Timeline, constant_timeline
 
 ALIASES = {"target_frames": "num_frames"}
 COUNTS = ("num_frames", "min_frames", "max_frames", "max_num_frames")

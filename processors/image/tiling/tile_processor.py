@@ -12,14 +12,13 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 import torch
 from mmdeploy_llm_processors.image.budget import AUTO_TOKENS, too_few
-from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, ImageHeader
 from mmdeploy_llm_processors.image.embedded import check_names
 from mmdeploy_llm_processors.image.options import ImageOptions
-from mmdeploy_llm_processors.image.patches import Patchifier
 from PIL import Image
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, PixelKernels
+from mmdeploy_llm.media import DecodedImage, ImageDecoder, ImageHeader, Patchifier
 
 
 class SquareOptions(Protocol):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from mmdeploy_llm_processors.video.opening import open_video
 
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media.video.opening import open_video
 from mmdeploy_llm.media_checks.samples import pixels, video_bytes
 
 SIDE = 28

@@ -1,0 +1,147 @@
+"""KindTable: what the kinds of media are called and how their files begin, from all loaded specs.
+
+Everything that reads files, columns of tables or parts of messages asks this table for their kind.
+Images, videos and sounds are in it whatever is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mmdeploy_llm.errors import PluginConflictError
+
+from .contracts import MediaProcessorSpec
+from .declared import BUILT_IN, Declared
+from .discovery import OUR_DISTRIBUTION
+from .names import normalise
+from .records import PluginOrigin, Provided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindTable:
+    """The kinds of media of all loaded plugins. What two kinds claim at one priority belongs to
+    neither: looking it up raises PluginConflictError.
+
+    kinds: image, video, audio, then others in load order.
+    suffixes: ".wav" -> kind. columns: name of a table's column, in small letters -> kind.
+    first_bytes: (offset, bytes) -> kind, the longest first: the first that fits a file counts.
+    part_types: type of a message's part -> kind; "audio" and "audio_url" are those of a kind
+        "audio" without being declared.
+    yields: kind -> the kind of its parts, for kinds that are split.
+    conflicts: (field, name) -> what is wrong and how to decide.
+    """
+
+    kinds: tuple[str, ...]
+    suffixes: Mapping[str, str]
+    columns: Mapping[str, str]
+    first_bytes: Mapping[tuple[int, bytes], str]
+    part_types: Mapping[str, str]
+    yields: Mapping[str, str]
+    conflicts: Mapping[tuple[str, Any], str]
+
+    def of_name(self, name: str) -> str | None:
+        """Returns the kind of a file of this name or path, None for an unknown suffix."""
+        return self._found("suffixes", Path(name).suffix.lower())
+
+    def of_bytes(self, head: bytes) -> str | None:
+        """Returns the kind of a file that begins with `head`, None for an unknown beginning.
+
+        HEAD bytes are enough. Formats that need more than a comparison are not found here: see
+        `finding.signatures`.
+        """
+        for offset, begin in self.first_bytes:
+            if head.startswith(begin, offset):
+                return self._found("first_bytes", (offset, begin))
+        return None
+
+    def of_column(self, name: str) -> str | None:
+        """Returns the kind of media in a column of this name, None for another name. A column may
+        also be called like a suffix, such as "jpg"."""
+        own = name.lower()
+        return self._found("columns", own) or self._found("suffixes", f".{own}")
+
+    def of_part(self, part_type: str) -> str | None:
+        """Returns the kind of a message's part of this type, None for another type."""
+        return self._found("part_types", part_type)
+
+    def _found(self, field: str, name: object) -> str | None:
+        if (field, name) in self.conflicts:
+            raise PluginConflictError(self.conflicts[field, name])
+        found: str | None = getattr(self, field).get(name)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Claim:
+    """A kind that claims a name. rank: the highest has it. origin: None for the engine itself."""
+
+    kind: str
+    rank: tuple[int, bool]
+    origin: PluginOrigin | None
+
+
+def table_of(provided: Iterable[Provided[MediaProcessorSpec]]) -> KindTable:
+    """Builds the table from the specs of all plugins, in load order."""
+    specs: list[tuple[Declared | MediaProcessorSpec, PluginOrigin | None]]
+    specs = [*((own, None) for own in BUILT_IN), *((each.spec, each.origin) for each in provided)]
+    claims: dict[tuple[str, Any], list[_Claim]] = {}
+    for spec, origin in specs:
+        # What somebody has installed wins over what is built in.
+        rank = (spec.priority, origin is not None and not _is_built_in(origin))
+        for name in claimed(spec):
+            claims.setdefault(name, []).append(_Claim(kind=spec.kind, rank=rank, origin=origin))
+    kinds = tuple(dict.fromkeys(spec.kind for spec, _ in specs))
+    for kind in kinds:  # nobody else's, whatever the priority
+        for own in (kind, f"{kind}_url"):
+            claims["part_types", own] = [_Claim(kind=kind, rank=(0, True), origin=None)]
+    best = {name: _best(own) for name, own in claims.items()}
+
+    def decided(field: str) -> dict[Any, str]:
+        return {name: own[0].kind for (theme, name), own in best.items() if theme == field}
+
+    begins = decided("first_bytes")
+    longest = sorted(begins, key=lambda begin: (-len(begin[1]), begin))
+    return KindTable(
+        kinds=kinds,
+        suffixes=MappingProxyType(decided("suffixes")),
+        columns=MappingProxyType(decided("columns")),
+        first_bytes=MappingProxyType({begin: begins[begin] for begin in longest}),
+        part_types=MappingProxyType(decided("part_types")),
+        yields=MappingProxyType({spec.kind: spec.yields for spec, _ in specs if spec.yields}),
+        conflicts=MappingProxyType(
+            {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
+        ),
+    )
+
+
+def claimed(spec: Declared | MediaProcessorSpec) -> Iterator[tuple[str, Any]]:
+    """Yields the names that a spec declares, as (field, name)."""
+    yield from (("suffixes", name) for name in spec.suffixes)
+    yield from (("columns", name.lower()) for name in spec.columns)
+    yield from (("part_types", name) for name in spec.part_types)
+    for begin in spec.first_bytes:
+        yield "first_bytes", (0, begin) if isinstance(begin, bytes) else begin
+
+
+def _best(claims: Sequence[_Claim]) -> list[_Claim]:
+    """Returns a claim of each kind that has the highest rank: several are a conflict."""
+    highest = max(claim.rank for claim in claims)
+    by_kind = {claim.kind: claim for claim in claims if claim.rank == highest}
+    return list(by_kind.values())
+
+
+def _conflict(field: str, name: object, claims: Sequence[_Claim]) -> str:
+    said = " and ".join(f"kind {claim.kind!r} of {claim.origin}" for claim in claims)
+    others = [claim.origin.name for claim in claims[1:] if claim.origin is not None]
+    return (
+        f"{name!r} is claimed in `{field}` by {said}, all at priority {claims[0].rank[0]}; decide "
+        f"with blocked_plugins={others!r}, or name those to load in `plugins`"
+    )
+
+
+def _is_built_in(origin: PluginOrigin) -> bool:
+    return normalise(origin.distribution or "") == OUR_DISTRIBUTION

@@ -1,0 +1,1 @@
+"""Decodes images: files within their limits, arrays and tensors, as upright RGB."""

@@ -1,0 +1,1 @@
+"""Turns media of any form into model inputs: forms, embeddings, caches, the loader."""
