@@ -1,5 +1,5 @@
-"""Finds what a plugin leaves in a process: threads, child processes, open files, replaced functions,
-and changed settings of the process and of libraries."""
+"""Finds what a plugin leaves in a process: threads, child processes, open files, functions that it
+has replaced, and changed settings of the process and of libraries."""
 
 from __future__ import annotations
 
@@ -155,8 +155,7 @@ def _settings() -> dict[str, Any]:
     if "numpy" in sys.modules:
         import numpy as np
 
-        _, keys, position, *_ = np.random.get_state()
-        found["numpy's random state"] = (keys.tobytes(), position)  # type: ignore[union-attr]
+        found["numpy's random state"] = repr(np.random.get_state())
     for name in ("PIL.Image", "PIL.ImageFile"):
         module = sys.modules.get(name)
         for key, value in vars(module).items() if module else ():

@@ -76,12 +76,12 @@ def _encoded(
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
         stream = file.add_stream(codec, rate=10)
-        stream.height, stream.width, _ = frames[0].shape  # type: ignore[union-attr]
-        stream.pix_fmt = pix_fmt  # type: ignore[union-attr]
+        stream.height, stream.width, _ = frames[0].shape
+        stream.pix_fmt = pix_fmt
         for index, pixels_of_one in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels_of_one), format="rgb24")
             if times is not None:
                 frame.pts, frame.time_base = times[index], Fraction(1, 10)
-            file.mux(stream.encode(frame))  # type: ignore[union-attr]
-        file.mux(stream.encode())  # type: ignore[union-attr]
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
     return buffer.getvalue()

@@ -38,7 +38,8 @@ def twins() -> Twins:
     """Returns name -> two sources that differ in their last, middle or first pixels only."""
     size = (TWIN_SIDE, TWIN_SIDE, 3)
     picture = np.random.default_rng(8).integers(0, 256, size, dtype=np.uint8)
-    edge, found = TWIN_SIDE // 4, {}
+    edge = TWIN_SIDE // 4
+    found: Twins = {}
     for name, top in (("last", TWIN_SIDE - edge), ("middle", edge), ("first", 0)):
         other = picture.copy()
         other[top : top + edge] = 255 - other[top : top + edge]
@@ -105,7 +106,9 @@ def stored_png(picture: Pixels) -> bytes:
     height, width, _ = picture.shape
     rows = np.zeros((height, 1 + width * 3), np.uint8)  # each begins with the number of its filter
     rows[:, 1:] = picture.reshape(height, -1)
-    return _png(struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), zlib.compress(rows, 0))
+    return _png(
+        struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), zlib.compress(rows.tobytes(), 0)
+    )
 
 
 def png_header(width: int, height: int) -> bytes:
