@@ -46,7 +46,7 @@ class Verdict:
 
     check: name of the check.
     subject: what was checked, such as "reasoning parser acme"; "" for the plugin as a whole.
-    message: why it failed or was skipped; "" when it passed.
+    message: why it failed or was skipped; when it passed, what the author should know, or "".
     """
 
     check: str
@@ -102,7 +102,7 @@ def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
         outcome: Literal["pass", "fail", "skip"] = "pass"
         message = ""
         try:
-            check(subject)
+            message = check(subject) or ""
         except CheckSkipped as reason:
             outcome, message = "skip", str(reason)
         except CheckFailed as failure:
