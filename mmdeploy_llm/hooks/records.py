@@ -7,6 +7,7 @@ from typing import Generic, Literal, TypeVar
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .logits import LogitsProcessorSpec
+from .names import normalise
 from .reading import ReadingPreset
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
@@ -35,12 +36,26 @@ NamedSpecT = TypeVar(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
     """The origin of a plugin. distribution, version: of its package; None when it is not
-    installed."""
+    installed. is_builtin: it comes with this package."""
 
     name: str
     module: str
     distribution: str | None = None
     version: str | None = None
+    is_builtin: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which a caller may mean it, in the form in which they are compared."""
+        own = self.name.rpartition(":")[2]
+        package = (self.distribution or "").replace(".", "-")
+        return tuple(dict.fromkeys(map(normalise, (self.name, own, f"{package}:{own}"))))
+
+    @property
+    def standing(self) -> int:
+        """The rank of its specs among others of the same priority: what somebody has added comes
+        before what is built in."""
+        return 0 if self.is_builtin else 1
 
     def __str__(self) -> str:
         """Text for messages, such as: plugin 'acme' (mmdeploy-llm 0.1.0)."""

@@ -12,7 +12,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FactorySpec
 
 # A check is named after its function; the first line of its docstring states the requirement.
-Check = Callable[[Any], None]
+Check = Callable[[Any], str | None]
 
 
 class CheckFailed(AssertionError):
