@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.command_options.command import Command, CommandGroup
+
+from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,8 +32,8 @@ Examples:
   mmdeploy-llm plugins                           list what is installed
   mmdeploy-llm plugins list --json
   mmdeploy-llm plugins check reasoning
-  mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
-  mmdeploy-llm plugins new acme --kind model --media image
+  mmdeploy-llm plugins new acme --kind reasoning-parser    write the package acme-llm
+  mmdeploy-llm plugins new acme --kind vision-model
 
 \b
 MMDEPLOY_LLM_PLUGINS=acme,sources      load only these plugins
@@ -52,9 +53,9 @@ Examples:
 
 EPILOG_NEW = """\b
 Examples:
-  mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
-  mmdeploy-llm plugins new acme --kind model --media image
-  mmdeploy-llm plugins new acme --kind processor --directory packages/"""
+  mmdeploy-llm plugins new acme --kind reasoning-parser    write the package acme-llm
+  mmdeploy-llm plugins new acme --kind vision-model
+  mmdeploy-llm plugins new acme --kind fetcher --directory packages/"""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Strict = Annotated[
@@ -147,16 +148,14 @@ def new(
     kind: Annotated[
         str,
         typer.Option(
-            help="parser: a reasoning parser; logits: a logits processor; processor: a media "
-            "processor (charts); model: a text model built from mmdeploy_llm.layers."
+            help="What the plugin provides: model, vision-model, reasoning-parser, tool-parser, "
+            "logits-processor, media-kind (items that are several images each), "
+            "media-processor (items with tensors of their own), fetcher or observer."
         ),
     ],
     media: Annotated[
         str | None,
-        typer.Option(
-            help="image: the model reads images too; the package has its vision tower and image "
-            "processor. Only with --kind model."
-        ),
+        typer.Option(help="image: the same as --kind vision-model."),
     ] = None,
     directory: Annotated[
         Path, typer.Option("--directory", "-d", help="Folder in which to create the package.")
@@ -199,25 +198,31 @@ def _load(ctx: typer.Context) -> PluginManager:
 
 
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
-    """Returns a plugin as JSON values: its PluginInfo, and every spec that it provides."""
+    """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
+    them another plugin serves."""
+    from mmdeploy_llm.hooks.rivals import rivals_of
+
     specs: Mapping[str, tuple[Spec, ...]] = {
         "models": manager.models,
         "reasoning_parsers": manager.reasoning_parsers,
         "tool_parsers": manager.tool_parsers,
         "logits_processors": manager.logits_processors,
         "media_processors": manager.media_processors,
+        "reading_presets": manager.reading_presets,
     }
     own = {
         group: [asdict(spec) for spec in found if manager.owner(spec) == plugin.name]
         for group, found in specs.items()
     }
-    return {**asdict(plugin), **own}
+    return {**asdict(plugin), **own, "served_by_others": rivals_of(manager, plugin.name)}
 
 
 def _plugin_table(manager: PluginManager) -> Table:
     """Builds a table: name, package and version, what each plugin provides; failures in red."""
     from rich.table import Table
     from rich.text import Text
+
+    from mmdeploy_llm.hooks.rivals import rivals_of
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("plugin", "package", "provides"):
@@ -231,6 +236,8 @@ def _plugin_table(manager: PluginManager) -> Table:
         package = " ".join(part for part in (plugin.distribution, plugin.version) if part)
         lines = [f"{item}: {served[item]}" if item in served else item for item in plugin.provides]
         cell = Text("\n".join(lines))
+        for line in rivals_of(manager, plugin.name):
+            cell.append(f"\n{line}", style="yellow")
         for failure in plugin.failures:
             cell.append("\n" if cell else "")
             cell.append(f"{failure.phase} failed: {failure.error}", style="red")

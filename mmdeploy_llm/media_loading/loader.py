@@ -21,8 +21,8 @@ from mmdeploy_llm.errors import (
     RequestError,
     UnsupportedMediaError,
 )
+from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
-from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.hooks.names import error_text, with_file
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem

@@ -40,7 +40,7 @@ def open_media(config: EngineConfig) -> MediaLoader:
 def open_reader(config: EngineConfig) -> MediaLoader:
     """Returns a loader that only reads media, within the same limits: it has no processors and
     needs no files of the model. Raises PluginError for plugins that are named and missing."""
-    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    plugins = PluginManager.of(config)
     return MediaLoader(
         processors={},
         fetch=plugins.fetch_media,
@@ -63,7 +63,7 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
             raise ConfigError(f"{name} is an option of its own: give LLM({name}=...)")
     found = {}
     for kind in files.spec.media:
-        spec = files.plugins.media_processor(kind, files.spec.name)
+        spec = files.plugins.media_processor(kind, files.spec.name, spec=files.spec)
         if spec is None:
             continue
         others = [other for other in files.spec.media if other not in (kind, *MEDIA_KINDS)]

@@ -10,7 +10,6 @@ from mmdeploy_llm.hooks import (
     SplitPart,
     hookimpl,
 )
-from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
 from mmdeploy_llm.hooks.kinds import table_of
 from mmdeploy_llm.hooks.records import PluginOrigin, Provided
 
@@ -26,11 +25,11 @@ SOUND = {
 PDF = {"name": "p", "kind": "pdf", "factory": "a:b", "suffixes": (".pdf",), "yields": "image"}
 
 
-def table(*specs, distribution="acme"):
+def table(*specs, is_builtin=False):
     return table_of(
         Provided(
             spec=MediaProcessorSpec(**spec),
-            origin=PluginOrigin(name=f"p{i}", module="m", distribution=distribution),
+            origin=PluginOrigin(name=f"p{i}", module="m", is_builtin=is_builtin),
         )
         for i, spec in enumerate(specs)
     )
@@ -120,7 +119,7 @@ def test_priority_decides_and_what_is_installed_wins_over_what_is_built_in():
     assert table(stickers).of_name("a.webp") == "sticker"
     assert table({**stickers, "priority": -1}).of_name("a.webp") == "image"
     with pytest.raises(PluginConflictError):
-        table(stickers, distribution=OUR_DISTRIBUTION).of_name("a.webp")
+        table(stickers, is_builtin=True).of_name("a.webp")
 
 
 def test_the_longest_first_bytes_count():
