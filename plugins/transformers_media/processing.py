@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import transformers
-from mmdeploy_llm_processors.from_transformers.loading import load_image_processor, reason_of
+from mmdeploy_llm_processors.from_transformers.loading import load_image_processor
+from mmdeploy_llm_processors.from_transformers.loading import reason_of as reason_of
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from mmdeploy_llm.errors import CheckpointError, UnsupportedMediaError
