@@ -36,7 +36,16 @@ from .common import (
     text_family,
     token_ids,
 )
-from .media import MediaForm, grid_inputs, lines, media_kinds, merge_size, patch_size, tiles
+from .media import (
+    MediaForm,
+    grid_inputs,
+    lines,
+    media_kinds,
+    merge_size,
+    patch_size,
+    sound_inputs,
+    tiles,
+)
 
 __all__ = [
     "CHATML",
@@ -59,6 +68,7 @@ __all__ = [
     "preprocessor_files",
     "randomize",
     "randomize_empty",
+    "sound_inputs",
     "text_config",
     "text_family",
     "tiles",
@@ -166,6 +176,7 @@ def tokenizer_of(described: Family) -> transformers.PreTrainedTokenizerFast:
         chat_template=described.chat_template,
         eos_token=described.eos_token,
         special_tokens=described.special_tokens,
+        named_tokens=described.named_tokens,
     )
 
 

@@ -82,6 +82,8 @@ class Family:
     architecture: the model's class in transformers.
     make_config: (tokenizer, replaced fields of the text model's config) -> transformers' config.
     special_tokens: special tokens in addition to SPECIAL_TOKENS.
+    named_tokens: attributes of the tokenizer that transformers' processor reads, such as
+        image_token; their tokens are among the special ones.
     files: further JSON files of the folder, name -> contents.
     media: how transformers takes the family's images and videos.
     """
@@ -91,6 +93,7 @@ class Family:
     chat_template: str = CHATML
     eos_token: str = "<|im_end|>"
     special_tokens: tuple[str, ...] = ()
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     media: MediaForm = field(default_factory=MediaForm)
 
@@ -149,7 +152,11 @@ def randomize_empty(module: nn.Module) -> None:
 
 
 def build_tokenizer(
-    *, chat_template: str, eos_token: str, special_tokens: Sequence[str] = ()
+    *,
+    chat_template: str,
+    eos_token: str,
+    special_tokens: Sequence[str] = (),
+    named_tokens: Mapping[str, str] | None = None,
 ) -> transformers.PreTrainedTokenizerFast:
     """Trains a byte-level BPE with SPECIAL_TOKENS and more special tokens. It encodes any text, and
     decoding restores the text."""
@@ -175,6 +182,7 @@ def build_tokenizer(
         chat_template=chat_template,
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
+        extra_special_tokens=dict(named_tokens or {}),
     )
 
 
