@@ -33,8 +33,8 @@ def merge_size(config: Any) -> int:
 
 
 def media_kinds(ids: Tensor, media: Sequence[MediaSpan]) -> Tensor:
-    """Returns 1 for tokens of an image, 2 of a video, 3 of a sound, without markers, and 0 for text.
-    ids, result: [1, tokens]."""
+    """Returns 1 for tokens of an image, 2 of a video, 3 of a sound, without markers, and 0 for
+    text. ids, result: [1, tokens]."""
     kinds = torch.zeros_like(ids)
     for span in media:
         for start, end in span.runs:

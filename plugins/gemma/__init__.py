@@ -1,4 +1,5 @@
-"""Gemma models of Google: text models of versions 1 to 3, versions 3 and 4 with images, 4 with sounds."""
+"""Gemma models of Google: text models of versions 1 to 3, versions 3 and 4 with images, version 4
+with sounds."""
 
 from __future__ import annotations
 

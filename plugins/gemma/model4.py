@@ -1,5 +1,5 @@
-"""Gemma 4: a decoder with several kinds of layers, a tower for images and videos, and in small models
-one for sounds, which is transformers'.
+"""Gemma 4: a decoder with several kinds of layers, a tower for images and videos, and in small
+models one for sounds, which is transformers'.
 
 image   --> patches of 16 x 16 pixels    the processor
 patches --> one token for 3 x 3 patches  Gemma4Tower
@@ -123,9 +123,7 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
         sounds, or whose media attend in both directions, which no such model's sounds do."""
         assert isinstance(self.model, Gemma4Decoder)
         if not hasattr(self, "audio") or self.model.sees_ahead:
-            raise MediaError(
-                "this model of Gemma 4 has no tower for sounds; those of E2B and E4B do"
-            )
+            raise MediaError("this Gemma 4 has no tower for sounds; those of E2B and E4B do")
         features = item.tensors["input_features"].to(device, self.audio.dtype)
         mask = item.tensors["input_features_mask"].to(device)
         out = self.audio.inner(features, mask, return_dict=True)

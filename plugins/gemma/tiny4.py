@@ -78,7 +78,7 @@ def _gemma4(tokenizer: Any, options: Mapping[str, Any]) -> Any:
             "hidden_size": 32,
             "num_hidden_layers": 2,
             "num_attention_heads": 2,
-            "subsampling_conv_channels": [8, 4],
+            "subsampling_conv_channels": [128, 4],  # the first is that of the frames
             "output_proj_dims": 24,
         },
         audio_token_id=tokenizer.convert_tokens_to_ids(AUDIO),
