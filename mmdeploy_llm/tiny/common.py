@@ -82,8 +82,8 @@ class Family:
     architecture: the model's class in transformers.
     make_config: (tokenizer, replaced fields of the text model's config) -> transformers' config.
     special_tokens: special tokens in addition to SPECIAL_TOKENS.
-    named_tokens: attributes of the tokenizer that transformers' processor reads, such as
-        image_token; their tokens are among the special ones.
+    named_tokens: names by which transformers' processor asks the tokenizer for tokens of media,
+        such as image_token, with their texts.
     files: further JSON files of the folder, name -> contents.
     media: how transformers takes the family's images and videos.
     """
@@ -180,9 +180,9 @@ def build_tokenizer(
         pad_token="<pad>",
         unk_token="<unk>",
         chat_template=chat_template,
+        **({"extra_special_tokens": dict(named_tokens)} if named_tokens else {}),
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
-        extra_special_tokens=dict(named_tokens or {}),
     )
 
 
