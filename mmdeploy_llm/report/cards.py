@@ -61,7 +61,7 @@ class Card:
 
     @property
     def no_preview(self) -> str:
-        """What stands in the place of previews, "" of an item without media."""
+        """The words in the place of previews, "" for an item without media."""
         kinds = dict.fromkeys(own.kind for own in media_of(self.record))
         others = ", ".join(kind for kind in kinds if kind not in MEDIA_KINDS)
         return f"{others}: no preview" if others else "no preview" if kinds else ""
