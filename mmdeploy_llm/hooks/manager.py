@@ -34,7 +34,7 @@ from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
+from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec, describe
 from .registry import PluginRegistry, call
 from .splitting import MediaSplitter
 
@@ -177,6 +177,10 @@ class PluginManager:
     def owner(self, spec: Spec) -> str:
         """Returns the name of the plugin that provided `spec`."""
         return self._registry.origin(spec).name
+
+    def described(self, spec: Spec) -> str:
+        """Names `spec` and the plugin that provided it, for messages."""
+        return f"{describe(spec)} of {self._registry.origin(spec)}"
 
     def resolve(self, spec: Spec) -> Callable[..., Any]:
         """Imports the factory of `spec`. Raises PluginError naming the plugin and its package."""

@@ -1,0 +1,34 @@
+"""Finds local files and folders for splitters that read them by path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import MediaLimits, MediaRef
+from mmdeploy_llm.hooks.names import shown_uri
+from mmdeploy_llm.media.local import path_of_url
+
+
+def local_path(ref: MediaRef, limits: MediaLimits) -> Path | None:
+    """Returns the real path of a local file or folder; None for a URL of another place.
+
+    Raises MediaError for one outside `limits.allowed_root` (links resolved), one that does not
+    exist, and for devices and their like.
+    """
+    if ref.scheme not in ("", "file"):
+        return None
+    text = path_of_url(ref) if ref.scheme else ref.uri
+    name = f"{ref.kind} {shown_uri(ref)}"
+    try:
+        found = Path(text).resolve()
+        root = found if limits.allowed_root is None else limits.allowed_root.resolve()
+        if not found.is_relative_to(root):
+            what = "is outside the folder that media may be read from (allowed_media_root)"
+        elif found.is_dir() or found.is_file():
+            return found
+        else:
+            what = "is neither a file nor a folder" if found.exists() else "does not exist"
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a name that cannot be one
+        what = "cannot be read: not a usable path"
+    raise MediaError(f"{name} {what}")
