@@ -1,10 +1,13 @@
-"""The tables of options.md, made of the fields' own descriptions, and those of coming_from.md."""
+"""The tables of options.md and decoder_options.md, made of the fields' own descriptions, and those
+of coming_from.md."""
 
 from __future__ import annotations
 
 import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin
+
+import decoder_table
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.params import (
@@ -17,7 +20,7 @@ from mmdeploy_llm.params.counterparts import COUNTERPARTS
 
 GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
     "Model": """model tokenizer revision dtype quantization quantization_group_size
-        load_format chat_template reasoning_parser tool_call_parser plugins blocked_plugins
+        load_format chat_template reasoning_parser tool_call_parser plugins blocked_plugins use
         trust_remote_code quiet""",
     "Device and threads": """device tensor_parallel_size data_parallel_size attention_backend
         native_kernels cpu_level enforce_eager use_warmup num_threads cpu_affinity numa_node
@@ -35,7 +38,8 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
 }
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
-PAGES = ("options.md", "coming_from.md")
+PAGES = ("options.md", "coming_from.md", "decoder_options.md")
+DECODER = "DecoderConfig"
 ELSEWHERE = "counterparts of "  # in the title of a table
 PARAMS = {
     cls.__name__: cls
@@ -52,6 +56,8 @@ def fill(markdown: str) -> str:
 def table(title: str) -> str:
     """Returns the table of a group of EngineConfig's fields, of all fields of a class, or of the
     options that other engines have."""
+    if title == DECODER:
+        return decoder_table.table()
     if title.startswith(ELSEWHERE):
         return counterparts(title.removeprefix(ELSEWHERE))
     if title in PARAMS:

@@ -25,12 +25,13 @@ from .option_types import (
     Quantization,
     Schemes,
 )
-from .params import MAX_SEED, EarlyStopParams, FrozenParams, read_early_stop
+from .params import MAX_SEED, EarlyStopParams, read_early_stop
 from .params.counterparts import without_serving
+from .plugin_choice import PluginChoice
 from .weight_formats import FORMATS, described, names_of
 
 
-class EngineConfig(FrozenParams):
+class EngineConfig(PluginChoice):
     """Every option of an engine. None and "auto" mean: decided from the model and the machine.
 
     Raises ConfigError for an unknown option (with the nearest known one) and for a value out of
@@ -284,11 +285,6 @@ class EngineConfig(FrozenParams):
         description="names of logits processors from plugins, in the order in which they change "
         "the logits of those requests whose `logits_processors_args` have one of their arguments",
     )
-    plugins: Names | None = Field(
-        default=None,
-        description="names of the only plugins to load; None: all that are installed",
-    )
-    blocked_plugins: Names = Field(default=(), description="names of plugins that are not loaded")
     num_threads: int | None = Field(
         default=None,
         ge=1,

@@ -82,6 +82,25 @@ def _media_limits(value: Mapping[str, int]) -> Mapping[str, int]:
     return value
 
 
+def _choices(value: Any) -> Any:
+    """Turns "A=x,B=y", or a list of "A=x", into a mapping."""
+    if isinstance(value, str | list | tuple):
+        pairs = [text.partition("=") for text in _names(value)]
+        if not all(middle for _, middle, _ in pairs):
+            raise ValueError(f"{value!r} must be NAME=PLUGIN, such as AcmeForCausalLM=acme")
+        twice = {name for name, _, _ in pairs if sum(name == each for each, _, _ in pairs) > 1}
+        if twice:
+            raise ValueError(f"{', '.join(sorted(twice))} is given twice; give it once")
+        return {name.strip(): plugin.strip() for name, _, plugin in pairs}
+    return value
+
+
+def _no_empty(value: Mapping[str, str]) -> Mapping[str, str]:
+    if not all(name.strip() and plugin.strip() for name, plugin in value.items()):
+        raise ValueError("names of what is served and of plugins must not be empty")
+    return value
+
+
 def _token_budget(value: Any) -> Any:
     """Reads a number that is written as a text, and refuses what is no budget."""
     number = int(value) if isinstance(value, str) and value.isdecimal() else value
@@ -128,5 +147,6 @@ MediaLimits = Annotated[Mapping[str, int], AfterValidator(_media_limits)]
 Budget = Annotated[TokenBudget, BeforeValidator(_token_budget)]
 NoCode = Annotated[bool, AfterValidator(_no_code)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Choices = Annotated[Mapping[str, str], BeforeValidator(_choices), AfterValidator(_no_empty)]
 Domains = Annotated[Names, AfterValidator(_domains)]
 Schemes = Annotated[Names, AfterValidator(_schemes)]

@@ -3,10 +3,12 @@
 tests/system/test_documents.py runs its code blocks."""
 
 import re
+from dataclasses import MISSING, fields
 
 import pytest
 
 from mmdeploy_llm import EngineConfig, errors
+from mmdeploy_llm.layers import DecoderConfig
 
 MAX_README_LINES = 120
 MAX_CELL_WORDS = 40
@@ -189,3 +191,13 @@ def test_the_map_names_every_package(hooks):
     assert len(rows) == len(set(rows)), "a package is listed twice"
     folders = (path.name for path in (hooks.ROOT / "mmdeploy_llm").iterdir() if path.is_dir())
     assert {name for name in folders if name[0] != "_"} <= set(rows)
+
+
+def test_the_table_of_the_decoder_names_its_fields(hooks):
+    import decoder_table
+
+    optional = [each.name for each in fields(DecoderConfig) if each.default is not MISSING]
+    assert {*decoder_table.FAMILIES} | decoder_table.ALL == {*optional}
+    rows = decoder_table.table().splitlines()
+    (row,) = [row for row in rows if row.startswith("| `has_gate`")]
+    assert "| `True` |  | dense MLPs multiply by a gate" in row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear, plain_linear
 from .rows import row_chunks
 
+# transformers' names. Of relu and relu2 torch's results are exact, so that kernels are not needed.
+AnyActivation = ActivationName | Literal["relu", "relu2"]
+IN_KERNELS: tuple[str, ...] = get_args(ActivationName)
 # Values in an intermediate result; see rows.py.
 MAX_VALUES = 4 * 2**20
 # Up to this many rows one product for gate and up is faster. With more rows two products are as
@@ -44,6 +48,11 @@ def quick_gelu(x: Tensor) -> Tensor:
     return (x * 1.702).sigmoid_().mul_(x)
 
 
+def relu2(x: Tensor) -> Tensor:
+    """Computes relu(x) ** 2."""
+    return F.relu(x).square_()
+
+
 class GatedMLP(KernelLayer):
     """Computes down(activation(gate(x)) * up(x)), silu by default. Checkpoint names: gate_proj,
     up_proj, down_proj."""
@@ -54,7 +63,7 @@ class GatedMLP(KernelLayer):
         intermediate_size: int,
         *,
         bias: bool = False,
-        activation: ActivationName = "silu",
+        activation: AnyActivation = "silu",
     ) -> None:
         super().__init__()
         self.activation = None if activation == "silu" else Activation(activation)
@@ -86,11 +95,13 @@ class GatedMLP(KernelLayer):
         return F.silu(gate, inplace=True).mul_(up)
 
 
-ACTIVATIONS: Mapping[ActivationName, Callable[[Tensor], Tensor]] = MappingProxyType(
+ACTIVATIONS: Mapping[AnyActivation, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "gelu": F.gelu,
         "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
         "quick_gelu": quick_gelu,
+        "relu": F.relu,
+        "relu2": relu2,
         "silu": F.silu,
     }
 )
@@ -101,18 +112,19 @@ class Activation(KernelLayer):
     Torch computes the last values of a thread's share, where they do not fill a register, by other
     code; in the kernels a value's result depends on nothing else."""
 
-    def __init__(self, name: ActivationName) -> None:
+    def __init__(self, name: AnyActivation) -> None:
         super().__init__()
         self.name = name
+        self.kernel_name = cast("ActivationName", name) if name in IN_KERNELS else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the activation of each value, which may overwrite `x` [T, size]."""
         own = None if self.kernels is None else self.kernels.activations
         if own is None or self.kernels is None or not x.is_contiguous():
             return ACTIVATIONS[self.name](x)
-        if x.dim() != 2 or not self.kernels.takes(x):
+        if self.kernel_name is None or x.dim() != 2 or not self.kernels.takes(x):
             return ACTIVATIONS[self.name](x)
-        return own.activate(x, self.name)
+        return own.activate(x, self.kernel_name)
 
 
 def _known(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -130,12 +142,16 @@ class MLP(nn.Module):
         size: int,
         intermediate_size: int,
         out_size: int,
-        activation: Callable[[Tensor], Tensor],
+        activation: Callable[[Tensor], Tensor] | AnyActivation,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
-        self.fc1 = Linear(size, intermediate_size, bias=True)
-        self.fc2 = Linear(intermediate_size, out_size, bias=True)
-        self.activation = _known(activation)
+        self.fc1 = Linear(size, intermediate_size, bias=bias)
+        self.fc2 = Linear(intermediate_size, out_size, bias=bias)
+        self.activation: Callable[[Tensor], Tensor] = (
+            Activation(activation) if isinstance(activation, str) else _known(activation)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the MLP, [T, size] -> [T, out_size]."""

@@ -108,18 +108,32 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class LayerNorm(nn.Module):
-    """Computes torch's layer_norm with weight and, if the model has one, bias; statistics in
-    float32."""
+    """Computes torch's layer_norm with the weight and bias that the model has; statistics in
+    float32. is_centred: whether it multiplies by 1 + weight."""
 
-    def __init__(self, size: int, eps: float, *, has_bias: bool = True) -> None:
+    weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        *,
+        has_bias: bool = True,
+        has_weight: bool = True,
+        is_centred: bool = False,
+    ) -> None:
         super().__init__()
-        self.weight = empty_parameter(size)
+        self.weight = empty_parameter(size) if has_weight else None
         self.bias = empty_parameter(size) if has_bias else None
         self.eps = eps
+        self.is_centred = is_centred
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x), of the shape and dtype of `x`."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        weight: Tensor | None = self.weight
+        if self.is_centred and weight is not None:
+            weight = weight + 1
+        return F.layer_norm(x, x.shape[-1:], weight, self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """See RMSNorm."""
@@ -127,3 +141,14 @@ class LayerNorm(nn.Module):
             return self(x), x
         residual.add_(x)
         return self(residual), residual
+
+
+class NoNorm(nn.Module):
+    """Stands where a model has no norm: adds to the residual stream, and returns it as it is."""
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the sum twice, in the same memory; see RMSNorm."""
+        if residual is None:
+            return x, x
+        residual.add_(x)
+        return residual, residual

@@ -110,6 +110,14 @@ class Rope(ABC):
         return None
 
 
+class NoRope(Rope):
+    """Leaves heads unrotated: the rope of layers without rotary embedding."""
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Returns `x`."""
+        return x
+
+
 class HalfSplitRope(Rope):
     """Rotates the pairs (c, c + D/2)."""
 

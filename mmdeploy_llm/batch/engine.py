@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import metadata
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.hooks.discovery import discover, select
 from mmdeploy_llm.intake.template import load_template
 from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_model
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.identity import model_digest
 
-OUR_DISTRIBUTION = "mmdeploy-llm"
 # Options that decide how fast an answer comes, or whether there is one, and not what it says. The
 # model and its tokenizer are compared by their files.
 NOT_COMPARED = frozenset(
@@ -54,9 +53,6 @@ def describe_engine(config: EngineConfig) -> Configuration:
 
 def _other_plugins(config: EngineConfig) -> Iterator[tuple[str, str]]:
     """Yields name and version of the selected plugins that other packages provide."""
-    for point in metadata.entry_points(group="mmdeploy_llm"):
-        is_selected = config.plugins is None or point.name in config.plugins
-        is_ours = point.dist is None or point.dist.name == OUR_DISTRIBUTION
-        if is_selected and not is_ours and point.name not in config.blocked_plugins:
-            assert point.dist is not None
-            yield point.name, point.dist.version
+    for plugin in select(discover().plugins, config.plugins, config.blocked_plugins):
+        if not plugin.origin.is_builtin:
+            yield plugin.origin.name, plugin.origin.version or ""

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.command_options.answer import Thinking
+from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
+from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.selection import Limit, Recursive
 from mmdeploy_llm.command_options.single import Image, IsJson
 from mmdeploy_llm.command_options.values import (
@@ -26,6 +27,8 @@ from mmdeploy_llm.command_options.values import (
     text_value,
 )
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+
+from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from mmdeploy_llm.client.counting import TokenCounter
@@ -81,6 +84,7 @@ Raw = Annotated[bool, typer.Option("--raw", help="Count the text without a chat 
 Total = Annotated[bool, typer.Option("--total", help="Print the sums of all items only.")]
 
 
+@with_groups
 def count(
     ctx: typer.Context,
     inputs: Inputs = None,
@@ -96,6 +100,8 @@ def count(
     image_tokens: ImageTokens = "auto",
     video_tokens: VideoTokens = "auto",
     engine: Engine = None,
+    *,
+    providers: ProviderOptions,
 ) -> None:
     """Count the tokens of prompts, pictures and videos, without the weights of the model.
 
@@ -112,8 +118,9 @@ def count(
         items = input_items(inputs, text, kwargs, limit=limit, is_recursive=recursive)
     else:
         items = iter([single_item(text or "", image or [], raw, kwargs)])
-    budgets = {"image_tokens": image_tokens, "video_tokens": video_tokens}
-    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **budgets)
+    more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
+    more |= providers.to_engine()
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
     with TokenCounter(model, **options) as counter:
         show = show_json if as_json else show_line
         sums = show_counts(counted(items, counter), None if total else show)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED
+from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.model import DType, Engine, Model
+from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.single import IsJson
 from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.weight_formats import FORMATS, names_of
+
+from .exits import SOME_FAILED
 
 if TYPE_CHECKING:
     from mmdeploy_llm.determinism.ways import Comparison
@@ -65,6 +68,7 @@ Longest = Annotated[
 ]
 
 
+@with_groups
 def check_determinism(
     ctx: typer.Context,
     model: Model = "shapes-vl",
@@ -74,6 +78,8 @@ def check_determinism(
     longest: Longest = 300,
     as_json: IsJson = False,
     engine: Engine = None,
+    *,
+    providers: ProviderOptions,
 ) -> None:
     """Check on this machine that answers do not depend on what is computed with them.
 
@@ -83,7 +89,12 @@ def check_determinism(
     from mmdeploy_llm.determinism.check import check_determinism
 
     options = engine_options(
-        ctx, engine, dtype=dtype, quantization=quantization, deterministic=mode or None
+        ctx,
+        engine,
+        dtype=dtype,
+        quantization=quantization,
+        deterministic=mode or None,
+        **providers.to_engine(),
     )
     comparisons = check_determinism(EngineConfig.from_options(model, options), longest)
     if as_json:

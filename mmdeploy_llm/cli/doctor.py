@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED
+from .exits import SOME_FAILED
 
 if TYPE_CHECKING:
     from mmdeploy_llm.doctor import Finding

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.sidecars import SidecarChoices
+
+from .exits import SOME_FAILED
 
 if TYPE_CHECKING:
     from mmdeploy_llm.exporting.export import ExportSummary

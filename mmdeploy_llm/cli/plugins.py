@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED, print_error
 from mmdeploy_llm.command_options.command import Command, CommandGroup
+
+from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -199,25 +200,31 @@ def _load(ctx: typer.Context) -> PluginManager:
 
 
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
-    """Returns a plugin as JSON values: its PluginInfo, and every spec that it provides."""
+    """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
+    them another plugin serves."""
+    from mmdeploy_llm.hooks.rivals import rivals_of
+
     specs: Mapping[str, tuple[Spec, ...]] = {
         "models": manager.models,
         "reasoning_parsers": manager.reasoning_parsers,
         "tool_parsers": manager.tool_parsers,
         "logits_processors": manager.logits_processors,
         "media_processors": manager.media_processors,
+        "reading_presets": manager.reading_presets,
     }
     own = {
         group: [asdict(spec) for spec in found if manager.owner(spec) == plugin.name]
         for group, found in specs.items()
     }
-    return {**asdict(plugin), **own}
+    return {**asdict(plugin), **own, "served_by_others": rivals_of(manager, plugin.name)}
 
 
 def _plugin_table(manager: PluginManager) -> Table:
     """Builds a table: name, package and version, what each plugin provides; failures in red."""
     from rich.table import Table
     from rich.text import Text
+
+    from mmdeploy_llm.hooks.rivals import rivals_of
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("plugin", "package", "provides"):
@@ -231,6 +238,8 @@ def _plugin_table(manager: PluginManager) -> Table:
         package = " ".join(part for part in (plugin.distribution, plugin.version) if part)
         lines = [f"{item}: {served[item]}" if item in served else item for item in plugin.provides]
         cell = Text("\n".join(lines))
+        for line in rivals_of(manager, plugin.name):
+            cell.append(f"\n{line}", style="yellow")
         for failure in plugin.failures:
             cell.append("\n" if cell else "")
             cell.append(f"{failure.phase} failed: {failure.error}", style="red")

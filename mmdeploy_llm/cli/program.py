@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmdeploy_llm import __version__
-from mmdeploy_llm.cli.exits import STOPPED, USAGE, print_error
 from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.command_options.command import Command, CommandGroup
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
@@ -22,6 +20,7 @@ from .bench import BENCH_EPILOG, bench
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
+from .exits import STOPPED, USAGE, print_error
 from .exports import EXPORT_EPILOG, export
 from .interrupts import interrupted_code
 from .jobs import MORE_WORDS, RUN_EPILOG, run
@@ -33,8 +32,6 @@ from .wording import in_options
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import PluginManager
-
-OUR_DISTRIBUTION = "mmdeploy-llm"
 
 OUT_OF_MEMORY = (
     "memory ran out; end other programs, or lower what is held at once: max_num_seqs, "
@@ -206,5 +203,6 @@ def load_plugins() -> PluginManager:
 
 def has_other_plugins() -> bool:
     """Returns whether a package other than this one provides plugins; imports none of them."""
-    owners = (point.dist for point in metadata.entry_points(group="mmdeploy_llm"))
-    return any(owner is not None and owner.name != OUR_DISTRIBUTION for owner in owners)
+    from mmdeploy_llm.hooks.discovery import discover
+
+    return not all(plugin.origin.is_builtin for plugin in discover().plugins)

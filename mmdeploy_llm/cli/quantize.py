@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.providers import ProviderOptions
+
 if TYPE_CHECKING:
     from mmdeploy_llm.quantize import Quantized
 
@@ -55,6 +58,7 @@ class Towers(StrEnum):
     INT8 = "int8"
 
 
+@with_groups
 def quantize(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help="Folder, Hugging Face id or bundled model.")],
@@ -79,6 +83,8 @@ def quantize(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace OUTPUT if it is a model's folder.")
     ] = False,
+    *,
+    providers: ProviderOptions,
 ) -> None:
     """Write a copy of a model with its decoder in 4 or 8 bits."""
     from mmdeploy_llm.quantize import quantize_checkpoint
@@ -91,6 +97,7 @@ def quantize(
         calibrate_with=calibrate,
         rounds_towers=towers is Towers.INT8,
         overwrite=overwrite,
+        **{name: value for name, value in providers.to_engine().items() if value is not None},
         **ctx.obj,
     )
     _report(found, scheme)

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.model import Engine, Model
+from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.errors import ConfigError
 
@@ -47,12 +49,15 @@ Outputs = Annotated[
 Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML page.")]
 
 
+@with_groups
 def report(
     ctx: typer.Context,
     parts: Outputs,
     output: Page = Path("report.html"),
     model: Model = "shapes-vl",
     engine: Engine = None,
+    *,
+    providers: ProviderOptions,
 ) -> None:
     """Write one HTML report of several outputs, such as the shards of a run.
 
@@ -67,7 +72,7 @@ def report(
 
     check_page(output)
     merged = MergedOutputs(expanded(parts))
-    options = engine_options(ctx, engine)
+    options = engine_options(ctx, engine, **providers.to_engine())
     previews = previews_of(model, options)
     num_shown = min(len(merged.index), MAX_CARDS)
     write_report(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED, SOME_LACKING, STOPPED
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
 from .engines import open_answerer, open_llm, previews_of
+from .exits import SOME_FAILED, SOME_LACKING, STOPPED
 from .interrupts import interrupted_code
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from mmdeploy_llm.cli.exits import SOME_FAILED, SOME_LACKING, print_error
 from mmdeploy_llm.command_options.answer import AnswerOptions
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.model import ModelOptions
@@ -25,6 +24,7 @@ from mmdeploy_llm.command_options.values import (
 from mmdeploy_llm.errors import ConfigError
 
 from .engines import open_async_llm, open_llm
+from .exits import SOME_FAILED, SOME_LACKING, print_error
 from .interrupts import forget_interrupt
 
 # click does not rewrap a paragraph that begins with "\b".

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from .groups import Group
+from .providers import ProviderOptions
 
 Model = Annotated[
     str,
@@ -71,10 +72,13 @@ class ModelOptions(Group):
     image_tokens: ImageTokens = "auto"
     video_tokens: VideoTokens = "auto"
     engine: Engine = None
+    providers: ProviderOptions
 
     def to_engine(self) -> dict[str, Any]:
-        """Returns the number format, the device, and the budgets of pictures and videos."""
+        """Returns the number format, the device, the budgets of pictures and videos, and the
+        choice of plugins."""
         return {
+            **self.providers.to_engine(),
             "dtype": self.dtype,
             "device": self.device,
             "image_tokens": self.image_tokens,

@@ -40,7 +40,7 @@ def open_desk(config: EngineConfig, step_lock: AbstractContextManager[None] | No
     process ends as it starts."""
     if config.data_parallel_size == 1:
         return LocalDesk(partial(start, config), step_lock)
-    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    plugins = PluginManager.of(config)
     machine = read_machine(config)  # compiles the kernels once, not in all engines at once
     make = [
         partial(RemoteDesk, own, f"engine {index}", is_quiet=index > 0)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import check_regular
+from mmdeploy_llm.guarding.folder_files import check_regular
 
 GGUF_SUFFIX = ".gguf"
 SPLIT = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf")

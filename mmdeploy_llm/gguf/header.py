@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import check_regular, shown
+from mmdeploy_llm.guarding.folder_files import check_regular, shown
 
 from .library import TensorType, readable_types, type_name
 

@@ -9,10 +9,9 @@ from typing import TypeVar
 from mmdeploy_llm.errors import (
     CheckpointError,
     ModelNotSupportedError,
-    PluginConflictError,
     PluginError,
 )
-from mmdeploy_llm.hooks import ModelSpec, PluginManager
+from mmdeploy_llm.hooks import PluginManager
 
 from .header import Header
 from .tables import GGUFTable, MediaModel, TextModel, Tower
@@ -104,28 +103,21 @@ def find_tables(
 
     def best(kind: str, value: str, part: Callable[[GGUFTable], Container[str]]) -> str | None:
         found = [specs[name] for name, table in tables.items() if value in part(table)]
-        return _top(plugins, found, f"{kind} {value!r}")
+        wanted = f"the {kind} {value!r}"[:80] + " of GGUF files"
+        return plugins.preferred(found, wanted, key).gguf if found else None
 
+    known = [
+        table.models[text.architecture].model
+        for table in tables.values()
+        if text.architecture in table.models
+    ]
+    key = next(iter(known), text.architecture)  # the class, by which `use` chooses
     wanted = [best("architecture", text.architecture, lambda table: table.models)]
     if tower is not None:
         wanted.append(best("vision tower", _kind(tower), lambda table: table.towers))
     names = tuple(dict.fromkeys(name for name in wanted if name is not None))
     ordered = dict.fromkeys([*names, *tables])
     return names, Tables([tables[name] for name in ordered], note)
-
-
-def _top(plugins: PluginManager, specs: Sequence[ModelSpec], wanted: str) -> str | None:
-    """Returns the table of highest priority, None without one. Raises PluginConflictError on a
-    tie."""
-    highest = max((spec.priority for spec in specs), default=0)
-    best = [spec for spec in specs if spec.priority == highest]
-    if len(best) > 1:
-        owners = [plugins.owner(spec) for spec in best]
-        raise PluginConflictError(
-            f"the {wanted[:80]} of GGUF files is in tables of the plugins {' and '.join(owners)}, "
-            f"all at priority {highest}; decide with blocked_plugins={owners[1:]!r}"
-        )
-    return best[0].gguf if best else None
 
 
 def _merged(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import fault, shown
+from mmdeploy_llm.guarding.folder_files import fault, shown
 
 from .header import Header, Scalar, StoredTensor
 

@@ -21,6 +21,7 @@ from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsR
 from .manager import PluginManager
 from .model import Model
 from .parsing import NextText, ReasoningParser, Segment, ToolParser
+from .reading import ReadingPreset, ReadPage, ReadText
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 from .splitting import MediaSplitter, SplitPart
@@ -49,6 +50,9 @@ __all__ = [
     "PluginFailure",
     "PluginInfo",
     "PluginManager",
+    "ReadPage",
+    "ReadText",
+    "ReadingPreset",
     "ReasoningParser",
     "ReasoningParserSpec",
     "RequestRecord",

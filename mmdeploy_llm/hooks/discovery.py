@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
 
@@ -16,6 +17,7 @@ from .records import PluginFailure, PluginOrigin, failure_of
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
 OUR_DISTRIBUTION = "mmdeploy-llm"
+NAME_TAKEN = "its entry point needs another name"
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,11 @@ class InstalledPlugin:
     origin: PluginOrigin
     entry_point: metadata.EntryPoint
     requires: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """The name with the package's, which means this plugin and no other."""
+        return f"{package_form(self.origin.distribution or '')}:{self.entry_point.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +56,7 @@ def discover() -> Discovery:
             failures.append(_unreadable(distribution, error))
             continue
         if plugins:
-            found.setdefault(normalise(plugins[0].origin.distribution or ""), plugins)
+            found.setdefault(package_form(plugins[0].origin.distribution or ""), plugins)
     unique, clashes = _one_of_each_name(plugin for plugins in found.values() for plugin in plugins)
     return Discovery(plugins=unique, failures=(*failures, *clashes))
 
@@ -63,8 +70,15 @@ def _plugins_of(owner: metadata.Distribution) -> tuple[InstalledPlugin, ...]:
     package, version, requires = owner.name, owner.version, tuple(owner.requires or ())
     if not package:
         raise PluginLoadError("the package has entry points, but no name; install it again")
+    is_ours = package_form(package) == OUR_DISTRIBUTION
     origins = (
-        PluginOrigin(name=item.name, module=item.value, distribution=package, version=version)
+        PluginOrigin(
+            name=item.name,
+            module=item.value,
+            distribution=package,
+            version=version,
+            is_builtin=is_ours,
+        )
         for item in entry_points
     )
     return tuple(
@@ -85,20 +99,32 @@ def _unreadable(distribution: metadata.Distribution, error: Exception) -> Plugin
 def _one_of_each_name(
     found: Iterable[InstalledPlugin],
 ) -> tuple[tuple[InstalledPlugin, ...], list[PluginFailure]]:
-    """Keeps one plugin per name: ours first, then by package name, so the same on every machine."""
+    """Gives every plugin a name of its own: of several packages the one whose name sorts first
+    keeps it, so the same on every machine, and the others are failures. A built-in plugin whose
+    name somebody's package has too is known with its package's: an upgrade takes no name."""
 
     def order(plugin: InstalledPlugin) -> tuple[str, bool, str]:
-        package = normalise(plugin.origin.distribution or "")
-        return normalise(plugin.origin.name), package != OUR_DISTRIBUTION, package
+        package = package_form(plugin.origin.distribution or "")
+        return normalise(plugin.origin.name), plugin.origin.is_builtin, package
 
     kept: dict[str, InstalledPlugin] = {}
     failures = []
     for plugin in sorted(found, key=order):
         first = kept.setdefault(normalise(plugin.origin.name), plugin)
-        if first is not plugin:
-            taken = f"its name is taken by {first.origin}; its entry point needs another name"
-            failures.append(failure_of(plugin.origin, "discover", taken))
+        if first is plugin:
+            continue
+        if plugin.origin.is_builtin and not first.origin.is_builtin:
+            name = f"{OUR_DISTRIBUTION}:{plugin.origin.name}"
+            kept[normalise(name)] = replace(plugin, origin=replace(plugin.origin, name=name))
+            continue
+        taken = f"its name is taken by {first.origin}; {NAME_TAKEN}"
+        failures.append(failure_of(plugin.origin, "discover", taken))
     return tuple(kept.values()), failures
+
+
+def package_form(name: str) -> str:
+    """Returns the form in which names of packages are compared: "Acme.LLM" becomes "acme-llm"."""
+    return str(canonicalize_name(name))
 
 
 def select(
@@ -109,11 +135,12 @@ def select(
     Names are compared normalised. Raises PluginLoadError for a named plugin that is not installed
     and ConfigError for one that is also blocked; warns about an unknown blocked name.
     """
-    by_form = {normalise(plugin.origin.name): plugin for plugin in installed}
     known = [plugin.origin.name for plugin in installed]
-    out = {normalise(name) for name in blocked}
+    out: set[str] = set()
     for name in blocked:
-        if normalise(name) not in by_form:
+        meant = _meant(installed, name)
+        out.update(plugin.origin.name for plugin in meant)
+        if not meant:
             logger.warning(
                 "blocked_plugins: no installed plugin is named %r%s (installed: %s)",
                 name,
@@ -121,24 +148,33 @@ def select(
                 listing(known),
             )
     if plugins is None:
-        return tuple(plugin for form, plugin in by_form.items() if form not in out)
-    wanted = {normalise(name): name for name in plugins}
-    for form, name in wanted.items():
-        if form in out:
-            raise ConfigError(
-                f"plugin {name!r} is in plugins and in blocked_plugins; remove it from one of them"
-            )
-        if form not in by_form:
+        return tuple(plugin for plugin in installed if plugin.origin.name not in out)
+    wanted: set[str] = set()
+    for name in plugins:
+        meant = _meant(installed, name)
+        if not meant:
             raise PluginLoadError(
                 f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: "
                 f"{listing(known)}. Install the package that brings it, or correct `plugins`"
             )
-    return tuple(by_form[form] for form in sorted(wanted))
+        left = [plugin.origin.name for plugin in meant if plugin.origin.name not in out]
+        if not left:
+            raise ConfigError(
+                f"plugin {name!r} is in plugins and in blocked_plugins; remove it from one of them"
+            )
+        wanted.update(left)
+    return tuple(plugin for plugin in installed if plugin.origin.name in wanted)
+
+
+def _meant(installed: Sequence[InstalledPlugin], name: str) -> list[InstalledPlugin]:
+    """Returns the plugins that a name means: one, or a package's and the built-in one of the same
+    name; "package:name" means one of them."""
+    return [plugin for plugin in installed if normalise(name) in plugin.origin.names]
 
 
 def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
     """Warns when the plugin's package does not allow the installed version of ours."""
-    if normalise(plugin.origin.distribution or "") == OUR_DISTRIBUTION:
+    if plugin.origin.is_builtin:
         return  # in-tree: parsing our own requirements for each plugin would take milliseconds
     try:
         ours = metadata.version(OUR_DISTRIBUTION)
@@ -152,7 +188,7 @@ def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
                 "%s: its requirement %r cannot be read: %s", plugin.origin, line, error_text(error)
             )
             continue
-        if normalise(requirement.name) != OUR_DISTRIBUTION or not _applies(requirement):
+        if package_form(requirement.name) != OUR_DISTRIBUTION or not _applies(requirement):
             continue
         if not requirement.specifier.contains(ours, prereleases=True):
             logger.warning(

@@ -23,7 +23,8 @@ from .contracts import (
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, PluginOrigin, Spec, describe
+from .reading import KEEP, ReadingPreset
+from .records import FAULTS, FactorySpec, PluginOrigin, Spec, describe
 from .splitting import MediaSplitter
 
 MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
@@ -31,10 +32,12 @@ MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
-    """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
-    called."""
-    about = f"{origin}: {spec.factory}, the factory of {describe(spec)},"
-    found = imported_for(spec.factory, about)
+    """Imports what `spec.factory` names, of a preset what converts answers. Raises PluginError
+    when it cannot be imported or called."""
+    is_preset = isinstance(spec, ReadingPreset)
+    name = (spec.convert or KEEP) if isinstance(spec, ReadingPreset) else spec.factory
+    about = f"{origin}: {name}, the {'converter' if is_preset else 'factory'} of {describe(spec)},"
+    found = imported_for(name, about)
     if not callable(found):
         raise PluginContractError(
             f"{about} must be a class or a function, got {type(found).__name__}"
@@ -59,7 +62,7 @@ def imported(name: str) -> Any:
     return found
 
 
-def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
+def build(spec: FactorySpec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     """Returns `factory(*args)`, checked against its contract.
 
     Errors of this package pass through. Any other becomes an error that names the plugin: a
@@ -85,7 +88,7 @@ def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     return built
 
 
-def _problem(spec: Spec, built: object) -> str | None:
+def _problem(spec: FactorySpec, built: object) -> str | None:
     """Says how `built` breaks the contract; None when it keeps it."""
     match spec:
         case ModelSpec():

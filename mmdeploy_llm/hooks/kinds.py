@@ -1,7 +1,7 @@
 """KindTable: what the kinds of media are called and how their files begin, from all loaded specs.
 
 Everything that reads files, columns of tables or parts of messages asks this table for their kind.
-Images and videos are in it whatever is loaded.
+Images, videos and sounds are in it whatever is loaded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from mmdeploy_llm.errors import PluginConflictError
 
 from .contracts import MediaProcessorSpec
 from .declared import BUILT_IN, Declared
-from .discovery import OUR_DISTRIBUTION
-from .names import normalise
 from .records import PluginOrigin, Provided
 
 
@@ -26,7 +24,7 @@ class KindTable:
     """The kinds of media of all loaded plugins. What two kinds claim at one priority belongs to
     neither: looking it up raises PluginConflictError.
 
-    kinds: image, video, then others in load order.
+    kinds: image, video, audio, then others in load order.
     suffixes: ".wav" -> kind. columns: name of a table's column, in small letters -> kind.
     first_bytes: (offset, bytes) -> kind, the longest first: the first that fits a file counts.
     part_types: type of a message's part -> kind; "audio" and "audio_url" are those of a kind
@@ -80,7 +78,7 @@ class _Claim:
     """A kind that claims a name. rank: the highest has it. origin: None for the engine itself."""
 
     kind: str
-    rank: tuple[int, bool]
+    rank: tuple[int, int]
     origin: PluginOrigin | None
 
 
@@ -91,13 +89,13 @@ def table_of(provided: Iterable[Provided[MediaProcessorSpec]]) -> KindTable:
     claims: dict[tuple[str, Any], list[_Claim]] = {}
     for spec, origin in specs:
         # What somebody has installed wins over what is built in.
-        rank = (spec.priority, origin is not None and not _is_built_in(origin))
+        rank = (spec.priority, 0 if origin is None else origin.standing)
         for name in claimed(spec):
             claims.setdefault(name, []).append(_Claim(kind=spec.kind, rank=rank, origin=origin))
     kinds = tuple(dict.fromkeys(spec.kind for spec, _ in specs))
     for kind in kinds:  # nobody else's, whatever the priority
         for own in (kind, f"{kind}_url"):
-            claims["part_types", own] = [_Claim(kind=kind, rank=(0, True), origin=None)]
+            claims["part_types", own] = [_Claim(kind=kind, rank=(0, 1), origin=None)]
     best = {name: _best(own) for name, own in claims.items()}
 
     def decided(field: str) -> dict[Any, str]:
@@ -141,7 +139,3 @@ def _conflict(field: str, name: object, claims: Sequence[_Claim]) -> str:
         f"{name!r} is claimed in `{field}` by {said}, all at priority {claims[0].rank[0]}; decide "
         f"with blocked_plugins={others!r}, or name those to load in `plugins`"
     )
-
-
-def _is_built_in(origin: PluginOrigin) -> bool:
-    return normalise(origin.distribution or "") == OUR_DISTRIBUTION

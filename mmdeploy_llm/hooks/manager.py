@@ -11,12 +11,14 @@ Recorded failures are repeated in the error of whoever later misses what the plu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pluggy
 
 from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 
 from . import discovery, factories, names, selection
@@ -28,17 +30,32 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .guard import CallGuard
 from .kinds import KindTable, table_of
 from .logits import LogitsProcessor, LogitsProcessorSpec
 from .model import Model
 from .names import error_text, listing
 from .parsing import ReasoningParser, ToolParser
-from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec, describe
+from .reading import ReadingPreset
+from .records import (
+    FAULTS,
+    FactorySpec,
+    NamedSpecT,
+    PluginFailure,
+    PluginInfo,
+    PluginOrigin,
+    Provided,
+    Spec,
+    SpecT,
+    describe,
+)
 from .registry import PluginRegistry, call
 from .splitting import MediaSplitter
 
+if TYPE_CHECKING:
+    from mmdeploy_llm.plugin_choice import PluginChoice
+
 T = TypeVar("T")
+NO_CHOICE: Mapping[str, str] = MappingProxyType({})
 
 
 class PluginManager:
@@ -50,25 +67,31 @@ class PluginManager:
     be called from any thread; `notify` belongs to the thread that steps the engine.
     """
 
-    def __init__(self) -> None:
-        """Makes a manager without plugins."""
+    def __init__(self, use: Mapping[str, str] = NO_CHOICE) -> None:
+        """Makes a manager without plugins. use: see `load`."""
+        self._chooser = selection.Chooser(use)
         self.guard = CallGuard()
         self._registry = PluginRegistry()
         self._muted: set[tuple[str, str]] = set()  # (plugin, hook) of observers that raised
 
     @classmethod
     def load(
-        cls, plugins: Sequence[str] | None = None, blocked: Sequence[str] = ()
+        cls,
+        plugins: Sequence[str] | None = None,
+        blocked: Sequence[str] = (),
+        use: Mapping[str, str] = NO_CHOICE,
     ) -> PluginManager:
         """Returns a manager with the installed plugins, loaded in the order of their names.
 
         plugins: None for all; a sequence for exactly these, none of which may be missing or fail.
         blocked: plugins that are not loaded.
+        use: name of an architecture, parser, logits processor or kind of media -> the plugin that
+            serves it, whatever the priorities.
 
         Raises PluginLoadError, with the cause, for a named plugin that is missing or fails, and
-        ConfigError for one that is both named and blocked.
+        ConfigError for one that is both named and blocked, or in `use` and not loaded.
         """
-        manager = cls()
+        manager = cls(use)
         found = discovery.discover()
         for failure in found.failures:
             manager._registry.record(failure, "it is not loaded")
@@ -77,7 +100,19 @@ class PluginManager:
             manager._registry.add(
                 plugin.origin, plugin.entry_point.load, is_strict=plugins is not None
             )
+        out = f". blocked_plugins: {listing(blocked)}" if blocked else ""
+        selection.check_use(use, manager._registry.all_provided, f"{out}{manager._note()}")
         return manager
+
+    @classmethod
+    def of(cls, config: PluginChoice) -> PluginManager:
+        """Returns a manager with the plugins that an engine's options choose, see `load`."""
+        return cls.load(config.plugins, config.blocked_plugins, config.use)
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """The choices among plugins so far, as `use` would say them."""
+        return self._chooser.told
 
     def register(self, plugin: object, name: str) -> None:
         """Adds a module or an object with hook implementations.
@@ -96,6 +131,11 @@ class PluginManager:
     def failures(self) -> tuple[PluginFailure, ...]:
         """All recorded failures."""
         return self._registry.failures
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """All specs of all kinds, in load order."""
+        return tuple(item.spec for item in self._registry.all_provided)
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -123,6 +163,11 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
 
     @property
+    def reading_presets(self) -> tuple[ReadingPreset, ...]:
+        """All presets of reading, in load order."""
+        return tuple(item.spec for item in self._registry.provided(ReadingPreset))
+
+    @property
     def kinds(self) -> KindTable:
         """The kinds of media of all loaded specs: their suffixes, columns, first bytes, part
         types. Built anew for each call: take it once."""
@@ -145,7 +190,8 @@ class PluginManager:
         Raises ModelNotSupportedError when none is served, PluginConflictError on a tie.
         """
         models = self._registry.provided(ModelSpec)
-        return selection.select_model(models, architectures, self._note())
+        self._chooser.tell_unused(architectures, self._registry.all_provided)
+        return selection.select_model(models, architectures, self._note(), self._chooser)
 
     def reasoning_parser(self, name: str) -> ReasoningParserSpec:
         """Returns the parser of this name or alias; "_" equals "-" and case does not matter.
@@ -153,26 +199,63 @@ class PluginManager:
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
         parsers = self._registry.provided(ReasoningParserSpec)
-        return selection.select_named(parsers, "reasoning parser", name, self._note())
+        return selection.select_named(
+            parsers, "reasoning parser", name, self._note(), self._chooser
+        )
 
     def tool_parser(self, name: str) -> ToolParserSpec:
         """Returns the parser of tool calls, found as in `reasoning_parser`."""
-        parsers = self._registry.provided(ToolParserSpec)
-        return selection.select_named(parsers, "tool parser", name, self._note())
+        return self._named(ToolParserSpec, "tool parser", name)
 
     def logits_processor(self, name: str) -> LogitsProcessorSpec:
         """Returns the logits processor of this name, found as in `reasoning_parser`."""
         processors = self._registry.provided(LogitsProcessorSpec)
-        return selection.select_named(processors, "logits processor", name, self._note())
+        return selection.select_named(
+            processors, "logits processor", name, self._note(), self._chooser
+        )
 
-    def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
+    def reading_preset(self, name: str) -> ReadingPreset:
+        """Returns the preset of this name, found as in `reasoning_parser`."""
+        return self._named(ReadingPreset, "reading preset", name)
+
+    def reading_preset_for(self, architecture: str, about: str) -> ReadingPreset | None:
+        """Returns the preset for models of an architecture, None without one. about: the model's
+        name, config and card, in which marks are sought. Raises PluginConflictError on a tie."""
+        presets = self._registry.provided(ReadingPreset)
+        return selection.select_preset(presets, architecture, about, self._chooser)
+
+    def _named(self, of: type[NamedSpecT], kind: str, name: str) -> NamedSpecT:
+        provided = self._registry.provided(of)
+        return selection.select_named(provided, kind, name, self._note(), self._chooser)
+
+    def media_processor(
+        self, kind: str, model: str, *, spec: ModelSpec | None = None
+    ) -> MediaProcessorSpec | None:
         """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
         one.
 
-        One that names the family beats one for "*", then priority decides. Raises
+        One that names the family beats one for "*", then priority decides. spec: of the model that
+        runs; if `use` has chosen its plugin, the plugin's own processors come first. Raises
         PluginConflictError on a tie.
         """
-        return selection.select_processor(self._registry.provided(MediaProcessorSpec), kind, model)
+        provided = self._registry.provided(MediaProcessorSpec)
+        server = None
+        if spec is not None:
+            server = Provided(spec=spec, origin=self._registry.origin(spec))
+        return selection.select_processor(provided, kind, model, self._chooser, server)
+
+    def preferred(self, specs: Sequence[SpecT], wanted: str, key: str) -> SpecT:
+        """Returns the spec that comes first of those that claim the same, as in `model_for`.
+
+        wanted: the claim, for messages. key: the name by which `use` decides. Raises
+        PluginConflictError on a tie.
+        """
+        found = [Provided(spec=spec, origin=self._registry.origin(spec)) for spec in specs]
+        return self._chooser.top(found, wanted, key).spec
+
+    def origin(self, spec: Spec) -> PluginOrigin:
+        """Returns where the plugin that provided `spec` comes from."""
+        return self._registry.origin(spec)
 
     def owner(self, spec: Spec) -> str:
         """Returns the name of the plugin that provided `spec`."""
@@ -183,7 +266,8 @@ class PluginManager:
         return f"{describe(spec)} of {self._registry.origin(spec)}"
 
     def resolve(self, spec: Spec) -> Callable[..., Any]:
-        """Imports the factory of `spec`. Raises PluginError naming the plugin and its package."""
+        """Imports the factory of `spec`, of a preset what converts answers. Raises PluginError
+        naming the plugin and its package."""
         return factories.resolve(spec, self._registry.origin(spec))
 
     def gguf_table(self, spec: ModelSpec, kind: type[T]) -> T:
@@ -208,7 +292,7 @@ class PluginManager:
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
-    def build(self, spec: Spec, *args: Any) -> Any:
+    def build(self, spec: FactorySpec, *args: Any) -> Any:
         """Calls the factory of `spec` with `args`; never falls back to another plugin.
 
         Errors of this package pass through; any other raises ModelNotSupportedError for a model,

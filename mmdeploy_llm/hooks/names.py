@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from mmdeploy_llm.messages import MediaRef
+from mmdeploy_llm.shown import error_text
+
+__all__ = ["did_you_mean", "error_text", "listing", "normalise", "shown_uri", "with_file"]
 
 Fault = TypeVar("Fault", bound=Exception)
-MAX_ERROR_LENGTH = 2000  # characters; an exception can carry a whole file
 
 MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
 MAX_SHOWN_PATH = 500
-
-_ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]{4,}")
 
 
 def normalise(name: str) -> str:
@@ -33,17 +33,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def listing(names: Iterable[str]) -> str:
     """Returns the names sorted and separated by commas, "none" when there are none."""
     return ", ".join(sorted(set(names))) or "none"
-
-
-def error_text(error: BaseException) -> str:
-    """Returns class and message of `error` without memory addresses, which differ from run to
-    run."""
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its message cannot be shown)"
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return _ADDRESS.sub("", text)[:MAX_ERROR_LENGTH]
 
 
 def shown_uri(ref: MediaRef) -> str:

@@ -7,10 +7,15 @@ from typing import Generic, Literal, TypeVar
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .logits import LogitsProcessorSpec
+from .names import normalise
+from .reading import ReadingPreset
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec
-Spec = ModelSpec | NamedSpec | MediaProcessorSpec
+NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
+FactorySpec = (
+    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+)
+Spec = FactorySpec | ReadingPreset
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -21,19 +26,36 @@ SpecT = TypeVar(
     ToolParserSpec,
     LogitsProcessorSpec,
     MediaProcessorSpec,
+    ReadingPreset,
 )
-NamedSpecT = TypeVar("NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec)
+NamedSpecT = TypeVar(
+    "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
     """The origin of a plugin. distribution, version: of its package; None when it is not
-    installed."""
+    installed. is_builtin: it comes with this package."""
 
     name: str
     module: str
     distribution: str | None = None
     version: str | None = None
+    is_builtin: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which a caller may mean it, in the form in which they are compared."""
+        own = self.name.rpartition(":")[2]
+        package = (self.distribution or "").replace(".", "-")
+        return tuple(dict.fromkeys(map(normalise, (self.name, own, f"{package}:{own}"))))
+
+    @property
+    def standing(self) -> int:
+        """The rank of its specs among others of the same priority: what somebody has added comes
+        before what is built in."""
+        return 0 if self.is_builtin else 1
 
     def __str__(self) -> str:
         """Text for messages, such as: plugin 'acme' (mmdeploy-llm 0.1.0)."""
@@ -94,6 +116,8 @@ def describe(spec: Spec) -> str:
             return f"logits processor {spec.name}"
         case MediaProcessorSpec():
             return f"{spec.kind} processor {spec.name}"
+        case ReadingPreset():
+            return f"reading preset {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

@@ -94,6 +94,11 @@ class PluginRegistry:
         """Every plugin in load order, failed ones included."""
         return tuple(self._info(origin) for origin in self._origins.values())
 
+    @property
+    def all_provided(self) -> tuple[Provided[Any], ...]:
+        """All specs of all types, in load order."""
+        return tuple(self._provided)
+
     def provided(self, kind: type[SpecT]) -> tuple[Provided[SpecT], ...]:
         """Returns all specs of one type, in load order."""
         return tuple(item for item in self._provided if isinstance(item.spec, kind))

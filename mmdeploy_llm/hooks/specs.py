@@ -22,6 +22,7 @@ from .contracts import (
     ToolParserSpec,
 )
 from .logits import LogitsProcessorSpec
+from .reading import ReadingPreset
 
 if TYPE_CHECKING:
     import typer
@@ -70,6 +71,14 @@ def provide_logits_processors() -> Iterable[LogitsProcessorSpec]:  # type: ignor
 @hookspec
 def provide_media_processors() -> Iterable[MediaProcessorSpec]:  # type: ignore[empty-body]
     """Returns processors that turn one kind of media into model inputs. Called once, at load.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_reading_presets() -> Iterable[ReadingPreset]:  # type: ignore[empty-body]
+    """Returns how models of OCR families are asked for the text of a page. Called once, at load.
 
     .. versionadded:: 0.1
     """

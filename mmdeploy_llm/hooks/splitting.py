@@ -26,14 +26,6 @@ class SplitPart:
 
 
 @runtime_checkable
-class CanOutline(Protocol):
-    """Parts whose size is known before their content is made: tokens are counted without it."""
-
-    def outline(self, index: int) -> SplitPart:
-        """Returns a part of the size of part `index` with any content, such as a blank picture."""
-
-
-@runtime_checkable
 class CanLabel(Protocol):
     """Parts that have names before they are made."""
 
@@ -66,7 +58,8 @@ class MediaSplitter(ABC):
     ) -> Sequence[SplitPart]:
         """Returns the parts of encoded bytes or a loaded object, in order, as a lazy sequence:
         `len()` reads no more than the item's directory, and `[i]` makes a part when it is needed.
-        It may also have the methods of CanOutline and CanLabel.
+        It may also have the method of CanLabel. A source that is a Drawing of mmdeploy_llm.media is
+        drawn only when a model is to see it, not when its tokens are counted.
 
         options: the item's own, such as {"pages": "1-5"}; raise MediaError for unknown ones. Those
         that begin with the yielded kind, such as "image_tokens", go to the parts instead. Raises

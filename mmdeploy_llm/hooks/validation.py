@@ -18,6 +18,7 @@ from .declared import HEAD
 from .kinds import claimed
 from .logits import LogitsProcessorSpec
 from .names import did_you_mean, error_text, listing, normalise
+from .reading import ReadingPreset
 from .records import Spec
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
@@ -27,6 +28,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_tool_parsers": ToolParserSpec,
         "provide_logits_processors": LogitsProcessorSpec,
         "provide_media_processors": MediaProcessorSpec,
+        "provide_reading_presets": ReadingPreset,
     }
 )
 TP_KINDS = (
@@ -141,6 +143,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"tool parser {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case LogitsProcessorSpec():
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case ReadingPreset():
+            return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models
@@ -192,6 +196,24 @@ def _is_tp_plan(value: object) -> bool:
     )
 
 
+def _is_count(value: object) -> bool:
+    return _is_priority(value) and isinstance(value, int) and value > 0
+
+
+def _is_count_or_none(value: object) -> bool:
+    return value is None or _is_count(value)
+
+
+def _is_budget(value: object) -> bool:
+    return value in ("auto", "full") or _is_count_or_none(value)
+
+
+def _is_tasks(value: object) -> bool:
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(_is_name(name) and isinstance(text, str) for name, text in value.items())
+
+
 Rule = tuple[str, Callable[[object], bool]]  # what is allowed, as text and as a check
 
 _COMMON: Mapping[str, Rule] = MappingProxyType(
@@ -201,6 +223,7 @@ _COMMON: Mapping[str, Rule] = MappingProxyType(
         "priority": ("an int", _is_priority),
     }
 )
+_COUNT: Rule = ("a whole number above 0", _is_count)
 _SOME_NAMES: Rule = (
     "a tuple of at least one text",
     lambda value: _is_names(value) and value != (),
@@ -237,6 +260,25 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
         ReasoningParserSpec: {**_COMMON, "aliases": _NAMES},
         ToolParserSpec: {**_COMMON, "aliases": _NAMES},
         LogitsProcessorSpec: {**_COMMON, "aliases": _NAMES, "arguments": _NAMES},
+        ReadingPreset: {
+            "name": _COMMON["name"],
+            "priority": _COMMON["priority"],
+            "aliases": _NAMES,
+            "architectures": _SOME_NAMES,
+            "marks": _NAMES,
+            "tasks": ("a mapping of one task or more to prompts", _is_tasks),
+            "system": ("a text or None", lambda value: value is None or isinstance(value, str)),
+            "image_tokens": ("a number, 'auto', 'full' or None", _is_budget),
+            "dpi": _COUNT,
+            "longest_side": ("None or a whole number above 0", _is_count_or_none),
+            "max_tokens": _COUNT,
+            "sampling": ("a mapping", lambda value: isinstance(value, Mapping)),
+            "convert": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
+            "source": ("a text", lambda value: isinstance(value, str)),
+        },
         MediaProcessorSpec: {
             **_COMMON,
             "kind": _KIND,

@@ -19,8 +19,8 @@ from mmdeploy_llm.boxes.reading import FoundBoxes, find_boxes
 from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
-from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
 from mmdeploy_llm.media_loading.kinds import ModelMedia

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, RequestError
-from mmdeploy_llm.hooks.folder_files import read_text
+from mmdeploy_llm.guarding.folder_files import read_text
 from mmdeploy_llm.hooks.names import did_you_mean, error_text
 from mmdeploy_llm.model_folder import read_json
 from mmdeploy_llm.rendering import Renderer, TemplateFailedError, TemplateTimeError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
+from mmdeploy_llm.guarding.folder_files import shown
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.hooks.folder_files import shown
 
 POSITIONS = ("max_position_embeddings", "max_seq_len")  # in the configs of transformers
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, RequestError
+from mmdeploy_llm.guarding.folder_files import library_error, shown
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.hooks.folder_files import library_error, shown
 from mmdeploy_llm.model_folder import check_files
 from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, without_additions
 from mmdeploy_llm.rendering import Encoder

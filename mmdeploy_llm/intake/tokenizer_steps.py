@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import shown
+from mmdeploy_llm.guarding.folder_files import shown
 
 MAX_STEPS = 64  # of one kind; published tokenizers have up to ten
 MAX_TEXT = 4096  # characters that a step puts into the text

@@ -13,7 +13,13 @@ from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
 from .decoder_config import DecoderConfig
-from .from_config import layer_windows, rotary_config, sparse_layers, standard_decoder
+from .from_config import (
+    layer_rotaries,
+    layer_windows,
+    rotary_config,
+    sparse_layers,
+    standard_decoder,
+)
 from .gated_attention import GatedAttention
 from .grid_lm import GridLM, media_grid
 from .moe import Experts, MoEConfig, SoftmaxRouter
@@ -90,6 +96,7 @@ __all__ = [
     "frame_lengths",
     "grid_positions",
     "in_blocks",
+    "layer_rotaries",
     "layer_windows",
     "media_grid",
     "patch_positions",

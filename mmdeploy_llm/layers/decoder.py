@@ -6,7 +6,7 @@
     logits = head(norm(x))               head may be the embedding
 
 Options add norms of q and k before rope, and norms after o and mlp. In a parallel decoder attention
-and MLP read the same norm: x = x + o(attend(rope(qkv(norm(x))))) + mlp(norm(x)).
+and MLP read the same norm, or two: x = x + o(attend(rope(qkv(norm(x))))) + mlp(norm(x)).
 
 Parameters have the names of transformers' checkpoints (embed_tokens, layers.N.self_attn.o_proj, ..)
 with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D head size.
@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
-from mmdeploy_llm.basic_layers.mlp import GatedMLP
-from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
-from mmdeploy_llm.basic_layers.rotary import Rope, Rotary
+from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
+from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
+from mmdeploy_llm.basic_layers.rotary import NoRope, Rope, Rotary
 from mmdeploy_llm.caches import LayerCache
 from mmdeploy_llm.forward import (
     AttentionContext,
@@ -81,6 +81,7 @@ class Attention(nn.Module):
             "scale": config.score_scale,
             "softcap": config.score_softcap,
         }
+        self.own_rope = NoRope() if layer in config.nope_layers else None
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -106,7 +107,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
         """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
         num_rotated = self.num_heads + self.num_kv_heads
-        rope = step.rope_for(self.window)
+        rope = self.own_rope or step.rope_for(self.window)
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         if self.has_full_norms:
             qkv = self._normed(qkv)
@@ -154,19 +155,20 @@ class DecoderLayer(nn.Module):
     """Attention and MLP, each after its norm, or both after one. The residual stream is passed on
     separately from the output, so that the next norm adds them."""
 
-    mlp: GatedMLP | SparseMLP | ModalityMLP
-    post_attention_layernorm: RMSNorm | LayerNorm | None
+    mlp: GatedMLP | MLP | SparseMLP | ModalityMLP
+    post_attention_layernorm: RMSNorm | LayerNorm | NoNorm | None
     post_self_attn_layernorm: RMSNorm | LayerNorm | None
     post_mlp_layernorm: RMSNorm | LayerNorm | None
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = config.new_residual_norm()
+        self.input_layernorm = config.new_input_norm()
         self.residual_scale = config.residual_scale
+        self.is_parallel = config.is_parallel
         self.add_mixer(config, layer)
         self.post_attention_layernorm = None
-        if not config.is_parallel:
-            self.post_attention_layernorm = config.new_residual_norm()
+        if not config.is_parallel or config.has_mlp_norm:
+            self.post_attention_layernorm = config.new_input_norm()
         self.mlp = _make_mlp(config, layer)
         self.post_self_attn_layernorm = self.post_mlp_layernorm = None
         if config.post_norms:
@@ -191,26 +193,32 @@ class DecoderLayer(nn.Module):
         mixed = self._scaled(self.mix(x, step))
         if self.post_self_attn_layernorm is not None:
             mixed = self.post_self_attn_layernorm(mixed)
-        if self.post_attention_layernorm is not None:
-            x, residual = self.post_attention_layernorm.add(mixed, residual)
+        if self.is_parallel or self.post_attention_layernorm is None:
+            x = self._parallel_input(x, mixed, residual)
         else:
-            residual += mixed  # the MLP reads the same norm as attention
+            x, residual = self.post_attention_layernorm.add(mixed, residual)
         x = self.mlp(x, step.modality) if isinstance(self.mlp, ModalityMLP) else self.mlp(x)
         x = self._scaled(x)
         return x if self.post_mlp_layernorm is None else self.post_mlp_layernorm(x), residual
+
+    def _parallel_input(self, x: Tensor, mixed: Tensor, residual: Tensor) -> Tensor:
+        """Adds `mixed` to `residual`; returns what the MLP reads: the norm that attention reads, or
+        its own of the same values."""
+        if self.post_attention_layernorm is not None:
+            x, _ = self.post_attention_layernorm.add(residual, None)
+        residual += mixed
+        return x
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.residual_scale == 1 else x * self.residual_scale
 
 
-def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | ModalityMLP:
+def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP | ModalityMLP:
     if config.moe is None or layer not in config.moe_layers:
-        return GatedMLP(
-            config.hidden_size,
-            config.intermediate_size,
-            bias=config.mlp_bias,
-            activation=config.activation,
-        )
+        size, inner = config.hidden_size, config.intermediate_size
+        if not config.has_gate:
+            return MLP(size, inner, size, config.activation, bias=config.mlp_bias)
+        return GatedMLP(size, inner, bias=config.mlp_bias, activation=config.activation)
     if config.moe.vision_intermediate_size is None:
         return SparseMLP(config.hidden_size, config.moe)
     return ModalityMLP(config.hidden_size, config.moe)
@@ -325,7 +333,10 @@ class CausalLM(MappedWeights, nn.Module):
         """new_layer: see Decoder. new_decoder: builds the decoder of both."""
         super().__init__()
         self.model = new_decoder(config, new_layer)
-        self.lm_head = None if config.is_tied else Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = None
+        if not config.is_tied:
+            size = config.hidden_size
+            self.lm_head = Linear(size, config.vocab_size, bias=config.head_bias)
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -348,8 +359,8 @@ class CausalLM(MappedWeights, nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        logits = head.product(hidden)
+        head = self.model.embed_tokens.product if self.lm_head is None else self.lm_head
+        logits: Tensor = head(hidden)
         logits = logits if self.logit_scale == 1 else logits * self.logit_scale
         cap = self.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap).mul_(cap)

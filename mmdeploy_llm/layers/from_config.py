@@ -3,14 +3,37 @@ share."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from copy import copy
+from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from mmdeploy_llm.basic_layers.mlp import ACTIVATIONS, AnyActivation
 from mmdeploy_llm.basic_layers.rotary import RotaryConfig
 from mmdeploy_llm.errors import ModelNotSupportedError
 
+from .config_reader import ConfigReader
 from .decoder_config import DecoderConfig
+
+# Field of DecoderConfig -> keys of configs, the first one that is there counts.
+KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {each.name: each.metadata["keys"] for each in fields(DecoderConfig)}
+)
+SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads")
+LAYER_NORM_KEYS = KEYS["norm_eps"][2:]
+# transformers' names of activations -> ours.
+ACTIVATION_NAMES: Mapping[str, AnyActivation] = MappingProxyType(
+    {
+        **{name: name for name in ACTIVATIONS},
+        "gelu_fast": "gelu_pytorch_tanh",
+        "gelu_new": "gelu_pytorch_tanh",
+        "gelu_python": "gelu",
+        "swish": "silu",
+    }
+)
 
 # Scaled variants whose frequencies are the same for every sequence length.
 # "dynamic" changes beyond max_position_embeddings only, where no sequence may go.
@@ -19,31 +42,140 @@ LONG_ROPE_TYPE = "longrope"  # has frequencies for short and for long sequences
 
 
 def standard_decoder(
-    config: Any, rotary: RotaryConfig | None = None, *, intermediate_size: int | None = None
+    config: Any,
+    rotary: RotaryConfig | None = None,
+    *,
+    intermediate_size: int | None = None,
+    own: Collection[str] | None = None,
 ) -> DecoderConfig:
-    """Converts the sizes of a text config, without biases, windows or experts. rotary: default
-    rotary_config(config). intermediate_size: of dense layers; None: the config's. A family adds its
-    options with dataclasses.replace.
+    """Converts a text config of any family of the standard decoder, with RMSNorms or LayerNorms. A
+    family adds with dataclasses.replace what no config says; docs/decoder_options.md is the table
+    of fields and keys.
 
-    Raises ModelNotSupportedError for activations other than silu.
+    rotary: default rotary_config(config). intermediate_size: of dense layers; None: the config's.
+    own: keys that the family reads itself. Where it is given, also as (), biases, windows, factors
+        and all other keys of the table are read, and every other key of the config's class that
+        switches something on is refused by name. None: the family looks after all keys, and only
+        sizes, norms, activation and ties are read.
+
+    Raises ModelNotSupportedError for what the standard decoder does not implement.
     """
-    if config.hidden_act != "silu":
-        raise ModelNotSupportedError(
-            f"hidden_act {config.hidden_act!r} of this {config.model_type} model is not "
-            "supported, only 'silu'"
-        )
-    return DecoderConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=intermediate_size or config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        rotary=rotary_config(config) if rotary is None else rotary,
-        norm_eps=config.rms_norm_eps,
+    reader = ConfigReader(config)
+    eps, is_layer_norm = _norm(reader)
+    rotary, local = _rotaries(reader) if rotary is None else (rotary, None)
+    reader.first(*KEYS["rotary"], *KEYS["intermediate_size"])
+    decoder = DecoderConfig(
+        **{name: _required(reader, name) for name in SIZES},
+        intermediate_size=intermediate_size or _required(reader, "intermediate_size"),
+        num_kv_heads=reader.option(*KEYS["num_kv_heads"]) or config.num_attention_heads,
+        rotary=rotary,
+        norm_eps=eps,
+        layer_norms=is_layer_norm,
+        has_norm_biases=is_layer_norm,
+        activation=_activation(reader),
         # The text config inside a multimodal config may not have the field.
-        is_tied=getattr(config, "tie_word_embeddings", False),
+        is_tied=bool(reader.first(*KEYS["is_tied"], default=False)),
     )
+    if own is None:
+        return decoder
+    decoder = replace(decoder, local_rotary=local, **_options(reader))
+    reader.refuse_unread(own)
+    return decoder
+
+
+def _options(reader: ConfigReader) -> dict[str, Any]:
+    """Returns the fields of DecoderConfig whose defaults a config may change."""
+    flags = ("qkv_bias", "out_bias", "mlp_bias", "head_bias", "is_parallel")
+    values = ("score_softcap", "logit_softcap", "embed_scale", "residual_scale")
+    found = {name: reader.option(*KEYS[name]) for name in (*flags, *values)}
+    scale = reader.option("logit_scale", default=1.0)
+    scalar = reader.option("query_pre_attn_scalar")
+    score = reader.option("attention_multiplier")
+    return {
+        **{name: value for name, value in found.items() if value is not None},
+        "logit_scale": scale / reader.option("logits_scaling", default=1.0),
+        "score_scale": scalar**-0.5 if score is None and scalar else score,
+        "windows": _windows(reader),
+        "nope_layers": _nope_layers(reader),
+    }
+
+
+def _windows(reader: ConfigReader) -> tuple[int | None, ...] | None:
+    """Returns layer_windows, of a config whose class has layer_types or a window."""
+    reader.option(*KEYS["windows"])
+    has_any = any(reader.declares(key) for key in KEYS["windows"])
+    return layer_windows(reader.config) if has_any else None
+
+
+def _required(reader: ConfigReader, name: str) -> Any:
+    """Returns the value of a field that has no default. Raises ModelNotSupportedError without."""
+    value = reader.first(*KEYS[name])
+    if value is None:
+        raise ModelNotSupportedError(
+            f"the config of this {reader.config.model_type} model has none of "
+            f"{', '.join(KEYS[name])}, from which the standard decoder reads {name}"
+        )
+    return value
+
+
+def _norm(reader: ConfigReader) -> tuple[float, bool]:
+    """Returns the epsilon of the norms, and whether they are LayerNorms, which its name tells. A
+    config without one has LayerNorms with torch's epsilon."""
+    key = reader.name(KEYS["norm_eps"])
+    eps = reader.first(*KEYS["norm_eps"], default=1e-5)
+    return float(eps), key is None or key in LAYER_NORM_KEYS
+
+
+def _activation(reader: ConfigReader) -> AnyActivation:
+    """Returns our name of the activation. Raises ModelNotSupportedError for an unknown one."""
+    keys = KEYS["activation"]
+    key, name = reader.name(keys), reader.first(*keys, default="silu")
+    found = ACTIVATION_NAMES.get(name)
+    if found is None:
+        raise ModelNotSupportedError(
+            f"{key} {name!r} of this {reader.config.model_type} model is not supported, only "
+            f"{', '.join(sorted(ACTIVATION_NAMES))}"
+        )
+    return found
+
+
+def _nope_layers(reader: ConfigReader) -> frozenset[int]:
+    """Returns the layers without rotary embedding: from a list that has 1 for each layer with one,
+    or every n-th layer."""
+    has_rope = reader.option("no_rope_layers")
+    interval = reader.option("no_rope_layer_interval")
+    layers = range(reader.config.num_hidden_layers)
+    if has_rope:
+        return frozenset(layer for layer in layers if not has_rope[layer])
+    return frozenset(layer for layer in layers if interval and (layer + 1) % interval == 0)
+
+
+def _rotaries(reader: ConfigReader) -> tuple[RotaryConfig, RotaryConfig | None]:
+    """Returns layer_rotaries. Raises ModelNotSupportedError for a config without rotary
+    embedding."""
+    if not reader.first("rope_parameters"):
+        raise ModelNotSupportedError(
+            f"the config of this {reader.config.model_type} model has no rope_parameters: learned "
+            "and other positions are not supported"
+        )
+    return layer_rotaries(reader.config)
+
+
+def layer_rotaries(config: Any) -> tuple[RotaryConfig, RotaryConfig | None]:
+    """Returns the rotary embedding of layers without a window, and that of layers with one where
+    rope_parameters have both."""
+    rope = config.rope_parameters
+    is_interleaved = bool(getattr(config, "rope_interleave", False))
+    if "full_attention" not in rope:
+        return rotary_config(config, is_interleaved=is_interleaved), None
+
+    def of(kind: str) -> RotaryConfig:
+        parameters: Mapping[str, Any] = rope[kind]
+        own = copy(config)
+        own.rope_parameters = parameters
+        return rotary_config(own, is_interleaved=is_interleaved)
+
+    return of("full_attention"), of("sliding_attention")
 
 
 def sparse_layers(config: Any) -> frozenset[int]:
@@ -110,9 +242,10 @@ def layer_windows(config: Any) -> tuple[int | None, ...] | None:
 
     Raises ModelNotSupportedError for other types of layers, and for a window without a size.
     """
-    size = config.sliding_window
+    size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
+        size = size if getattr(config, "use_sliding_window", True) else None
         return (int(size),) * config.num_hidden_layers if size else None
     unknown = sorted({*kinds} - {"full_attention", "sliding_attention"})
     if unknown:

@@ -31,7 +31,7 @@ class GatedAttention(Attention, KernelLayer):
         rows = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         both, k, v = torch.split(rows, [2 * heads, kv_heads, kv_heads], 1)
         q, gate = both[:, ::2], both[:, 1::2]
-        q, k = self._rotated_apart(q, k, step.rope_for(self.window))
+        q, k = self._rotated_apart(q, k, self.own_rope or step.rope_for(self.window))
         attended = step.attn.attend(self.layer, q, k, v, **self.options)
         out: Tensor = self.o_proj(self._gated(attended, gate).flatten(1))
         return out

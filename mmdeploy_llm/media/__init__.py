@@ -1,5 +1,5 @@
-"""Decodes what comes from outside, safely: images, videos and files below a folder. Processors of
-other packages build on it, as the built-in ones do.
+"""Decodes what comes from outside, safely: images, videos, sounds and files below a folder.
+Processors of other packages build on it, as the built-in ones do.
 
 Public names are imported when first used: importing this package imports neither Pillow, PyAV nor
 torch.
@@ -10,40 +10,85 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmdeploy_llm.isolation import Workers
+    from mmdeploy_llm.pixels import (
+        CLIP_MEAN,
+        CLIP_STD,
+        Patchifier,
+        PatchOptions,
+        normalise,
+        patchify,
+        resize,
+        resize_draft,
+        tile_grid,
+        tiles,
+        to_array,
+    )
 
     from .beneath import open_beneath
-    from .image.decode import DecodedImage, ImageDecoder, ImageHeader
+    from .image.decode import DecodedImage, ImageDecoder, ImageHeader, decode_image
+    from .image.drawing import Drawing
     from .image.thumbnail import small_jpeg
-    from .local import read_local
+    from .local import read_beneath
+    from .sound.decode import OpenSound, SoundDecoder
     from .video.opening import open_video
     from .video.timeline import OpenVideo, Timeline, constant_timeline
 
 __all__ = [
+    "CLIP_MEAN",
+    "CLIP_STD",
     "DecodedImage",
+    "Drawing",
     "ImageDecoder",
     "ImageHeader",
+    "OpenSound",
     "OpenVideo",
+    "PatchOptions",
+    "Patchifier",
+    "SoundDecoder",
     "Timeline",
     "Workers",
     "constant_timeline",
+    "decode_image",
+    "normalise",
     "open_beneath",
     "open_video",
-    "read_local",
+    "patchify",
+    "read_beneath",
+    "resize",
+    "resize_draft",
     "small_jpeg",
+    "tile_grid",
+    "tiles",
+    "to_array",
 ]
 
 _HOMES = {
+    "CLIP_MEAN": "mmdeploy_llm.pixels",
+    "CLIP_STD": "mmdeploy_llm.pixels",
     "DecodedImage": ".image.decode",
+    "Drawing": ".image.drawing",
     "ImageDecoder": ".image.decode",
     "ImageHeader": ".image.decode",
+    "OpenSound": ".sound.decode",
     "OpenVideo": ".video.timeline",
+    "PatchOptions": "mmdeploy_llm.pixels",
+    "Patchifier": "mmdeploy_llm.pixels",
+    "SoundDecoder": ".sound.decode",
     "Timeline": ".video.timeline",
     "Workers": "mmdeploy_llm.isolation",
     "constant_timeline": ".video.timeline",
+    "decode_image": ".image.decode",
+    "normalise": "mmdeploy_llm.pixels",
     "open_beneath": ".beneath",
     "open_video": ".video.opening",
-    "read_local": ".local",
+    "patchify": "mmdeploy_llm.pixels",
+    "read_beneath": ".local",
+    "resize": "mmdeploy_llm.pixels",
+    "resize_draft": "mmdeploy_llm.pixels",
     "small_jpeg": ".image.thumbnail",
+    "tile_grid": "mmdeploy_llm.pixels",
+    "tiles": "mmdeploy_llm.pixels",
+    "to_array": "mmdeploy_llm.pixels",
 }
 
 

@@ -7,43 +7,22 @@ import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.hooks import MediaLimits, MediaRef
+from mmdeploy_llm.hooks import MediaLimits
 
 from .beneath import OPEN_FLAGS, open_beneath
 
-MAX_SHOWN = 500  # characters of a path in a message
 
+def read_beneath(path: str | Path, limits: MediaLimits, *, name: str | None = None) -> bytes:
+    """Returns the bytes of a regular file below `limits.allowed_root`; of any where that is None.
 
-def path_of_url(ref: MediaRef) -> str:
-    """Returns the path in a file:// URL. Raises MediaError for a URL that names another host."""
-    try:
-        parts = urlsplit(ref.uri.strip())
-    except ValueError:
-        raise MediaError(f"the {ref.kind} is given by a malformed file:// URL") from None
-    if parts.netloc.lower() not in ("", "localhost"):
-        raise MediaError(
-            f"the {ref.kind}'s file:// URL names a host; write file:///absolute/path for a local "
-            "file"
-        )
-    # A "?" or "#" that was not percent-encoded belongs to the file name: files have no query.
-    rest = "".join(
-        mark + part for mark, part in (("?", parts.query), ("#", parts.fragment)) if part
-    )
-    return unquote(parts.path + rest)
-
-
-def read_local(path: str, ref: MediaRef, limits: MediaLimits) -> bytes:
-    """Returns the bytes of a regular file. Messages name it as `ref` does, not by the path that
-    links lead to.
-
-    Raises MediaError when it cannot be read, is not a regular file or lies outside `allowed_root`
-    (links resolved, see open_beneath), MediaLimitError when it is larger than `max_bytes`, which is
-    checked before reading.
+    name: of the file in messages, the path by default: never the path that links lead to. Raises
+    MediaError when it cannot be read, is not a regular file or lies outside (links resolved, see
+    open_beneath), MediaLimitError when it is larger than `limits.max_bytes`, which is checked
+    before reading.
     """
-    name = f"{ref.kind} file {_shown(ref.uri)}"
+    name = f"the file {str(path)!r}" if name is None else name
     try:
         with open(_opened(path, limits.allowed_root, name), "rb") as file:
             return _read(file, name, limits)
@@ -59,7 +38,7 @@ def read_local(path: str, ref: MediaRef, limits: MediaLimits) -> bytes:
         raise MediaError(f"{name} cannot be read: not a usable path") from None
 
 
-def _opened(path: str, root: Path | None, name: str) -> int:
+def _opened(path: str | Path, root: Path | None, name: str) -> int:
     """Returns a descriptor of the file; with a root, of a file below it only."""
     if root is None:
         resolved = Path(path).resolve(strict=True)
@@ -103,13 +82,3 @@ def _check_type(status: os.stat_result, name: str) -> None:
     """Called before opening, because a device may react to it, and after."""
     if not stat.S_ISREG(status.st_mode):
         raise MediaError(f"{name} is not a regular file")
-
-
-def _shown(path: str) -> str:
-    """Returns the path as the caller gave it, of a very long one both ends; a URL without
-    credentials and query."""
-    scheme, mark, rest = path.partition("://")
-    if mark and scheme.strip().lower() != "file":  # a URL of a scheme that nobody knows
-        path = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
-    half = MAX_SHOWN // 2
-    return repr(path if len(path) <= MAX_SHOWN else f"{path[:half]}...{path[-half:]}")

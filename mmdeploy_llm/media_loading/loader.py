@@ -19,8 +19,8 @@ from mmdeploy_llm.errors import (
     RequestError,
     UnsupportedMediaError,
 )
+from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef, MediaSplitter
-from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.hooks.names import error_text, with_file
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MediaItem
@@ -216,7 +216,7 @@ class MediaLoader:
         key = part.key(item)
 
         def make() -> MediaInput:
-            made = part.made(item, self._call, limits, outline=False)
+            made = part.made(item, self._call, limits)
             if not key or isinstance(made.source, Embeds):
                 return self._load(made, limits)
             processor, own = self._budgets.of(made)
@@ -228,7 +228,7 @@ class MediaLoader:
     def _count(self, item: MediaItem) -> MediaInput:
         limits = self._limits
         if isinstance(item.source, Part):
-            item = item.source.made(item, self._call, limits, outline=True)
+            item = item.source.made(item, self._call, limits)
         if isinstance(item.source, Embeds):
             return self._described(item, item.source, limits)
         source, (processor, item) = self._opened(item, limits), self._budgets.of(item)

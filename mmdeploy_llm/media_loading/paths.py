@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 from mmdeploy_llm.hooks.names import shown_uri
-from mmdeploy_llm.media.local import path_of_url
 
 
 def local_path(ref: MediaRef, limits: MediaLimits) -> Path | None:
@@ -18,9 +18,12 @@ def local_path(ref: MediaRef, limits: MediaLimits) -> Path | None:
     """
     if ref.scheme not in ("", "file"):
         return None
-    text = path_of_url(ref) if ref.scheme else ref.uri
     name = f"{ref.kind} {shown_uri(ref)}"
     try:
+        url = urlsplit(ref.uri.strip()) if ref.scheme else None
+        if url is not None and url.netloc.lower() not in ("", "localhost"):
+            raise ValueError(url.netloc)
+        text = ref.uri if url is None else unquote(url.path)
         found = Path(text).resolve()
         root = found if limits.allowed_root is None else limits.allowed_root.resolve()
         if not found.is_relative_to(root):
@@ -29,6 +32,6 @@ def local_path(ref: MediaRef, limits: MediaLimits) -> Path | None:
             return found
         else:
             what = "is neither a file nor a folder" if found.exists() else "does not exist"
-    except (OSError, RuntimeError, ValueError):  # a loop of links; a name that cannot be one
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a URL that names a host
         what = "cannot be read: not a usable path"
     raise MediaError(f"{name} {what}")

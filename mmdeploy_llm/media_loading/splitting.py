@@ -11,7 +11,7 @@ from typing import Any
 from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, MediaSplitter, SplitPart
 from mmdeploy_llm.hooks.names import shown_uri
-from mmdeploy_llm.hooks.splitting import CanLabel, CanOutline
+from mmdeploy_llm.hooks.splitting import CanLabel
 from mmdeploy_llm.messages import MediaItem
 
 from .forms import normalised
@@ -63,16 +63,10 @@ class Part:
         own = f"{self.document.key} {self.index}"
         return key_of(item, "part", own.encode()) if self.document.key else ""
 
-    def made(self, item: MediaItem, call: Call, limits: MediaLimits, *, outline: bool) -> MediaItem:
-        """Makes the part: returns its item. outline: a blank one will do, to count tokens."""
+    def made(self, item: MediaItem, call: Call, limits: MediaLimits) -> MediaItem:
+        """Makes the part: returns its item."""
         splitter, parts = self.document.splitter, self.document.parts
-
-        def make() -> object:
-            if outline and isinstance(parts, CanOutline):
-                return parts.outline(self.index)
-            return parts[self.index]
-
-        found = call(splitter, make, limits)
+        found = call(splitter, lambda: parts[self.index], limits)
         if not isinstance(found, SplitPart) or not isinstance(found.options, Mapping):
             raise MediaError(
                 f"media splitter {type(splitter).__name__} (plugin {type(splitter).__module__}) "
@@ -118,7 +112,7 @@ class Splitting:
             return (item,)
         kind, own, outer = self.media.yields[item.kind], limits(item), item
         if isinstance(item.source, Part):
-            item = item.source.made(item, self.call, own, outline=False)
+            item = item.source.made(item, self.call, own)
         name = name_of(outer)
         options, rest = divided(item.options, kind)
         source = self.open(item, own)

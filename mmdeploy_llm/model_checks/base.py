@@ -9,10 +9,10 @@ from typing import Any
 from mmdeploy_llm.hooks import ReasoningParserSpec, ToolParserSpec
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.hooks.records import Spec
+from mmdeploy_llm.hooks.records import FactorySpec
 
 # A check is named after its function; the first line of its docstring states the requirement.
-Check = Callable[[Any], None]
+Check = Callable[[Any], str | None]
 
 
 class CheckFailed(AssertionError):
@@ -56,7 +56,7 @@ def new_parser(spec: ReasoningParserSpec | ToolParserSpec, base: type[Any]) -> A
     return parser
 
 
-def factory_of(spec: Spec) -> Callable[..., Any]:
+def factory_of(spec: FactorySpec) -> Callable[..., Any]:
     """Imports the factory that the spec names. Raises CheckFailed when that fails."""
     with attributed(
         f"importing the factory {spec.factory!r} of {spec.name!r}",

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
+from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
-from mmdeploy_llm.hooks.folder_files import check_folder, library_error, read_object, validated
 
 from .gguf import described, table_names
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config

@@ -19,8 +19,8 @@ from mmdeploy_llm.gguf import (
     media_config,
     read_headers,
 )
+from mmdeploy_llm.guarding.folder_files import fault, library_error, shown
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.hooks.folder_files import fault, library_error, shown
 
 from .schema import MAX_VOCABULARY, check_config
 

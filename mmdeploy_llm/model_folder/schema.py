@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from mmdeploy_llm.hooks.folder_files import fault, shown, validated
+from mmdeploy_llm.guarding.folder_files import fault, shown, validated
 
 MAX_LAYERS = 10_000
 MAX_COUNT = 2**24  # of anything whose name begins with num_ or n_

@@ -25,9 +25,10 @@ from mmdeploy_llm.hooks import (
     RequestRecord,
     StepStats,
 )
-from mmdeploy_llm.hooks.discovery import InstalledPlugin, discover
+from mmdeploy_llm.hooks.discovery import NAME_TAKEN, InstalledPlugin, discover
 from mmdeploy_llm.hooks.names import normalise
-from mmdeploy_llm.hooks.records import Spec, describe
+from mmdeploy_llm.hooks.records import PluginFailure, PluginOrigin, Spec, describe
+from mmdeploy_llm.hooks.selection import use_keys
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.hooks.validation import _claims as claims
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
@@ -112,8 +113,8 @@ class PluginSubject:
         with self._report_once("the plugin does not load"):
             module = self.loaded
             try:
-                if self.module is None and installed(self.name) is not None:
-                    return PluginManager.load(plugins=(self.name,))
+                if self.module is None and (found := installed(self.name)) is not None:
+                    return PluginManager.load(plugins=(found.full_name,))
                 manager = PluginManager()
                 manager.register(module, self.name)
                 return manager
@@ -163,9 +164,10 @@ class PluginSubject:
 
 
 def installed(name: str) -> InstalledPlugin | None:
-    """Returns the installed plugin of this name, or None."""
-    found = [p for p in discover().plugins if normalise(p.origin.name) == normalise(name)]
-    return found[0] if found else None
+    """Returns the installed plugin of this name, or None; of a package's and a built-in one of the
+    same name the package's."""
+    found = [plugin for plugin in discover().plugins if normalise(name) in plugin.origin.names]
+    return min(found, key=lambda plugin: plugin.origin.is_builtin, default=None)
 
 
 def imports_in_a_fresh_process(subject: PluginSubject) -> None:
@@ -211,7 +213,7 @@ def provides_the_same_twice(subject: PluginSubject) -> None:
 
 
 def factories_can_be_imported(subject: PluginSubject) -> None:
-    """Every spec's factory exists and can be called."""
+    """Every spec's factory, and converter of a preset, exists and can be called."""
     for spec in subject.specs:
         try:
             subject.manager.resolve(spec)
@@ -221,23 +223,53 @@ def factories_can_be_imported(subject: PluginSubject) -> None:
             ) from error
 
 
-def names_are_unique(subject: PluginSubject) -> None:
-    """No other installed plugin claims the same name or architecture at the same priority."""
-    others = PluginManager.load(plugins=tuple(_other_names(subject)))
-    taken = {
-        (claim, spec.priority): others.owner(spec)
-        for spec in _specs(others)
-        for claim in claims(spec)
-    }
+def the_name_is_its_own(subject: PluginSubject) -> str | None:
+    """No other package has a plugin of the same name: only one of them is loaded by it."""
+    found = None if subject.module is not None else installed(subject.name)
+    if found is None:
+        raise CheckSkipped("the plugin is not installed")
+    lost = [each for each in discover().failures if each.error.endswith(NAME_TAKEN)]
+    lost = [each for each in lost if normalise(each.plugin) == normalise(found.origin.name)]
+    demand(
+        not lost,
+        f"{found.origin} is checked; the one of {_packages(lost)} has the same name, and is not "
+        "loaded: give its entry point another name",
+    )
+    for other in discover().plugins:
+        if other.origin != found.origin and normalise(subject.name) in other.origin.names:
+            return f"{found.origin} is checked; {other.full_name} names the other of this name"
+    return None
+
+
+def names_are_unique(subject: PluginSubject) -> str | None:
+    """No other package claims the same name or architecture at the same priority; a built-in plugin
+    may: what somebody has installed comes first."""
+    found = None if subject.module is not None else installed(subject.name)
+    is_builtin = found is not None and found.origin.is_builtin
+    taken: dict[tuple[str, int], PluginOrigin] = {}
+    others = PluginManager.load()
+    for spec in _specs(others):
+        origin = others.origin(spec)
+        if origin.module != subject.module_name:
+            taken |= {(claim, spec.priority): origin for claim in claims(spec)}
+    notes = []
     for spec in subject.specs:
         for claim in claims(spec):
             owner = taken.get((claim, spec.priority))
+            if owner is None:
+                continue
             demand(
-                owner is None,
+                owner.is_builtin != is_builtin,
                 f"{describe(spec)} claims {claim} at priority {spec.priority}, as the installed "
-                f"plugin {owner!r} does, so the choice is ambiguous; rename it, or set another "
-                "`priority` (the highest wins)",
+                f"plugin {owner.name!r} does, so the choice is ambiguous; rename it, or set "
+                "another `priority` (the highest wins)",
             )
+            first, second = (owner.name, subject.name) if is_builtin else (subject.name, owner.name)
+            notes.append(f"{claim} is served by {first!r}, not by the built-in {second!r}")
+    if not notes:
+        return None
+    key = next(iter(use_keys(subject.specs[0])))
+    return f"{'; '.join(notes)}: use={{{key!r}: ...}} (--use) and blocked_plugins choose otherwise"
 
 
 def hooks_take_what_is_documented(subject: PluginSubject) -> None:
@@ -271,6 +303,7 @@ CHECKS: tuple[Check, ...] = (
     hooks_are_valid,
     provides_the_same_twice,
     factories_can_be_imported,
+    the_name_is_its_own,
     names_are_unique,
     hooks_take_what_is_documented,
 )
@@ -283,6 +316,7 @@ def _specs(manager: PluginManager) -> tuple[Spec, ...]:
         *manager.tool_parsers,
         *manager.logits_processors,
         *manager.media_processors,
+        *manager.reading_presets,
     )
 
 
@@ -290,11 +324,8 @@ def _names(specs: Sequence[Spec]) -> str:
     return ", ".join(map(describe, specs)) or "nothing"
 
 
-def _other_names(subject: PluginSubject) -> Iterator[str]:
-    """Yields the names of the other installed plugins that load."""
-    for info in PluginManager.load().plugins:
-        if info.module != subject.module_name and not info.failures:
-            yield info.name
+def _packages(failures: Sequence[PluginFailure]) -> str:
+    return " and ".join(str(failure.distribution) for failure in failures)
 
 
 def _arguments() -> dict[str, dict[str, Any]]:

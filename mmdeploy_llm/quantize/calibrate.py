@@ -59,6 +59,7 @@ def engine_options(config: EngineConfig) -> dict[str, Any]:
     return {
         "plugins": config.plugins,
         "blocked_plugins": config.blocked_plugins,
+        "use": config.use,
         "device": "cpu",
         "dtype": "bfloat16",
         "native_kernels": True,

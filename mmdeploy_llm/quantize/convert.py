@@ -52,6 +52,7 @@ def quantize_checkpoint(
     overwrite: bool = False,
     plugins: Sequence[str] | None = None,
     blocked_plugins: Sequence[str] = (),
+    use: Mapping[str, str] | Sequence[str] = (),
 ) -> Quantized:
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
@@ -66,7 +67,7 @@ def quantize_checkpoint(
     """
     scheme = _scheme(bits, group_size)
     nearest = GroupRounder(scheme, TOWERS if rounds_towers else None)
-    options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins)}
+    options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins), "use": use}
     config = EngineConfig.from_options(model, options)
     checkpoint, values = _read(model)
     check_output(output, checkpoint.folder, overwrite=overwrite)

@@ -11,7 +11,7 @@ from typing import Any
 from mmdeploy_llm.batch.sources import open_source
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.hooks.folder_files import MAX_INDEX_BYTES, read_object
+from mmdeploy_llm.guarding.folder_files import MAX_INDEX_BYTES, read_object
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams

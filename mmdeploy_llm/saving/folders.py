@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
-from mmdeploy_llm.hooks.folder_files import MAX_INDEX_BYTES, read_object
+from mmdeploy_llm.guarding.folder_files import MAX_INDEX_BYTES, read_object
 from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from mmdeploy_llm.hooks import (
     KindTable,
     MediaLimits,
     MediaProcessor,
+    MediaProcessorSpec,
     MediaSplitter,
     PluginManager,
 )
@@ -50,7 +51,7 @@ def open_media(config: EngineConfig) -> MediaLoader:
 def open_reader(config: EngineConfig) -> MediaLoader:
     """Returns a loader that only reads media, within the same limits: it has no processors and
     needs no files of the model. Raises PluginError for plugins that are named and missing."""
-    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    plugins = PluginManager.of(config)
     return MediaLoader(
         media=ModelMedia(),
         fetch=plugins.fetch_media,
@@ -68,26 +69,12 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
     """
     plugins, table = files.plugins, files.plugins.kinds
     _check_limits(config, table)
-    chosen = {kind: plugins.media_processor(kind, files.spec.name) for kind in table.kinds}
+    chosen = {
+        kind: plugins.media_processor(kind, files.spec.name, spec=files.spec)
+        for kind in table.kinds
+    }
     processors = build_processors(files, config)
-    splitters: dict[str, MediaSplitter] = {}
-    yields: dict[str, str] = {}
-    found = True
-    while found:  # a splitter may yield the kind of another one; a ring of them yields nothing
-        found = False
-        for kind, spec in chosen.items():
-            is_read = kind in processors or kind in splitters
-            if is_read or spec is None or spec.yields is None:
-                continue
-            if spec.yields in processors or spec.yields in splitters:
-                options = _with_prefix(config.mm_processor_kwargs or {}, kind)
-                try:
-                    splitters[kind] = plugins.build_splitter(spec, files.checkpoint, options)
-                except UnsupportedMediaError as reason:
-                    logger.info("the model takes no %s: %s", kind, reason)
-                    chosen = {**chosen, kind: None}
-                    continue
-                yields[kind], found = spec.yields, True
+    splitters, yields = _build_splitters(files, config, chosen, tuple(processors))
     read = (*processors, *splitters)
     specs = {kind: spec for kind, spec in chosen.items() if spec is not None and kind in read}
     return ModelMedia(
@@ -104,6 +91,33 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
         encoded=files.spec.media,
         owners={kind: plugins.described(spec) for kind, spec in specs.items()},
     )
+
+
+def _build_splitters(
+    files: ModelFiles,
+    config: EngineConfig,
+    chosen: Mapping[str, MediaProcessorSpec | None],
+    read: tuple[str, ...],
+) -> tuple[dict[str, MediaSplitter], dict[str, str]]:
+    """Builds the splitters of kinds that yield what the model reads, and says what they yield; one
+    may yield the kind of another, and a ring of them yields nothing."""
+    left = {
+        kind: spec for kind, spec in chosen.items() if spec and spec.yields and kind not in read
+    }
+    splitters: dict[str, MediaSplitter] = {}
+    yields: dict[str, str] = {}
+    while ready := [kind for kind, spec in left.items() if spec.yields in (*read, *splitters)]:
+        for kind in ready:
+            spec = left.pop(kind)
+            options = _with_prefix(config.mm_processor_kwargs or {}, kind)
+            try:
+                splitters[kind] = files.plugins.build_splitter(spec, files.checkpoint, options)
+            except UnsupportedMediaError as reason:
+                logger.info("the model takes no %s: %s", kind, reason)
+            else:
+                assert spec.yields is not None
+                yields[kind] = spec.yields
+    return splitters, yields
 
 
 def kinds_of(files: ModelFiles) -> tuple[str, ...]:
@@ -133,7 +147,7 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
     kinds = kinds_of(files)
     known = dict.fromkeys((*kinds, *files.plugins.kinds.yields))
     for kind in kinds:
-        spec = files.plugins.media_processor(kind, files.spec.name)
+        spec = files.plugins.media_processor(kind, files.spec.name, spec=files.spec)
         if spec is None or spec.yields is not None:
             continue
         others = [other for other in known if other not in (kind, *MEDIA_KINDS)]

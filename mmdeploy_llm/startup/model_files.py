@@ -85,7 +85,7 @@ def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FIL
 
 
 def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
-    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    plugins = PluginManager.of(config)
     place = resolve_model(config.model, config.revision, patterns)
     checkpoint = follow_stored_head(read_checkpoint(place, plugins))
     tokenizer = _tokenizer(config, checkpoint)

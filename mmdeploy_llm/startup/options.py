@@ -7,7 +7,7 @@ from functools import partial
 from mmdeploy_llm.attention import select as attention
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import shown
+from mmdeploy_llm.guarding.folder_files import shown
 from mmdeploy_llm.runtime_config import ModelLimits, RuntimeConfig, resolve
 
 from .cards import check_device

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
@@ -91,7 +92,10 @@ def _computer(
 ) -> Computer:
     """Builds what computes the steps: in this process, or with ranks."""
     if config.tensor_parallel_size > 1:
-        return build_ranks(runtime, files, machine)
+        # The ranks choose the same plugins, and say so no second time.
+        use = {**files.plugins.choices, **config.use}
+        own = replace(runtime, options=config.model_copy(update={"use": use}))
+        return build_ranks(own, files, machine)
     host = Host(runtime, machine)
     try:
         return build_computer(runtime, files, machine, host)

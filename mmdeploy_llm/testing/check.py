@@ -20,13 +20,14 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
+from mmdeploy_llm.media_checks import processors
+from mmdeploy_llm.media_checks.samples import samples
+from mmdeploy_llm.media_checks.subject import ProcessorSubject
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.plugin_checks import logits, parsers, plugins, processors, tools
-from mmdeploy_llm.plugin_checks.processor_subject import ProcessorSubject
-from mmdeploy_llm.plugin_checks.samples import samples
+from mmdeploy_llm.plugin_checks import logits, parsers, plugins, tools
 from mmdeploy_llm.tiny import make_tokenizer
 
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
@@ -45,7 +46,7 @@ class Verdict:
 
     check: name of the check.
     subject: what was checked, such as "reasoning parser acme"; "" for the plugin as a whole.
-    message: why it failed or was skipped; "" when it passed.
+    message: why it failed or was skipped; when it passed, what the author should know, or "".
     """
 
     check: str
@@ -101,7 +102,7 @@ def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
         outcome: Literal["pass", "fail", "skip"] = "pass"
         message = ""
         try:
-            check(subject)
+            message = check(subject) or ""
         except CheckSkipped as reason:
             outcome, message = "skip", str(reason)
         except CheckFailed as failure:

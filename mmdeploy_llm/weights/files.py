@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import check_regular
+from mmdeploy_llm.guarding.folder_files import check_regular
 from mmdeploy_llm.tensor_file import Entry
 
 DTYPES: Mapping[str, torch.dtype] = {

@@ -8,7 +8,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks.folder_files import MAX_INDEX_BYTES, check_regular, read_object, validated
+from mmdeploy_llm.guarding.folder_files import (
+    MAX_INDEX_BYTES,
+    check_regular,
+    read_object,
+    validated,
+)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

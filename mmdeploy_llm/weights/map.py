@@ -51,6 +51,21 @@ class Target:
     transpose: bool | None = False
 
 
+def fused_head_targets(name: str, num_heads: int, head_dim: int) -> tuple[Target, ...]:
+    """Returns the targets of a matrix, or bias, that stores query, key and value of each head in
+    turn [heads, 3, head_dim], in the parameter `name` of a qkv_proj, where all queries
+    come first, then all keys."""
+
+    def rows(start: int) -> slice:
+        return slice(start * head_dim, (start + 1) * head_dim)
+
+    pairs = ((part, head) for part in range(3) for head in range(num_heads))
+    return tuple(
+        Target(name=name, rows=rows(part * num_heads + head), source=rows(3 * head + part))
+        for part, head in pairs
+    )
+
+
 class WeightMap:
     """Implements `weight_targets` for most models: own names, merged layers, stacked experts.
 

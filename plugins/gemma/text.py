@@ -9,8 +9,6 @@ version  norms after attention and MLP   q and k norms   scores and logits   loc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,9 +16,8 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import (
     CausalLM,
     DecoderConfig,
-    RotaryConfig,
+    layer_rotaries,
     layer_windows,
-    rotary_config,
 )
 from mmdeploy_llm.weights.map import WeightMap
 
@@ -57,7 +54,7 @@ def decoder_config(config: Any) -> DecoderConfig:
             f"supported, only {ACTIVATION!r} and attention to earlier tokens"
         )
     is_first = config.model_type == "gemma"
-    rotary, local = _rotaries(config)
+    rotary, local = layer_rotaries(config)
     scalar = getattr(config, "query_pre_attn_scalar", config.head_dim)
     return DecoderConfig(
         vocab_size=config.vocab_size,
@@ -83,18 +80,3 @@ def decoder_config(config: Any) -> DecoderConfig:
         score_softcap=config.attn_logit_softcapping if config.model_type == "gemma2" else None,
         logit_softcap=getattr(config, "final_logit_softcapping", None),
     )
-
-
-def _rotaries(config: Any) -> tuple[RotaryConfig, RotaryConfig | None]:
-    """Returns the rotary embedding of global layers, and that of local ones where it differs."""
-    rope = config.rope_parameters
-    if "full_attention" not in rope:
-        return rotary_config(config), None
-
-    def of(kind: str) -> RotaryConfig:
-        parameters: Mapping[str, Any] = rope[kind]
-        own = copy(config)
-        own.rope_parameters = parameters
-        return rotary_config(own)
-
-    return of("full_attention"), of("sliding_attention")

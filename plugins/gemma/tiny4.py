@@ -119,6 +119,7 @@ GEMMA4 = Family(
     chat_template=TEMPLATE,
     eos_token="</s>",
     special_tokens=(IMAGE, START, END, VIDEO),
+    named_tokens={"boi_token": START, "eoi_token": END, "image_token": IMAGE},
     files={
         "preprocessor_config.json": {
             "image_processor_type": "Gemma4ImageProcessor",

@@ -25,7 +25,7 @@ class GlmForCausalLM(CausalLM):
 def decoder_config(config: Any) -> DecoderConfig:
     """Builds the decoder config of a glm or glm4 config."""
     return replace(
-        standard_decoder(config, rotary_config(config, is_interleaved=True)),
-        qkv_bias=config.attention_bias,
+        standard_decoder(config, rotary_config(config, is_interleaved=True), own=()),
+        out_bias=False,
         post_norms=config.model_type == "glm4",
     )

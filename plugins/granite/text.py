@@ -13,11 +13,7 @@ class GraniteForCausalLM(CausalLM):
     """transformers' GraniteForCausalLM."""
 
     def __init__(self, config: Any) -> None:
-        decoder = replace(
-            with_factors(standard_decoder(config), config),
-            out_bias=config.attention_bias,
-            mlp_bias=config.mlp_bias,
-        )
+        decoder = standard_decoder(config, own=())
         super().__init__(decoder)
         self.weight_map = WeightMap(self, ignored=("^lm_head",) if decoder.is_tied else ())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, standard_decoder
@@ -23,20 +22,8 @@ class LlamaForCausalLM(CausalLM):
     @staticmethod
     def decoder_config(config: Any) -> DecoderConfig:
         """Builds the decoder config, with the biases that the checkpoint's config sets."""
-        return replace(
-            standard_decoder(config),
-            qkv_bias=config.attention_bias,
-            out_bias=config.attention_bias,
-            mlp_bias=config.mlp_bias,
-        )
+        return standard_decoder(config, own=())
 
 
 class MistralForCausalLM(LlamaForCausalLM):
     """transformers' MistralForCausalLM: a sliding window, if set, applies to every layer."""
-
-    @staticmethod
-    def decoder_config(config: Any) -> DecoderConfig:
-        """Builds the decoder config, without biases."""
-        window = config.sliding_window
-        windows = None if window is None else (window,) * config.num_hidden_layers
-        return replace(standard_decoder(config), windows=windows)

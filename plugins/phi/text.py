@@ -3,10 +3,9 @@ rotary frequencies that depend on the length of a sequence (longrope)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.layers import CausalLM, layer_windows, standard_decoder
+from mmdeploy_llm.layers import CausalLM, standard_decoder
 from mmdeploy_llm.weights.map import WeightMap
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
@@ -17,7 +16,7 @@ class Phi3ForCausalLM(CausalLM):
     and gate and up."""
 
     def __init__(self, config: Any) -> None:
-        decoder = replace(standard_decoder(config), windows=layer_windows(config))
+        decoder = standard_decoder(config, own=())
         super().__init__(decoder)
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
         self.weight_map = WeightMap(self, ignored=ignored)

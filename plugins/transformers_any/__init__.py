@@ -15,14 +15,14 @@ ANY = ModelSpec(
     architectures=("*",),
     factory=MODEL,
     gguf="mmdeploy_llm_plugins.transformers_any.gguf:TABLE",
-    media=("image", "video"),
+    media=("image", "video", "audio"),
     priority=PRIORITY,
 )
 ANY_ATOMIC = ModelSpec(
     name="transformers_any_atomic",
     architectures=ATOMIC,
     factory=MODEL,
-    media=("image", "video"),
+    media=("image", "video", "audio"),
     atomic_media=True,
     priority=PRIORITY,
 )
@@ -40,6 +40,13 @@ VIDEOS = MediaProcessorSpec(
     models=(ANY.name, ANY_ATOMIC.name),
     priority=PRIORITY,
 )
+SOUNDS = MediaProcessorSpec(
+    name="transformers_any-audio",
+    kind="audio",
+    factory="mmdeploy_llm_plugins.transformers_media.sound.processor:AnyAudioProcessor",
+    models=(ANY.name, ANY_ATOMIC.name),
+    priority=PRIORITY,
+)
 
 
 @hookimpl
@@ -50,5 +57,6 @@ def provide_models() -> tuple[ModelSpec, ...]:
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
-    """Returns the specs for images and videos, which the checkpoint's own processor prepares."""
-    return (IMAGES, VIDEOS)
+    """Returns the specs for images, videos and sounds, which the checkpoint's own processor
+    prepares."""
+    return (IMAGES, VIDEOS, SOUNDS)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from mmdeploy_llm_plugins.transformers_media import placeholders
+from mmdeploy_llm_plugins.transformers_media.sound.encoding import encode_sound
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
@@ -134,7 +135,12 @@ class Wrapped(nn.Module):
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, hidden] per item."""
         parts = self.parts
-        return [media.encode(parts.name, parts.inner, parts.base, item) for item in items]
+        return [
+            encode_sound(parts.inner, parts.decoder, item)
+            if item.kind == "audio"
+            else media.encode(parts.name, parts.inner, parts.base, item)
+            for item in items
+        ]
 
     def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
         """Returns [axes, num_tokens] by the model's get_rope_index; None without M-RoPE."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import transformers
@@ -31,7 +31,7 @@ def load_processor(
     Raises UnsupportedMediaError when the model has none for images, ConfigError for unknown
     options, CheckpointError for files that transformers cannot use.
     """
-    base = _processor_class(checkpoint)
+    base = processor_class(checkpoint)
     try:
         image_processor = AutoImageProcessor.from_pretrained(
             checkpoint.folder, backend="pil", local_files_only=True, trust_remote_code=False
@@ -43,7 +43,7 @@ def load_processor(
         components = {"image_processor": image_processor, "tokenizer": tokenizer}
         if video_processor is not None:
             components["video_processor"] = video_processor
-        processor = _assembled(base, components, checkpoint.read_json("processor_config.json"))
+        processor = assembled(base, components, checkpoint.read_json("processor_config.json"))
     except ConfigError:
         raise
     except Exception as error:  # transformers raises whatever its classes raise
@@ -55,14 +55,14 @@ def load_processor(
             ) from error
         raise CheckpointError(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
-            f"{_reason(error)}"
+            f"{reason_of(error)}"
         ) from error
     if not getattr(processor, "image_token", None):
         raise UnsupportedMediaError(f"transformers' {base.__name__} names no token for images")
     return processor
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Returns what transformers says, without its advice to trust code of the checkpoint."""
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own (auto_map), which is never run"
@@ -101,10 +101,15 @@ def placeholder_token(config: Any, processor: Any) -> str:
     return str(processor.tokenizer.convert_ids_to_tokens(token_id))
 
 
-def _processor_class(checkpoint: Checkpoint) -> Any:
+def processor_class(
+    checkpoint: Checkpoint,
+    components: Collection[str] = ("image_processor",),
+    kinds: str = "images",
+) -> Any:
     """Returns the class that the checkpoint names, else the one for its model type.
 
-    Raises UnsupportedMediaError when there is none for images.
+    Raises UnsupportedMediaError when there is none with one of these components, which process
+    media of these kinds.
     """
     config = checkpoint.config
     name = _named(checkpoint) or PROCESSOR_MAPPING_NAMES.get(config.model_type)
@@ -113,9 +118,9 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
         found = PixtralProcessor
     is_dummy = getattr(found, "is_dummy", False)  # of a library that is not installed
     attributes = None if is_dummy else getattr(found, "get_attributes", None)
-    if attributes is None or "image_processor" not in attributes():
+    if attributes is None or not set(components) & set(attributes()):
         raise UnsupportedMediaError(
-            f"transformers has no processor of images for the model type {config.model_type!r}"
+            f"transformers has no processor of {kinds} for the model type {config.model_type!r}"
         )
     return found
 
@@ -129,7 +134,7 @@ def _named(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _assembled(base: Any, components: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def assembled(base: Any, components: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Makes transformers' processor of these components; the others are None.
 
     Not by its from_pretrained: that loads whatever class and repository the file names as its

@@ -9,11 +9,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
-
-# The normalisation of CLIP, which most families were trained with (transformers' OPENAI_CLIP_MEAN
-# and _STD).
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+from mmdeploy_llm.media import CLIP_MEAN as CLIP_MEAN
+from mmdeploy_llm.media import CLIP_STD as CLIP_STD
+from mmdeploy_llm.media import PatchOptions
 
 # FastDeploy's names, and those of transformers that differ from ours.
 ALIASES = {
@@ -32,12 +30,10 @@ VIDEO_PREFIX = "video_"  # options of a video processor, which checks them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageOptions:
-    """Resolved options.
+class ImageOptions(PatchOptions):
+    """Resolved options, with those of patches.
 
     min_pixels, max_pixels: bounds of the area after resizing.
-    patch_size: pixels of a patch's side. merge_size: patches of a token's side.
-    temporal_patch_size: frames in a patch row, which holds channel x frame x patch x patch values.
     resample: Pillow's number of the filter.
     fast_decode: JPEG files (bytes, paths, URLs) are decoded at draft quality; sizes and token
         counts stay the same, pixel values differ slightly from the exact ones.
@@ -47,23 +43,11 @@ class ImageOptions:
 
     min_pixels: int
     max_pixels: int
-    patch_size: int = 14
     merge_size: int = 2
-    temporal_patch_size: int = 1
     resample: int = 3
     do_resize: bool = True
-    do_rescale: bool = True
-    rescale_factor: float = 1 / 255
-    do_normalize: bool = True
-    image_mean: tuple[float, float, float] = CLIP_MEAN
-    image_std: tuple[float, float, float] = CLIP_STD
     fast_decode: bool = False
     max_tokens: int | None = None
-
-    @property
-    def factor(self) -> int:
-        """Height and width after resizing are multiples of this."""
-        return self.patch_size * self.merge_size
 
 
 def resolve_options(

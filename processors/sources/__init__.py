@@ -4,9 +4,9 @@ network."""
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, hookimpl
-from mmdeploy_llm.media.local import path_of_url, read_local
 
 from .data_url import read_data_url
+from .local import path_of_url, read_local
 
 
 @hookimpl(trylast=True)

@@ -24,15 +24,20 @@ from mmdeploy_llm_processors.image.budget import within
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.largest import blank
 from mmdeploy_llm_processors.image.options import ImageOptions, merge_size, normalisation
-from mmdeploy_llm_processors.image.patches import Patchifier, fit_size, resize
+from mmdeploy_llm_processors.image.patches import fit_size, resize
 from PIL import Image
 
 from mmdeploy_llm.errors import ConfigError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
-from mmdeploy_llm.media import Workers
-from mmdeploy_llm.media.image.thumbnail import small_jpeg
-from mmdeploy_llm.media.video.opening import open_video
-from mmdeploy_llm.media.video.timeline import OpenVideo, Timeline, constant_timeline
+from mmdeploy_llm.media import (
+    OpenVideo,
+    Patchifier,
+    Timeline,
+    Workers,
+    constant_timeline,
+    open_video,
+    small_jpeg,
+)
 
 from .options import PREFIX, VideoOptions, engine_options, item_options
 from .select import chosen_frames, thinned

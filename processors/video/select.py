@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.media.video.timeline import Timeline
+from mmdeploy_llm.media import Timeline
 
 from .options import VideoOptions
 

@@ -13,7 +13,7 @@ from mmdeploy_llm.hooks import hookimpl
 IMPORTS = """
 from mmdeploy_llm.hooks import (
     MediaProcessor, MediaProcessorSpec, ModelSpec, ReasoningParser, ReasoningParserSpec, ToolParser,
-    ToolParserSpec, LogitsProcessorSpec, hookimpl,
+    ToolParserSpec, LogitsProcessorSpec, ReadingPreset, hookimpl,
 )
 """
 

@@ -93,9 +93,37 @@ def test_two_packages_with_one_plugin_name(site):
 
 
 def test_our_package_keeps_its_plugin_names(site):
+    """A package of somebody's may have the same name: both load, since an upgrade may have brought
+    ours."""
     site.install("ernie", NOTHING, package="a-package")
-    site.install("ernie", NOTHING, package="mmdeploy-llm")
-    assert [p.origin.distribution for p in discover().plugins] == ["mmdeploy-llm"]
+    site.install("ernie", NOTHING, package="Mmdeploy.LLM")
+    found = discover()
+    assert found.failures == ()
+    names = {p.origin.name: p.origin.is_builtin for p in found.plugins}
+    assert names == {"ernie": False, "mmdeploy-llm:ernie": True}
+    assert [p.origin.is_builtin for p in select(found.plugins, ("mmdeploy-llm:ernie",), ())] == [1]
+    assert len(select(found.plugins, ("ernie",), ())) == 2
+    assert select(found.plugins, None, ("ernie",)) == ()
+
+
+def test_what_is_built_in_is_known_by_its_package(site):
+    """Not by the names of modules or plugins, which anybody may use."""
+    site.install("phi", NOTHING, package="acme", module="mmdeploy_llm_phi")
+    site.install("own", NOTHING, package="mmdeploy_llm")
+    found = {p.origin.name: p.origin.is_builtin for p in discover().plugins}
+    assert found == {"phi": False, "own": True}
+
+
+def test_the_metadata_of_a_checkout_hide_nothing(site):
+    """The egg-info folder in a checkout, first on the path, is the same package as the installed
+    one."""
+    site.install("own", NOTHING, package="mmdeploy-llm")
+    info = site.folder / "mmdeploy_llm.egg-info"
+    info.mkdir()
+    (info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: mmdeploy-llm\nVersion: 0.0\n")
+    (info / "entry_points.txt").write_text("[mmdeploy_llm]\nown = site_mmdeploy_llm\n")
+    (plugin,) = discover().plugins
+    assert plugin.origin.is_builtin
 
 
 def test_older_copy_later_on_the_path_is_not_seen(site):

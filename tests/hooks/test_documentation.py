@@ -21,6 +21,7 @@ HOOKS = {
     "provide_tool_parsers": (),
     "provide_logits_processors": (),
     "provide_media_processors": (),
+    "provide_reading_presets": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),
@@ -90,6 +91,7 @@ def test_every_method_of_a_processor_is_a_heading():
         (PLUGINS, "`ToolParserSpec`:", "ToolParserSpec"),
         (PLUGINS, "`LogitsProcessorSpec`:", "LogitsProcessorSpec"),
         (PLUGINS, "`MediaProcessorSpec`:", "MediaProcessorSpec"),
+        (PLUGINS, "`ReadingPreset`:", "ReadingPreset"),
         (PROCESSORS, "## MediaInput", "MediaInput"),
         (PROCESSORS, "## Limits", "MediaLimits"),
     ],
@@ -106,6 +108,7 @@ def test_every_field_is_in_the_table(text, introduction, name):
         "ToolParserSpec",
         "LogitsProcessorSpec",
         "MediaProcessorSpec",
+        "ReadingPreset",
     ],
 )
 def test_types_in_the_tables(name):

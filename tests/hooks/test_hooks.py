@@ -17,6 +17,7 @@ from mmdeploy_llm.hooks import (
     MediaRef,
     ModelSpec,
     PluginManager,
+    ReadingPreset,
     ReasoningParserSpec,
     ToolParserSpec,
 )
@@ -77,6 +78,20 @@ def test_hook_provide_media_processors(manager):
     spec = MediaProcessorSpec(name="q", kind="video", factory="a:b")
     plugins = manager(one={"provide_media_processors": lambda: [spec]})
     assert plugins.media_processors == (spec,)
+
+
+def test_hook_provide_reading_presets(manager):
+    both = [
+        ReadingPreset(name="a", architectures=("X",), tasks={"page": "Read."}),
+        ReadingPreset(name="b", architectures=("X",), tasks={"page": ""}, marks=("Ocr-B",)),
+    ]
+    plugins = manager(one={"provide_reading_presets": lambda: both})
+    assert plugins.reading_presets == tuple(both)
+    assert plugins.reading_preset("B") is both[1]
+    assert plugins.reading_preset_for("X", "models/other") is both[0]
+    assert plugins.reading_preset_for("X", "models/my-ocr-b") is both[1]
+    assert plugins.reading_preset_for("Y", "my-ocr-b") is None
+    assert plugins.plugins[0].provides == ("reading preset a", "reading preset b")
 
 
 def test_hook_fetch_media(manager):

@@ -10,7 +10,6 @@ from mmdeploy_llm.hooks import (
     SplitPart,
     hookimpl,
 )
-from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
 from mmdeploy_llm.hooks.kinds import table_of
 from mmdeploy_llm.hooks.records import PluginOrigin, Provided
 
@@ -26,11 +25,11 @@ SOUND = {
 PDF = {"name": "p", "kind": "pdf", "factory": "a:b", "suffixes": (".pdf",), "yields": "image"}
 
 
-def table(*specs, distribution="acme"):
+def table(*specs, is_builtin=False):
     return table_of(
         Provided(
             spec=MediaProcessorSpec(**spec),
-            origin=PluginOrigin(name=f"p{i}", module="m", distribution=distribution),
+            origin=PluginOrigin(name=f"p{i}", module="m", is_builtin=is_builtin),
         )
         for i, spec in enumerate(specs)
     )
@@ -47,13 +46,13 @@ def manager_of(*specs, name="acme"):
     return manager
 
 
-def test_images_and_videos_are_known_without_plugins():
+def test_images_videos_and_sounds_are_known_without_plugins():
     kinds = PluginManager().kinds
-    assert kinds.kinds == ("image", "video")
+    assert kinds.kinds == ("image", "video", "audio")
     assert [kinds.of_name(name) for name in ("a/B.JPG", "x.mp4", "x.wav", "x")] == [
         "image",
         "video",
-        None,
+        "audio",
         None,
     ]
     assert [kinds.of_column(name) for name in ("Images", "webm", "text")] == [
@@ -68,10 +67,13 @@ def test_images_and_videos_are_known_without_plugins():
         b"0000ftypisom",
         b"RIFF0000WAVE",
     )
-    assert [kinds.of_bytes(head) for head in heads] == ["image", "image", "image", "video", None]
-    assert [kinds.of_part(name) for name in ("image_url", "video", "audio")] == [
+    assert [kinds.of_bytes(head) for head in heads] == ["image", "image", "image", "video", "audio"]
+    sounds = b"ID3\4", b"\xff\xfb\x90", b"OggS" + bytes(24) + b"OpusHead", b"0000ftypM4A "
+    assert {kinds.of_bytes(head) for head in sounds} == {"audio"}
+    assert [kinds.of_part(name) for name in ("image_url", "video", "input_audio", "pdf")] == [
         "image",
         "video",
+        "audio",
         None,
     ]
 
@@ -117,7 +119,7 @@ def test_priority_decides_and_what_is_installed_wins_over_what_is_built_in():
     assert table(stickers).of_name("a.webp") == "sticker"
     assert table({**stickers, "priority": -1}).of_name("a.webp") == "image"
     with pytest.raises(PluginConflictError):
-        table(stickers, distribution=OUR_DISTRIBUTION).of_name("a.webp")
+        table(stickers, is_builtin=True).of_name("a.webp")
 
 
 def test_the_longest_first_bytes_count():

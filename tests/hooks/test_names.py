@@ -1,12 +1,12 @@
 import pytest
 
 from mmdeploy_llm.hooks.names import (
-    MAX_ERROR_LENGTH,
     did_you_mean,
     error_text,
     listing,
     normalise,
 )
+from mmdeploy_llm.shown import MAX_ERROR_LENGTH
 
 
 @pytest.mark.parametrize("name", ["ernie-45-vl", "ernie_45_vl", "Ernie_45-VL", " ernie-45-vl "])

@@ -127,6 +127,11 @@ def test_value_whose_repr_raises_or_has_an_address(site):
             "logits processor y",
         ),
         (
+            "provide_reading_presets",
+            "ReadingPreset(name=n, architectures=('A',), tasks={'page': ''}) for n in ('x', 'X')",
+            "reading preset x",
+        ),
+        (
             "provide_media_processors",
             "MediaProcessorSpec(name=n, kind='image', factory='a:b') for n in ('x', 'y')",
             "the image processor for model *",

@@ -258,17 +258,6 @@ def test_the_same_document_is_made_once(papers, splitter):
     assert splitter.made == [0, 1, 0, 1]  # its options may change what a page looks like
 
 
-def test_tokens_are_counted_with_outlines(papers, splitter):
-    class Outlined(Pages):
-        def outline(self, index):
-            return SplitPart(source=self.numbers[index].encode())
-
-    splitter.split = lambda source, options, limits: Outlined(splitter, source.decode().split())
-    found = papers().count_tokens(paper(PAGES, b"3 4"))
-    assert found.num_input_tokens_by_kind == {"image": 7}
-    assert splitter.made == []
-
-
 def test_a_part_may_be_a_path(papers, splitter):
     splitter.split = lambda source, options, limits: [SplitPart(source="/some/picture.png")]
     intake = papers(fetch=lambda ref, limits: b"6" if ref.kind == "image" else b"")

@@ -19,7 +19,7 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits
-from mmdeploy_llm.media.image.arrays import to_array
+from mmdeploy_llm.media import to_array
 from mmdeploy_llm.media.image.decode import FORMATS, ImageDecoder
 
 DECODER = ImageDecoder()

@@ -351,7 +351,7 @@ class TestPromisesOfVariants(Variants, ModelConformance):
     ("family", "changes", "message"),
     [
         ("ernie4_5", {"rope_parameters": YARN}, "'yarn'"),  # its rope is reordered
-        ("llama", {"hidden_act": "gelu"}, "'gelu' of this llama model"),
+        ("llama", {"hidden_act": "xielu"}, "'xielu' of this llama model"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 of this olmoe model"),
         (
             "qwen2",

@@ -10,8 +10,8 @@ from torch.nn.functional import interpolate
 
 from mmdeploy_llm.errors import ConfigError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media import resize_draft
 from mmdeploy_llm.media.image.decode import ImageDecoder
-from mmdeploy_llm.media.image.draft import resize_draft
 
 SMALL = {"max_pixels": 28 * 28 * 64}
 

@@ -20,7 +20,8 @@ import torch
 from PIL import Image
 
 from mmdeploy_llm import EngineError, SamplingParams
-from mmdeploy_llm.hooks import guard, hookimpl
+from mmdeploy_llm.guarding import calls as guard
+from mmdeploy_llm.hooks import hookimpl
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 FAMILY = "ernie4_5_vl_moe"

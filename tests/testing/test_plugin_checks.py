@@ -76,11 +76,6 @@ BROKEN = [
         "NoSuchParser.*cannot be imported.*; correct the spec's `factory`",
     ),
     (
-        PARSER.format(name="Qwen3", factory=FAKE),
-        {"names_are_unique"},
-        "claims reasoning parser qwen3 at priority 0, as the installed plugin 'reasoning' does",
-    ),
-    (
         "@hookimpl\ndef on_step(stats):\n    print(stats.no_such_count)",
         {"hooks_take_what_is_documented"},
         "on_step.stats. raised AttributeError: .*; let the hook accept any valid argument",
@@ -136,7 +131,61 @@ def test_a_good_plugin_passes(module, failures):
 
 def test_every_check_has_a_broken_plugin():
     covered = {next(name for name in NAMES if name in checks) for _, checks, _ in BROKEN}
-    assert covered == set(NAMES)
+    assert covered | {"names_are_unique", "the_name_is_its_own"} == set(NAMES)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch, load_file):
+    """install(name, source, package=...): a package, found beside the installed ones."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    site = load_file("hooks/conftest.py").Site(folder)
+    yield site.install
+    for name in site.modules:
+        sys.modules.pop(name, None)
+
+
+def verdicts(name, *checks):
+    """Returns outcome and message of checks of an installed plugin."""
+    found = {verdict.check: verdict for verdict in check_plugin(name) if not verdict.subject}
+    return [(found[check].outcome, found[check].message) for check in checks]
+
+
+def test_what_two_packages_claim_is_told(install):
+    install("one", GOOD, package="one-llm")
+    install("two", GOOD, package="two-llm")
+    ((outcome, message),) = verdicts("one", "names_are_unique")
+    assert outcome == "fail"
+    assert "claims reasoning parser kit-made-up at priority 0, as the installed plugin 'two'" in (
+        message
+    )
+
+
+@pytest.mark.full  # a fresh process imports each
+def test_what_is_built_in_too_is_no_fault(install):
+    """The kit says who serves, to the author of either."""
+    install("acme", PARSER.format(name="Qwen3", factory=FAKE))
+    told = "reasoning parser qwen3 is served by 'acme', not by the built-in 'reasoning'"
+    for name in ("acme", "reasoning"):
+        ((outcome, message),) = verdicts(name, "names_are_unique")
+        assert outcome == "pass"
+        assert told in message
+        assert "(--use)" in message
+
+
+@pytest.mark.full  # a fresh process imports each
+def test_which_of_two_packages_is_checked(install):
+    """The one that serves the name; what it hides is told."""
+    install("same", GOOD, package="b-package")
+    install("same", GOOD, package="a-package")
+    ((outcome, message),) = verdicts("same", "the_name_is_its_own")
+    assert outcome == "fail"
+    assert "plugin 'same' (a-package 1.0) is checked; the one of b-package has the same" in message
+    install("reasoning", GOOD, package="acme-llm")
+    ((outcome, message),) = verdicts("reasoning", "the_name_is_its_own")
+    assert outcome == "pass"
+    assert "(acme-llm 1.0) is checked; mmdeploy-llm:reasoning names the other" in message
 
 
 def test_a_module_that_no_other_process_has(failures):

@@ -1,25 +1,16 @@
-"""Dynamic tiling: an image is resized to a grid of square tiles with nearly its aspect, and a
-thumbnail of the whole follows the tiles.
-
-+-----+-----+-----+
-|  0  |  1  |  2  |      +-----+
-+-----+-----+-----+  and |  6  |  the thumbnail, unless there is only one tile
-|  3  |  4  |  5  |      +-----+
-+-----+-----+-----+
-"""
+"""Options of dynamic tiling: an image is a grid of square tiles, followed by a thumbnail."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 from mmdeploy_llm_processors.image.options import ImageOptions, resolve_options
-from mmdeploy_llm_processors.image.patches import resize
 from PIL import Image
 
+from mmdeploy_llm import media
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 
 MAX_TILES = 1024  # of an image; more would take minutes to choose from
@@ -135,29 +126,19 @@ def num_tiles(size: tuple[int, int], options: TileOptions) -> int:
 
 
 def tile_grid(size: tuple[int, int], options: TileOptions) -> tuple[int, int]:
-    """Returns the columns and rows of tiles whose aspect is closest to that of an image of (width,
-    height). Of several with the same aspect, the largest whose area is below twice the image's."""
+    """Returns the (columns, rows) of an image of (width, height), see media.tile_grid."""
     if not options.is_tiled or options.max_tiles == 1:
         return 1, 1
-    width, height = size
-    aspect, area = width / height, width * height
-    best, smallest = (1, 1), float("inf")
-    for columns, rows in _grids(options.min_tiles, options.max_tiles):
-        difference = abs(aspect - columns / rows)
-        is_filled = area > 0.5 * options.side**2 * columns * rows
-        if difference < smallest or (difference == smallest and is_filled):
-            best, smallest = (columns, rows), difference
-    return best
+    return media.tile_grid(
+        size, options.side, min_tiles=options.min_tiles, max_tiles=options.max_tiles
+    )
 
 
 def tiles(image: Image.Image, options: TileOptions) -> Iterator[np.ndarray]:
     """Yields the tiles of the RGB image, each uint8 [side, side, 3]: line by line, then the
     thumbnail."""
-    side = options.side
-    columns, rows = tile_grid(image.size, options)
-    yield from grid_tiles(image, columns, rows, side, options.pixels)
-    if columns * rows > 1:
-        yield resize(image, side, side, options.pixels)
+    grid = tile_grid(image.size, options)
+    return media.tiles(image, grid, options.side, resample=options.pixels.resample)
 
 
 def grid_tiles(
@@ -165,19 +146,7 @@ def grid_tiles(
 ) -> Iterator[np.ndarray]:
     """Yields the tiles of the RGB image resized to a grid, each uint8 [side, side, 3]: line by
     line."""
-    whole = resize(image, side * rows, side * columns, options)
-    for row in range(rows):
-        for column in range(columns):
-            top, left = side * row, side * column
-            yield np.ascontiguousarray(whole[top : top + side, left : left + side])
-
-
-@cache
-def _grids(min_tiles: int, max_tiles: int) -> tuple[tuple[int, int], ...]:
-    """Returns all grids of tiles, (columns, rows), smaller ones first."""
-    numbers = range(1, max_tiles + 1)
-    found = ((x, y) for x in numbers for y in range(1, max_tiles // x + 1) if x * y >= min_tiles)
-    return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
+    return media.tiles(image, (columns, rows), side, resample=options.resample, has_thumbnail=False)
 
 
 def _with(

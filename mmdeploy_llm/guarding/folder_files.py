@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from mmdeploy_llm.errors import CheckpointError
-
-from .names import error_text
+from mmdeploy_llm.shown import error_text
 
 MAX_JSON_BYTES = 8 * 2**20  # the largest config files in use have 3 MiB
 MAX_INDEX_BYTES = 64 * 2**20

@@ -9,8 +9,8 @@ import pytest
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError
-from mmdeploy_llm.hooks import guard
-from mmdeploy_llm.hooks.guard import CallGuard
+from mmdeploy_llm.guarding import calls as guard
+from mmdeploy_llm.guarding.calls import CallGuard
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,65 @@
+"""Says which specs are not used because another plugin serves the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from mmdeploy_llm.errors import PluginConflictError
+
+from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
+from .logits import LogitsProcessorSpec
+from .manager import PluginManager
+from .records import Spec
+from .selection import ANY_MODEL
+
+Winner = Callable[[], Spec | None]
+
+
+def rivals_of(manager: PluginManager, plugin: str) -> tuple[str, ...]:
+    """Returns a line for each name that `plugin` provides and another serves: "AcmeForCausalLM is
+    served by 'acme'", "AcmeForCausalLM is claimed by several plugins"."""
+    own = [spec for spec in manager.specs if manager.owner(spec) == plugin]
+    return tuple(dict.fromkeys(line for spec in own for line in _lines(manager, spec)))
+
+
+def _lines(manager: PluginManager, spec: Spec) -> Iterator[str]:
+    for name, winner in _claims(manager, spec):
+        try:
+            found = winner()
+        except PluginConflictError:
+            yield f"{name} is claimed by several plugins"
+            continue
+        if found is not None and manager.owner(found) != manager.owner(spec):
+            yield f"{name} is served by {manager.owner(found)!r}"
+
+
+def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
+    """Yields each name that a spec claims, and a function that returns the spec which has it."""
+    if isinstance(spec, ModelSpec):
+        for name in spec.architectures:
+            if name != ANY_MODEL:
+                yield name, partial(manager.model_for, [name])
+    elif isinstance(spec, MediaProcessorSpec):
+        for family in spec.models:
+            if family != ANY_MODEL:
+                winner = partial(manager.media_processor, spec.kind, family)
+                yield f"the {spec.kind} processor of {family}", winner
+    else:
+        kind, find = _finder(manager, spec)
+        for name in (spec.name, *spec.aliases):
+            yield f"{kind} {name}", partial(find, name)
+
+
+def _finder(manager: PluginManager, spec: Spec) -> tuple[str, Callable[[str], Any]]:
+    """Returns what a spec with a name is called, and the method that finds it."""
+    match spec:
+        case ReasoningParserSpec():
+            return "reasoning parser", manager.reasoning_parser
+        case ToolParserSpec():
+            return "tool parser", manager.tool_parser
+        case LogitsProcessorSpec():
+            return "logits processor", manager.logits_processor
+        case _:
+            return "reading preset", manager.reading_preset

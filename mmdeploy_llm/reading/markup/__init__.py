@@ -1,0 +1,1 @@
+"""Makes Markdown of what OCR models answer: tags, cells, JSON, marks of places."""

@@ -1,0 +1,21 @@
+"""Presets of OCR families for `mmdeploy-llm read`: a small file for each."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.hooks import ReadingPreset, hookimpl
+
+from .deepseek import DEEPSEEK
+from .docling import DOCLING
+from .dots import DOTS
+from .glm import GLM
+from .lighton import LIGHTON
+from .mineru import MINERU
+from .olmocr import OLMOCR
+from .paddle import PADDLE
+from .qianfan import QIANFAN
+
+
+@hookimpl
+def provide_reading_presets() -> tuple[ReadingPreset, ...]:
+    """Returns the presets."""
+    return (DEEPSEEK, DOCLING, DOTS, GLM, LIGHTON, MINERU, OLMOCR, PADDLE, QIANFAN)

@@ -1,0 +1,1 @@
+"""Prepares sounds with the feature extractors that transformers has for a model."""

@@ -1,0 +1,273 @@
+"""Sounds of any form are the samples that transformers' load_audio reads, or an error of the item.
+
+What soundfile reads was compared once, bit for bit, for WAV of 8, 16, 24 and 32 bits, floats,
+mu-law, A-law and IMA ADPCM, FLAC, AIFF, W64, RF64, AU and CAF, with 1 to 8 channels (2026-11-26,
+soundfile 0.13); the same numbers are computed here.
+"""
+
+import io
+import struct
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.media import SoundDecoder
+from tests.media.sound_files import RATE, encoded, floats, noise, wav, wav16
+
+HERE = MediaLimits(isolation="thread")
+SAMPLES = noise()
+
+
+@pytest.fixture
+def decoder():
+    made = SoundDecoder()
+    yield made
+    made.close()
+
+
+def read(decoder, source, rate=RATE, options=None, limits=HERE, **more):
+    return decoder.open(source, limits).samples(rate, options or {}, **more)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6])
+def test_pcm_is_bit_equal(decoder, channels):
+    samples = noise(channels=channels)
+    assert np.array_equal(read(decoder, wav16(samples)), floats(samples))
+
+
+@pytest.mark.parametrize(
+    ("code", "bits", "stored", "wanted"),
+    [
+        (1, 8, lambda x: (x // 256 + 128).astype(np.uint8), lambda x: (x // 256) / 128),
+        (1, 24, lambda x: (x.astype("<i4") * 256).view("u1").reshape(-1, 4)[:, :3], None),
+        (1, 32, lambda x: x.astype("<i4") * 65536, None),
+        (3, 32, lambda x: (x / 32768).astype("<f4"), None),
+        (3, 64, lambda x: (x / 32768).astype("<f8"), None),
+    ],
+)
+def test_other_widths_are_bit_equal(decoder, code, bits, stored, wanted):
+    data = np.ascontiguousarray(stored(SAMPLES)).tobytes()
+    found = read(decoder, wav(data, code=code, bits=bits))
+    expected = SAMPLES / 32768 if wanted is None else wanted(SAMPLES)
+    assert np.array_equal(found, expected[:, 0].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("codec", "container"), [("flac", "flac"), ("flac", "ogg"), ("alac", "ipod")]
+)
+def test_lossless_files_are_bit_equal(decoder, codec, container):
+    form = "s16p" if codec == "alac" else "s16"
+    samples = noise(channels=2)
+    blob = encoded(samples, codec, container, sample_format=form)
+    assert np.array_equal(read(decoder, blob), floats(samples))
+
+
+@pytest.mark.parametrize(
+    ("codec", "container", "rate"),
+    [
+        ("libmp3lame", "mp3", 44100),
+        ("libopus", "ogg", 48000),
+        ("aac", "ipod", 44100),
+        ("aac", "adts", 44100),
+        ("aac", "matroska", 44100),
+        ("pcm_mulaw", "wav", 8000),
+    ],
+)
+def test_lossy_files_sound_alike(decoder, codec, container, rate):
+    time = np.arange(rate) / rate
+    tone = np.round(8000 * np.sin(2 * np.pi * 440 * time)).astype(np.int16)[:, None]
+    found = read(decoder, encoded(tone, codec, container, rate))
+    assert abs(len(found) - RATE) <= 0.15 * RATE  # some write their delay, some do not
+    spectrum = np.abs(np.fft.rfft(found[2000:10000]))
+    assert abs(np.argmax(spectrum) * RATE / 8000 - 440) < 4
+    assert abs(found).max() == pytest.approx(8000 / 32768, rel=0.1)
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 192_000])
+def test_other_rates_are_resampled_to_the_length_of_the_reference(decoder, rate):
+    time = np.arange(rate + 7) / rate
+    wave = (0.5 * np.sin(2 * np.pi * 440 * time)).astype(np.float32)
+    found = read(decoder, (wave, rate))
+    assert len(found) == -(-(rate + 7) * RATE // rate)
+    wanted = 0.5 * np.sin(2 * np.pi * 440 * np.arange(len(found)) / RATE)
+    assert abs(found - wanted)[300:-300].max() < 1e-4
+
+
+def test_resampled_in_one_piece_or_packet_by_packet(decoder):
+    samples = noise(seconds=2, rate=44100)
+    by_packets = read(decoder, wav16(samples, 44100))
+    assert np.array_equal(by_packets, read(decoder, (samples, 44100)))
+
+
+def forms(samples):
+    ints, values = samples[:, 0], samples[:, 0] / np.float32(32768)
+    sound = SimpleNamespace(data=torch.tensor(values)[None], sample_rate=RATE)
+    return [
+        (ints, RATE),
+        (RATE, ints),
+        {"array": values, "sampling_rate": RATE},
+        {"raw": values.tolist(), "sampling_rate": float(RATE)},
+        {"path": "x.wav", "array": values.astype(np.float64), "sampling_rate": np.int64(RATE)},
+        {"bytes": wav16(samples), "path": None},
+        (torch.tensor(values)[None], RATE),
+        (samples.astype(np.int32) * 65536, RATE),
+        sound,
+        SimpleNamespace(get_all_samples=lambda: sound),
+        bytearray(wav16(samples)),
+    ]
+
+
+@pytest.mark.parametrize("number", range(11))
+def test_forms_that_libraries_have(decoder, number):
+    assert np.array_equal(read(decoder, forms(SAMPLES)[number]), floats(SAMPLES))
+
+
+def test_start_and_end(decoder):
+    for source in (wav16(SAMPLES), (SAMPLES[:, 0], RATE)):
+        found = read(decoder, source, options={"start": 0.1, "end": 0.3})
+        assert np.array_equal(found, floats(SAMPLES)[1600:4800])
+        assert len(read(decoder, source, options={"start": 0.4, "end": 9})) == 1600
+        with pytest.raises(MediaError, match=r"ends after 0\.50 s, before its option start = 0\.5"):
+            read(decoder, source, options={"start": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"begin": 1}, "no option 'begin'"),
+        ({"star": 1}, "did you mean 'start'"),
+        ({"start": -1}, "start must be seconds"),
+        ({"start": float("nan")}, "start must be seconds"),
+        ({"start": True}, "start must be seconds"),
+        ({"start": 2, "end": 2}, "must be after its start"),
+        ({"sampling_rate": 0}, "sampling_rate must be a whole number"),
+        ({"sampling_rate": Fraction(1, 3)}, "sampling_rate must be a whole number"),
+        ({"sampling_rate": 10**9}, "sampling_rate must be a whole number"),
+        ({"sampling_rate": float("inf")}, "sampling_rate must be a whole number"),
+        ({"sampling_rate": "16000"}, "sampling_rate must be a whole number"),
+        ({"sampling_rate": 16000}, "option of sounds that are arrays"),
+    ],
+)
+def test_wrong_options(decoder, options, message):
+    with pytest.raises(MediaError, match=message):
+        read(decoder, wav16(SAMPLES), options=options)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ((np.zeros(0, np.float32), RATE), MediaError, "no samples"),
+        ((np.array([np.nan], np.float32), RATE), MediaError, "not finite"),
+        ((np.array([1e300]), RATE), MediaError, "not finite"),
+        ((np.array([20000.0]), RATE), MediaError, "full volume is 1"),
+        ((np.zeros(4, np.int64), RATE), UnsupportedMediaError, "holds int64"),
+        ((np.zeros(4, bool), RATE), UnsupportedMediaError, "holds bool"),
+        ((np.zeros((2, 2, 2), np.float32), RATE), UnsupportedMediaError, "the shape"),
+        ((np.zeros((99, 400), np.float32), RATE), MediaLimitError, "neither axis"),
+        ((np.zeros((3, 3), np.float32), RATE), MediaLimitError, "neither axis"),
+        ((["a"], RATE), UnsupportedMediaError, "list must hold numbers"),
+        (np.zeros(4, np.float32), MediaError, "needs its sampling rate"),
+        ({"array": np.zeros(4)}, UnsupportedMediaError, "'array' and 'sampling_rate'"),
+        ({}, UnsupportedMediaError, "found nothing"),
+        (3.0, UnsupportedMediaError, "type float"),
+        (b"", UnsupportedMediaError, "match no sound format"),
+        (b"#EXTM3U\nhttp://x/", UnsupportedMediaError, "match no sound format"),
+        (wav(b""), MediaError, "no samples"),
+        (wav(struct.pack("<2f", 0, np.inf), code=3, bits=32), MediaError, "not finite"),
+        (b"fLaC" + bytes(500), MediaError, "corrupt"),
+        (wav(b"1234", code=0x999), UnsupportedMediaError, "codec is not known"),
+    ],
+)
+def test_what_is_no_sound(decoder, source, error, message):
+    with pytest.raises(error, match=message):
+        read(decoder, source)
+
+
+@pytest.mark.parametrize("size", [10, 2**31, 2**32 - 1])
+def test_lengths_of_headers_are_not_believed(decoder, size):
+    found = read(decoder, wav16(SAMPLES, size=size))
+    assert len(found) == min(size // 2, len(SAMPLES))
+    assert np.array_equal(found, floats(SAMPLES)[: len(found)])
+
+
+def test_limits(decoder):
+    blob = wav16(noise(2))
+    with pytest.raises(MediaLimitError, match=r"longer than the 1 seconds that the model allows"):
+        read(decoder, blob, most=1.0)
+    assert len(read(decoder, blob, most=2.0)) == 2 * RATE
+    assert len(read(decoder, blob, most=1.0, options={"start": 0.5, "end": 1.5})) == RATE
+    with pytest.raises(MediaLimitError, match="max_video_seconds"):
+        read(decoder, blob, limits=replace(HERE, max_duration=1.5))
+    with pytest.raises(MediaLimitError, match="max_video_seconds"):
+        read(decoder, (noise(2), RATE), limits=replace(HERE, max_duration=1.5))
+    with pytest.raises(MediaLimitError, match="raise max_media_bytes"):
+        read(decoder, blob, limits=replace(HERE, max_bytes=1000))
+    with pytest.raises(MediaLimitError, match="raise max_media_bytes"):
+        read(decoder, (noise(2), RATE), limits=replace(HERE, max_bytes=1000))
+
+
+def test_a_file_that_is_cut_off_is_read_to_its_end(decoder):
+    samples = noise(1, channels=2)
+    found = read(decoder, wav16(samples)[:-5000])
+    assert np.array_equal(found, floats(samples)[: len(found)])
+    assert len(found) == len(samples) - 1250
+    flac = encoded(samples, "flac", "flac", sample_format="s16")
+    cut = read(decoder, flac[: len(flac) // 2])
+    assert 0 < len(cut) < len(samples)
+    assert np.array_equal(cut, floats(samples)[: len(cut)])
+
+
+def test_damage_within_a_file_is_an_error(decoder):
+    mp3 = bytearray(encoded(noise(4, rate=44100), "libmp3lame", "mp3", 44100))
+    mp3[4000:-4000] = np.random.default_rng(1).bytes(len(mp3) - 8000)
+    with pytest.raises(MediaError, match="corrupt"):
+        read(decoder, bytes(mp3))
+
+
+def test_tags_and_chunks_before_the_sound(decoder):
+    listed = b"LIST" + struct.pack("<I", 26) + b"INFOISFT\x0e\0\0\0Lavf58.29.100\0"
+    assert np.array_equal(read(decoder, wav16(SAMPLES, chunks=listed)), floats(SAMPLES))
+    mp3 = encoded(noise(1), "libmp3lame", "mp3")
+    size = 2 * 2**20
+    tag = b"ID3\x04\0\0" + bytes(size >> shift & 0x7F for shift in (21, 14, 7, 0)) + bytes(size)
+    plain = mp3[mp3.index(b"\xff\xf3") :] if mp3.startswith(b"ID3") else mp3
+    assert np.array_equal(read(decoder, tag + plain), read(decoder, plain))
+
+
+def test_a_video_without_sound_says_so(decoder):
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as file:
+        stream = file.add_stream("mpeg4", rate=5)
+        stream.width = stream.height = 32
+        frame = av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            file.mux(packet)
+    with pytest.raises(UnsupportedMediaError, match="no sound in it, only video"):
+        read(decoder, buffer.getvalue())
+
+
+def test_digests_tell_sounds_apart(decoder):
+    blob = wav16(SAMPLES)
+    last = bytearray(blob)
+    last[-1] ^= 1
+    sources = [blob, bytes(last), (SAMPLES, RATE), (SAMPLES, 8000), (SAMPLES[:-1], RATE)]
+    digests = [decoder.open(source, HERE).digest for source in sources]
+    assert len(set(digests)) == len(digests)
+    assert decoder.open(blob, HERE).digest == digests[0]
+
+
+def test_in_a_process_as_in_a_thread(decoder):
+    apart = MediaLimits(isolation="process")
+    samples = noise(1, channels=2, rate=44100)
+    blob = wav16(samples, 44100)
+    assert np.array_equal(read(decoder, blob, limits=apart), read(decoder, blob))
+    with pytest.raises(MediaError, match="ends after"):
+        read(decoder, blob, options={"start": 3}, limits=apart)
+    assert len(read(decoder, blob, limits=apart)) == RATE
