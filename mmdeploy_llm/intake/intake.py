@@ -81,13 +81,10 @@ class Intake:
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
     ) -> None:
-        self._box_rule = box_rule
-        self._tokenizer = tokenizer
+        self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
         self._placeholders = Placeholders(media, tokenizer)
         self._documents = Documents(media, tokenizer)
-        self._renderer = Renderer()
-        self._parts = TemplateParts(media, self._rendered_text)
-        self._kinds = media
+        self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
         self.media = MediaLoader(
             media=media,
             fetch=fetch,

@@ -101,9 +101,8 @@ def _build_splitters(
 ) -> tuple[dict[str, MediaSplitter], dict[str, str]]:
     """Builds the splitters of kinds that yield what the model reads, and says what they yield; one
     may yield the kind of another, and a ring of them yields nothing."""
-    left = {
-        kind: spec for kind, spec in chosen.items() if spec and spec.yields and kind not in read
-    }
+    split = {kind: spec for kind, spec in chosen.items() if spec and spec.yields}
+    left = {kind: spec for kind, spec in split.items() if kind not in read}
     splitters: dict[str, MediaSplitter] = {}
     yields: dict[str, str] = {}
     while ready := [kind for kind, spec in left.items() if spec.yields in (*read, *splitters)]:
