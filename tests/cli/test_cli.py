@@ -371,7 +371,7 @@ class TestBatch:
         assert result.exit_code == 0, result.output
         params = made[0].params
         assert (params.max_tokens, params.temperature, params.top_k) == (7, 0.5, 3)
-        assert made[0].options["limit_mm_per_prompt"] == {"image": 16, "video": 4}
+        assert made[0].options["limit_mm_per_prompt"] == {"image": 16, "video": 4, "audio": 4}
         assert "one" in (tmp_path / "page.html").read_text()
 
     def test_a_folder_is_asked_about_file_by_file(self, run, made, pictures, tmp_path):
