@@ -166,7 +166,7 @@ def test_what_two_packages_claim_is_told(install):
 def test_what_is_built_in_too_is_no_fault(install):
     """The kit says who serves, to the author of either."""
     install("acme", PARSER.format(name="Qwen3", factory=FAKE))
-    told = "reasoning parser qwen3 is served by 'acme', not by the built-in 'reasoning'"
+    told = "reasoning parser qwen3 is served by 'acme', not by 'reasoning'"
     for name in ("acme", "reasoning"):
         ((outcome, message),) = verdicts(name, "names_are_unique")
         assert outcome == "pass"
