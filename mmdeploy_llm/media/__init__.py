@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from .beneath import open_beneath
     from .image.decode import DecodedImage, ImageDecoder, ImageHeader, decode_image
+    from .image.drawing import Drawing
     from .image.thumbnail import small_jpeg
     from .local import read_beneath
     from .sound.decode import OpenSound, SoundDecoder
@@ -36,6 +37,7 @@ __all__ = [
     "CLIP_MEAN",
     "CLIP_STD",
     "DecodedImage",
+    "Drawing",
     "ImageDecoder",
     "ImageHeader",
     "OpenSound",
@@ -64,6 +66,7 @@ _HOMES = {
     "CLIP_MEAN": "mmdeploy_llm.pixels",
     "CLIP_STD": "mmdeploy_llm.pixels",
     "DecodedImage": ".image.decode",
+    "Drawing": ".image.drawing",
     "ImageDecoder": ".image.decode",
     "ImageHeader": ".image.decode",
     "OpenSound": ".sound.decode",

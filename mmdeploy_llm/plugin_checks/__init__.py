@@ -1,2 +1,2 @@
-"""Checks of plugins that are no models: parsers, processors, fetchers, observers, and a plugin as
-a whole. `testing/` makes pytest classes of them, `plugins check` runs them."""
+"""Checks of plugins that are no models and no media processors: parsers, logits processors,
+fetchers, observers, and a plugin as a whole."""

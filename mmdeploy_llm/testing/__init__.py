@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.media_checks.truth import MediaTruth
     from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
     from mmdeploy_llm.plugin_checks.logits import LogitsExample
     from mmdeploy_llm.plugin_checks.parsers import ParserExample
@@ -44,6 +45,7 @@ __all__ = [
     "LogitsExample",
     "LogitsProcessorConformance",
     "MediaProcessorConformance",
+    "MediaTruth",
     "ModelConformance",
     "ModelVariantConformance",
     "ParserExample",
@@ -69,6 +71,7 @@ _MODULES = MappingProxyType(
         "LogitsExample": "..plugin_checks.logits",
         "LogitsProcessorConformance": ".conformance",
         "MediaProcessorConformance": ".conformance",
+        "MediaTruth": "..media_checks.truth",
         "ModelConformance": ".model_conformance",
         "ModelVariantConformance": ".model_conformance",
         "ParserExample": "..plugin_checks.parsers",

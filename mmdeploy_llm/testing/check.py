@@ -20,13 +20,14 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
+from mmdeploy_llm.media_checks import processors
+from mmdeploy_llm.media_checks.samples import samples
+from mmdeploy_llm.media_checks.subject import ProcessorSubject
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.plugin_checks import logits, parsers, plugins, processors, tools
-from mmdeploy_llm.plugin_checks.processor_subject import ProcessorSubject
-from mmdeploy_llm.plugin_checks.samples import samples
+from mmdeploy_llm.plugin_checks import logits, parsers, plugins, tools
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.tiny import make_tokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -21,9 +21,15 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from mmdeploy_llm.media_checks import processors
+from mmdeploy_llm.media_checks.subject import (
+    Options,
+    ProcessorSubject,
+    checkpoint_of,
+)
+from mmdeploy_llm.media_checks.truth import Reference, transformers_truth
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped
-from mmdeploy_llm.plugin_checks import logits, parsers, plugins, processors, tools
-from mmdeploy_llm.plugin_checks.processor_subject import ProcessorSubject
+from mmdeploy_llm.plugin_checks import logits, parsers, plugins, tools
 from mmdeploy_llm.tiny import make_tokenizer
 
 
@@ -134,9 +140,17 @@ class MediaProcessorConformance(Conformance):
     too_large: name -> (source, limits) that must raise MediaLimitError in `decode`. A file that is
         truncated after its header shows that limits are checked before decoding.
     options: the engine's mm_processor_kwargs for the factory.
-    other_options: options that change the key of every sample; None if there are no options.
-    item_options: options of one item, such as a video's fps, that change its key; None if items
-        have no options.
+    other_options: options of the engine that change results; each alone must change the key where
+        it changes the result. Several dicts are tried one by one. None: there are no options.
+    item_options: the same for options of one item, such as a video's fps.
+    twins: name -> two sources that differ in a few bytes only, such as the last.
+    giants: name -> a few bytes whose header claims a giant; they must be refused.
+    reference_options: pairs (name of a sample, options of the item) with which results must equal
+        the reference's too.
+    pixel_tolerance: largest allowed difference of a value of a tensor from the reference's.
+    make_reference: override it for a reference of your own, which is called with (source, options,
+        markers) and returns a MediaTruth; by default it is transformers' processor of the
+        checkpoint.
     """
 
     checks = processors.CHECKS
@@ -145,13 +159,24 @@ class MediaProcessorConformance(Conformance):
     corrupt: ClassVar[Mapping[str, bytes] | None] = None
     too_large: ClassVar[Mapping[str, tuple[Any, MediaLimits]] | None] = None
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    other_options: ClassVar[Mapping[str, Any] | None] = None
-    item_options: ClassVar[Mapping[str, Any] | None] = None
+    other_options: ClassVar[Options] = None
+    item_options: ClassVar[Options] = None
+    twins: ClassVar[Mapping[str, tuple[Any, Any]] | None] = None
+    giants: ClassVar[Mapping[str, bytes] | None] = None
+    reference_options: ClassVar[Sequence[tuple[str, Mapping[str, Any]]]] = ()
+    pixel_tolerance: ClassVar[float] = 1e-5
+
+    @classmethod
+    def checkpoint(cls, folder: Path) -> Checkpoint:
+        """Returns the checkpoint for the factory; `folder` is empty and writable. By default it
+        has the files of the tiny checkpoint of an installed model that the spec names, without
+        weights, or nothing."""
+        return checkpoint_of(cls.spec, folder)
 
     @staticmethod
-    def checkpoint(folder: Path) -> Checkpoint:
-        """Returns the checkpoint for the factory; `folder` is empty and writable."""
-        return Checkpoint(folder=folder, config=SimpleNamespace())
+    def make_reference(kind: str, checkpoint: Checkpoint) -> Reference:
+        """Returns the reference. Raises CheckSkipped when there is none."""
+        return transformers_truth(kind, checkpoint)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -166,6 +191,11 @@ class MediaProcessorConformance(Conformance):
             options=cls.options,
             other_options=cls.other_options,
             item_options=cls.item_options,
+            twins=cls.twins,
+            giants=cls.giants,
+            reference_options=cls.reference_options,
+            pixel_tolerance=cls.pixel_tolerance,
+            make_reference=cls.make_reference,
         )
         yield subject
         subject.close()

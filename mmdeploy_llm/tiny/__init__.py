@@ -36,7 +36,16 @@ from .common import (
     text_family,
     token_ids,
 )
-from .media import MediaForm, grid_inputs, lines, media_kinds, merge_size, patch_size, tiles
+from .media import (
+    MediaForm,
+    grid_inputs,
+    lines,
+    media_kinds,
+    merge_size,
+    patch_size,
+    sound_inputs,
+    tiles,
+)
 
 __all__ = [
     "CHATML",
@@ -59,6 +68,7 @@ __all__ = [
     "preprocessor_files",
     "randomize",
     "randomize_empty",
+    "sound_inputs",
     "text_config",
     "text_family",
     "tiles",
@@ -66,6 +76,7 @@ __all__ = [
     "tokenizer_of",
     "write_family",
     "write_tiny",
+    "write_without_weights",
 ]
 
 
@@ -134,6 +145,7 @@ def write_family(
     """Writes the tiny checkpoint of a family that need not be installed, see `write_tiny`."""
     tokenizer = tokenizer_of(described)
     config = described.make_config(tokenizer, text_options)
+    _write_files(described, tokenizer, folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, described.architecture)(config)
@@ -146,10 +158,24 @@ def write_family(
         bos_token_id=tokenizer.bos_token_id,
     )
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def write_without_weights(described: Family, folder: Path) -> Path:
+    """Writes the files of a family's tiny checkpoint that media processors read: config, tokenizer
+    and preprocessors. Returns the folder."""
+    tokenizer = tokenizer_of(described)
+    config = described.make_config(tokenizer, {})
+    config.architectures = [described.architecture]
+    config.save_pretrained(folder)
+    _write_files(described, tokenizer, folder)
+    return folder
+
+
+def _write_files(described: Family, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     for name, contents in described.files.items():
         (folder / name).write_text(json.dumps(contents, indent=2), "utf-8")
-    return folder
 
 
 def make_tokenizer(family: str | None = None) -> transformers.PreTrainedTokenizerFast:
@@ -166,6 +192,7 @@ def tokenizer_of(described: Family) -> transformers.PreTrainedTokenizerFast:
         chat_template=described.chat_template,
         eos_token=described.eos_token,
         special_tokens=described.special_tokens,
+        named_tokens=described.named_tokens,
     )
 
 

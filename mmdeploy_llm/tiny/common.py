@@ -82,6 +82,8 @@ class Family:
     architecture: the model's class in transformers.
     make_config: (tokenizer, replaced fields of the text model's config) -> transformers' config.
     special_tokens: special tokens in addition to SPECIAL_TOKENS.
+    named_tokens: names by which transformers' processor asks the tokenizer for tokens of media,
+        such as image_token, with their texts.
     files: further JSON files of the folder, name -> contents.
     media: how transformers takes the family's images and videos.
     """
@@ -91,6 +93,7 @@ class Family:
     chat_template: str = CHATML
     eos_token: str = "<|im_end|>"
     special_tokens: tuple[str, ...] = ()
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     media: MediaForm = field(default_factory=MediaForm)
 
@@ -149,7 +152,11 @@ def randomize_empty(module: nn.Module) -> None:
 
 
 def build_tokenizer(
-    *, chat_template: str, eos_token: str, special_tokens: Sequence[str] = ()
+    *,
+    chat_template: str,
+    eos_token: str,
+    special_tokens: Sequence[str] = (),
+    named_tokens: Mapping[str, str] | None = None,
 ) -> transformers.PreTrainedTokenizerFast:
     """Trains a byte-level BPE with SPECIAL_TOKENS and more special tokens. It encodes any text, and
     decoding restores the text."""
@@ -173,6 +180,7 @@ def build_tokenizer(
         pad_token="<pad>",
         unk_token="<unk>",
         chat_template=chat_template,
+        **({"extra_special_tokens": dict(named_tokens)} if named_tokens else {}),
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )

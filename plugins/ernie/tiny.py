@@ -103,6 +103,7 @@ ERNIE4_5_VL_MOE = Family(
     make_config=_ernie_vl,
     chat_template=TEMPLATE,
     eos_token="</s>",
+    named_tokens={name.removesuffix("_id"): text for name, text in TOKENS.items()},
     files=preprocessor_files("Ernie4_5_VLMoe", image={"temporal_patch_size": 1}),
     media=MediaForm(inputs=_inputs),
 )

@@ -65,6 +65,7 @@ GEMMA3 = Family(
     chat_template=TEMPLATE,
     eos_token="</s>",
     special_tokens=(TOKEN, START, END),
+    named_tokens={"boi_token": START, "eoi_token": END, "image_token": TOKEN},
     files={
         "preprocessor_config.json": {
             "image_processor_type": "Gemma3ImageProcessor",
@@ -72,7 +73,8 @@ GEMMA3 = Family(
             "image_mean": [0.5, 0.5, 0.5],
             "image_std": [0.5, 0.5, 0.5],
             "resample": 2,
-        }
+        },
+        "processor_config.json": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
     },
     media=MediaForm(inputs=_inputs, merge_size=_merge, has_tiles=True, has_text_between=True),
 )

@@ -63,6 +63,12 @@ INTERNVL = Family(
     make_config=_internvl,
     chat_template=TEMPLATE,
     special_tokens=(IMAGE, START, END, VIDEO),
+    named_tokens={
+        "context_image_token": IMAGE,
+        "end_image_token": END,
+        "start_image_token": START,
+        "video_token": VIDEO,
+    },
     files={
         "preprocessor_config.json": {
             "image_processor_type": "GotOcr2ImageProcessor",
@@ -70,7 +76,8 @@ INTERNVL = Family(
             "max_patches": 6,
             "image_mean": IMAGE_MEAN,
             "image_std": IMAGE_STD,
-        }
+        },
+        "processor_config.json": {"processor_class": "InternVLProcessor", "image_seq_length": 4},
     },
     media=MediaForm(inputs=_inputs, merge_size=_merge, has_tiles=True),
 )

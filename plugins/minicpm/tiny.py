@@ -68,6 +68,7 @@ MINICPMV4_6 = Family(
     make_config=_minicpm,
     chat_template=CHATML.replace("<|vision_start|>", "").replace("<|vision_end|>", ""),
     special_tokens=tuple(TOKENS.values())[1:],
+    named_tokens={**TOKENS, "video_token": "<|video_pad|>"},
     files={
         "preprocessor_config.json": {
             "image_processor_type": "MiniCPMV4_6ImageProcessor",

@@ -80,6 +80,7 @@ PADDLEOCR_VL = Family(
     make_config=_paddleocr_vl,
     chat_template=TEMPLATE,
     eos_token="</s>",
+    named_tokens={name.removesuffix("_id"): text for name, text in TOKENS.items()},
     files=_files(),
     media=MediaForm(inputs=_inputs),
 )

@@ -74,13 +74,14 @@ class ImageProcessor(MediaProcessor):
         return self._decoder.max_seconds(limits)
 
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
-        """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image.
+        """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image; a
+        Drawing is drawn at the target size.
 
         With fast_decode, JPEG bytes are decoded at draft quality, no smaller than the target size.
         Raises as ImageDecoder.decode; with fast_decode also MediaError as `target_size`.
         """
         wanted = self._fitted if self.options.fast_decode else None
-        return self._decoder.decode(source, limits, wanted)
+        return self._decoder.decode(source, limits, wanted, self._fitted)
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
         """Reads the size, which `count_tokens` needs, without decoding pixels."""

@@ -716,16 +716,17 @@ class TestPlugins:
         "words", [("caption", "pics"), ("generate", "Hello"), ("count", "-p", "Hello")]
     )
     def test_files_and_choices(self, run, made, monkeypatch, pictures, words):
-        Path("my.py").write_text("x = 1")
+        source = "from mmdeploy_llm.hooks import hookimpl\n@hookimpl\ndef on_step(): ..."
+        Path("my.py").write_text(source)
         seen = []
         monkeypatch.setattr(
             "mmdeploy_llm.client.counting.TokenCounter",
-            lambda model, **options: seen.append(options) or pytest.skip("it was made"),
+            lambda model, **options: seen.append(options) or sys.exit(),
         )
-        run(*words, "--plugin", "my.py", "--use", "A=b", "--use", "C=d")
+        run(*words, "--plugin", "my.py", "--use", "qwen3=reasoning", "--use", "image=qwen")
         options = seen[0] if seen else made[0].options
         assert options["plugin_files"] == [Path("my.py")]
-        assert options["use"] == ["A=b", "C=d"]
+        assert options["use"] == ["qwen3=reasoning", "image=qwen"]
 
     def test_an_empty_variable_means_none(self, run, monkeypatch):
         monkeypatch.setenv(cli.PLUGINS_VARIABLE, "")

@@ -1,5 +1,6 @@
 """Each broken media processor fails its check, whose message says what to do."""
 
+import threading
 import time
 import uuid
 from dataclasses import replace
@@ -9,10 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
-from mmdeploy_llm.plugin_checks.processors import CHECKS, ProcessorSubject
+from mmdeploy_llm.media_checks.processors import CHECKS
+from mmdeploy_llm.media_checks.subject import ProcessorSubject
+from mmdeploy_llm.media_checks.truth import MediaTruth
+from mmdeploy_llm.plugin_checks import left_over
 from mmdeploy_llm.testing import FakeMediaProcessor
 
 NAMES = [check.__name__ for check in CHECKS]
@@ -149,7 +154,142 @@ class ClosesOnce(FakeMediaProcessor):
         self.pool.pop()
 
 
+def truth_of(kind, checkpoint):
+    """The reference: what the fake processor makes when it is not broken."""
+    right = FakeMediaProcessor(checkpoint, {})
+
+    def reference(source, options, markers):
+        made = right.process(right.decode(source, MediaLimits()), options)
+        return MediaTruth(tensors=made.tensors, num_tokens=made.num_tokens)
+
+    return reference
+
+
+COMPARED = {"make_reference": truth_of, "reference_options": [("one", {"crop": True})]}
+
+
+class OtherPixels(FakeMediaProcessor):
+    fields = COMPARED
+
+    def process(self, item, options):
+        made = super().process(item, options)
+        return replace(made, tensors={"bytes": made.tensors["bytes"] ^ (not options)})
+
+
+class OtherPixelsWithOptions(FakeMediaProcessor):
+    fields = COMPARED
+
+    def process(self, item, options):
+        made = super().process(item, options)
+        return replace(made, tensors={"bytes": made.tensors["bytes"] ^ bool(options)})
+
+
+class OneTokenMore(FakeMediaProcessor):
+    fields = {"make_reference": truth_of}  # noqa: RUF012 - never written to
+
+    def count_tokens(self, item, options):
+        return super().count_tokens(item, options) + 1
+
+
+class HashesAPart(FakeMediaProcessor):
+    """Its key is that of the first bytes."""
+
+    def process(self, item, options):
+        made = super().process(item, options)
+        return replace(made, key=super().process((item[0], item[1][:12]), options).key)
+
+
+class IgnoresTheEnd(FakeMediaProcessor):
+    fields = {"twins": {"twins": (b"FAKE 12x8 aab", b"FAKE 12x8 aac")}}  # noqa: RUF012
+
+    def process(self, item, options):
+        made = super().process(item, options)
+        return replace(made, tensors={"bytes": made.tensors["bytes"][:2]})
+
+
+class ChangesTheItem(FakeMediaProcessor):
+    def decode(self, source, limits):
+        return list(super().decode(source, limits))
+
+    def process(self, item, options):
+        item[1] = item[1] + b"!"
+        return super().process(tuple(item), options)
+
+    def count_tokens(self, item, options):
+        return super().count_tokens(tuple(item), options)
+
+
+class RefusesTheLimit(FakeMediaProcessor):
+    def decode(self, source, limits):
+        return super().decode(source, replace(limits, max_bytes=limits.max_bytes - 1))
+
+
+class ReadsAnyPath(FakeMediaProcessor):
+    def decode(self, source, limits):
+        if isinstance(source, Path):
+            source = source.read_bytes()
+        return super().decode(source, limits)
+
+
+class FollowsLinks(FakeMediaProcessor):
+    def decode(self, source, limits):
+        if isinstance(source, Path):
+            if not source.is_relative_to(limits.allowed_root) or ".." in source.parts:
+                raise MediaError("outside")
+            source = source.read_bytes()
+        return super().decode(source, limits)
+
+
+class LeavesAThread(FakeMediaProcessor):
+    def __init__(self, checkpoint, options):
+        super().__init__(checkpoint, options)
+        threading.Thread(target=time.sleep, args=(6,), daemon=True, name="reader").start()
+
+
+class ReplacesAFunction(FakeMediaProcessor):
+    def __init__(self, checkpoint, options):
+        super().__init__(checkpoint, options)
+        before = torch.stack
+        torch.stack = lambda *args, **given: before(*args, **given)
+
+
+class AllowsBombs(FakeMediaProcessor):
+    def __init__(self, checkpoint, options):
+        super().__init__(checkpoint, options)
+        Image.MAX_IMAGE_PIXELS = (Image.MAX_IMAGE_PIXELS or 0) + 1
+
+
+class TokenOfVideos(FakeMediaProcessor):
+    fields = {"models": ("qwen2_vl",)}  # noqa: RUF012
+    token, markers = "<|video_pad|>", ("<|video_pad|>",)
+
+
 BROKEN = [
+    (OtherPixels, {"pixels_equal_the_reference"}, "sample 'one': tensors.'bytes'. differs from"),
+    (OtherPixelsWithOptions, {"options_equal_the_reference"}, "with {'crop': True}: tensors"),
+    (
+        OneTokenMore,
+        {"tokens_equal_the_reference"},
+        "sample 'one' has 7 tokens, the reference has 6",
+    ),
+    (
+        HashesAPart,
+        {"keys_change_with_every_byte", "*"},
+        "sample 'one' and itself with byte -1 changed have the same key but other values",
+    ),
+    (IgnoresTheEnd, {"keys_change_with_every_byte"}, "twins are processed to the same values"),
+    (
+        ChangesTheItem,
+        {"sources_are_left_as_they_are"},
+        "processed twice differs, key was .* do not change the item",
+    ),
+    (RefusesTheLimit, {"limits_allow_what_they_say"}, "with max_bytes=13 it is refused: the fake"),
+    (ReadsAnyPath, {"files_outside_the_root_are_refused"}, "item.bin' was read, outside allowed_"),
+    (FollowsLinks, {"files_outside_the_root_are_refused"}, "link.bin' was read, outside allowed_"),
+    (LeavesAThread, {"close_leaves_nothing"}, "the thread 'reader' still runs, one of 1; end it"),
+    (ReplacesAFunction, {"close_leaves_nothing"}, "torch.stack is another object; do not replace"),
+    (AllowsBombs, {"close_leaves_nothing"}, r"PIL.Image.MAX_IMAGE_PIXELS is \d+, it was \d+"),
+    (TokenOfVideos, {"no_other_kind_has_the_token"}, "the videos of 'qwen-video', which serves"),
     # factory, failing checks, regex for the message of the first
     (OtherKind, {"builds"}, "`kind` is 'video', but the spec says 'image'; make them equal"),
     (
@@ -190,12 +330,20 @@ BROKEN = [
     ),
     (
         changed(key=lambda key: uuid.uuid4().hex),
-        {"keys_are_deterministic", "threads_do_not_disturb_each_other"},
+        {
+            "keys_are_deterministic",
+            "sources_are_left_as_they_are",
+            "threads_do_not_disturb_each_other",
+        },
         r"may depend only on the content and the options \(no time",
     ),
     (
         changed(key="picture"),
-        {"keys_change_with_the_content", "keys_change_with_the_options"},
+        {
+            "keys_change_with_every_byte",
+            "keys_change_with_the_content",
+            "keys_change_with_the_options",
+        },
         "samples 'one' and 'two' have the same key.*; hash the content",
     ),
     (ForgetsBudgets, {"budgets_are_kept"}, "has 6 tokens with the budget 4, and 6 without"),
@@ -230,14 +378,27 @@ BROKEN = [
 @pytest.fixture
 def subject(factory):
     def make(processor, kind="image", **fields):
-        spec = MediaProcessorSpec(name="made-up", kind=kind, factory=factory(processor))
         given = {"samples": SAMPLES, "too_large": TOO_LARGE, "other_options": {"size": 3}}
+        given |= getattr(processor, "fields", {})
+        models = given.pop("models", ("*",))
+        path = factory(processor)
+        spec = MediaProcessorSpec(name="made-up", kind=kind, models=models, factory=path)
         checkpoint = Checkpoint(folder=Path("."), config=SimpleNamespace())
         return ProcessorSubject(spec=spec, checkpoint=checkpoint, **{**given, **fields})
 
     return make
 
 
+@pytest.fixture
+def shared(monkeypatch):
+    """Puts back what broken processors replace; does not wait for their threads."""
+    monkeypatch.setattr(left_over, "GRACE", 0.1)
+    before = torch.stack, Image.MAX_IMAGE_PIXELS
+    yield
+    torch.stack, Image.MAX_IMAGE_PIXELS = before
+
+
+@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize(("processor", "checks", "message"), BROKEN)
 def test_a_broken_processor_fails(subject, failures, demand_failures, processor, checks, message):
     demand_failures(failures(CHECKS, subject(processor)), CHECKS, checks, message)

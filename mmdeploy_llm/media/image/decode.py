@@ -14,6 +14,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.isolation import Workers
 
 from .arrays import array_size, array_to_rgb
+from .drawing import Drawing
 from .files import (
     FORMATS,
     HEAD,
@@ -50,18 +51,26 @@ class ImageDecoder:
         self._locks = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 
     def decode(
-        self, source: Any, limits: MediaLimits, wanted: Wanted | None = None
+        self,
+        source: Any,
+        limits: MediaLimits,
+        wanted: Wanted | None = None,
+        fit: Wanted | None = None,
     ) -> DecodedImage:
-        """Decodes bytes, a PIL image, a numpy array or a torch tensor; changes none of them.
+        """Decodes bytes, a PIL image, a numpy array or a torch tensor, and draws a Drawing; changes
+        none of them.
 
         wanted: lower bound of the size for decoding a JPEG file at draft quality; None: decode
-        exactly. Raises MediaError for an unreadable image, MediaLimitError, before decoding, for
-        one over a limit, and UnsupportedMediaError for another form or format.
+        exactly. fit: (height, width) at which a Drawing is drawn for its own; None: its own.
+        Raises MediaError for an unreadable image, MediaLimitError, before decoding, for one over a
+        limit, and UnsupportedMediaError for another form or format.
         """
         if isinstance(source, (bytes, bytearray, memoryview)):
             if is_apart(source, limits):
                 return decode_apart(bytes(source), limits, wanted, self._workers)
             return decode_file(bytes(source), limits, wanted)
+        if isinstance(source, Drawing):
+            return _drawn(source, limits, fit)
         image = self._loaded(source, limits)
         return DecodedImage(image=image, digest=_pixel_digest(image))
 
@@ -69,12 +78,16 @@ class ImageDecoder:
         """Decodes as `decode`, but returns the image only and spares loaded images the digest."""
         if isinstance(source, (bytes, bytearray, memoryview)):
             return self.decode(source, limits).image
+        if isinstance(source, Drawing):
+            return _drawn(source, limits, None).image
         return self._loaded(source, limits)
 
     def digest(self, source: Any, limits: MediaLimits) -> str:
         """Returns the digest that `decode` would; bytes are hashed without decoding or checks."""
         if isinstance(source, (bytes, bytearray, memoryview)):
             return digest_of(b"encoded", source)
+        if isinstance(source, Drawing):
+            return _drawn_digest(source, source.size)
         return _pixel_digest(self._loaded(source, limits))
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
@@ -84,6 +97,8 @@ class ImageDecoder:
             if is_apart(source, limits):
                 return peek_apart(bytes(source), limits, self._workers)
             return peek_file(bytes(source), limits)
+        if isinstance(source, Drawing):
+            return ImageHeader(size=source.size)
         if not isinstance(source, Image.Image):
             size = array_size(source)
             check_pixels(size, limits)
@@ -147,3 +162,19 @@ def is_apart(source: bytes | bytearray | memoryview, limits: MediaLimits) -> boo
 
 def _pixel_digest(image: Image.Image) -> str:
     return digest_of(f"rgb {image.width} {image.height}".encode(), image.tobytes())
+
+
+def _drawn(source: Drawing, limits: MediaLimits, fit: Wanted | None) -> DecodedImage:
+    """Draws at the size that `fit` gives for its own, so that no pixel is made in vain."""
+    size = source.size if fit is None else fit(*source.size[::-1])[::-1]
+    check_pixels(size, limits)
+    image = Image.fromarray(source.draw(size, limits))
+    return DecodedImage(
+        image=image,
+        digest=_drawn_digest(source, size),
+        draft_of=None if size == source.size else source.size,
+    )
+
+
+def _drawn_digest(source: Drawing, size: tuple[int, int]) -> str:
+    return digest_of(b"drawing", f"{source.digest} {source.size} {size}".encode())

@@ -38,7 +38,7 @@ class Thumbnails:
             scale = min(1.0, GAP * self._size / max(height, width))
             return math.ceil(height * scale), math.ceil(width * scale)
 
-        return self._decoder.decode(source, limits, enough).image
+        return self._decoder.decode(source, limits, enough, enough).image
 
     def previews(self, item: Image.Image, options: Mapping[str, Any]) -> tuple[bytes]:
         """Returns one JPEG."""

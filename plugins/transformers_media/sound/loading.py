@@ -16,9 +16,14 @@ from mmdeploy_llm_plugins.transformers_media.processing import (
 from mmdeploy_llm.errors import CheckpointError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
 
+from .extractors import GraniteSpeechFeatureExtractor
+from .voxtral import VoxtralProcessor
+
 COMPONENTS = ("feature_extractor", "audio_processor")  # names of what processes sounds
 PROCESSOR_FILE = "processor_config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
+# Classes that need libraries, or leave something to them -> ours.
+OURS = {made.__name__: made for made in (GraniteSpeechFeatureExtractor, VoxtralProcessor)}
 
 
 def load_sound_processor(checkpoint: Checkpoint) -> Any:
@@ -28,12 +33,13 @@ def load_sound_processor(checkpoint: Checkpoint) -> Any:
     transformers cannot use.
     """
     base = processor_class(checkpoint, COMPONENTS, "sounds")
+    base = OURS.get(base.__name__, base)
     name = next(name for name in COMPONENTS if name in base.get_attributes())
     options = _fields(checkpoint)
     if options is None:
         raise UnsupportedMediaError("the checkpoint has no file that describes a feature extractor")
     try:
-        extractor = _extractor_class(checkpoint, options).from_dict(dict(options))
+        extractor = _extractor_class(options).from_dict(dict(options))
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
@@ -62,8 +68,10 @@ def _fields(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
     return own if own.get("feature_extractor_type") else None
 
 
-def _extractor_class(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
+def _extractor_class(options: Mapping[str, Any]) -> Any:
     name = str(options.get("feature_extractor_type"))
+    if name in OURS:
+        return OURS[name]
     found = getattr(transformers, name, None)
     if found is None or getattr(found, "is_dummy", False):
         raise UnsupportedMediaError(

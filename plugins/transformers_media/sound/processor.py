@@ -53,7 +53,7 @@ class AnyAudioProcessor(MediaProcessor):
         self.rate = int(self._extractor.sampling_rate)
         self.token = _placeholder_token(checkpoint.config, self._processor)
         self._marker = str(self._processor.audio_token)
-        self.markers = (self._marker,)
+        self.markers = tuple(getattr(self._processor, "markers", (self._marker,)))
         self._decoder = SoundDecoder()
         self._texts: dict[int, str] = {}  # number of samples -> prompt text
         settings = json.dumps(self._extractor.to_dict(), sort_keys=True, default=str)

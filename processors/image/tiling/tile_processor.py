@@ -4,6 +4,7 @@ squares of one size."""
 from __future__ import annotations
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
@@ -62,8 +63,19 @@ class TileProcessor(MediaProcessor):
         return self._decoder.max_seconds(limits)
 
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
-        """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image."""
-        return self._decoder.decode(source, limits)
+        """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image; a
+        Drawing is drawn with no more pixels than all tiles have."""
+        return self._decoder.decode(source, limits, fit=self._enough)
+
+    def _enough(self, height: int, width: int) -> tuple[int, int]:
+        """Returns (height, width) of an image with no more pixels than the largest one's tiles."""
+        scale = min(1.0, math.sqrt(self.most_pixels / (height * width)))
+        return max(1, round(height * scale)), max(1, round(width * scale))
+
+    @property
+    def most_pixels(self) -> float:
+        """Pixels of all tiles of the largest image; without a bound by default."""
+        return math.inf
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
         """Reads the size, which `count_tokens` needs, without decoding pixels."""
@@ -129,6 +141,11 @@ class SquareTileProcessor(TileProcessor, Generic[Options]):
     def tokens_of_tile(self) -> int:
         """Embeddings of one tile."""
         return int((self.options.side // self.options.pixels.factor) ** 2)
+
+    @property
+    def most_pixels(self) -> float:
+        """Pixels of all tiles of the largest image."""
+        return float(self.options.most_tiles * self.options.side**2)
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
         """Returns `pixels` float32 [num_patches, patch_dim] of all tiles and the grid of patches

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.plugin_checks.samples import pixels
+from mmdeploy_llm.media_checks.samples import pixels
 from mmdeploy_llm.tiny import write_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
