@@ -15,16 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import typer
-
 from mmdeploy_llm.errors import MediaError, PluginError
 from mmdeploy_llm.hooks import (
-    EngineInfo,
-    MediaLimits,
-    MediaRef,
     PluginManager,
-    RequestRecord,
-    StepStats,
 )
 from mmdeploy_llm.hooks.discovery import NAME_TAKEN, InstalledPlugin, discover
 from mmdeploy_llm.hooks.names import normalise
@@ -33,9 +26,10 @@ from mmdeploy_llm.hooks.selection import use_keys
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.hooks.validation import _claims as claims
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
-from mmdeploy_llm.outputs import RequestMetrics
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import load_file
+
+from .arguments import example_arguments
 
 MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0
@@ -312,7 +306,7 @@ def names_are_unique(subject: PluginSubject) -> str | None:
 def hooks_take_what_is_documented(subject: PluginSubject) -> None:
     """Observers, fetchers and CLI extensions accept the documented arguments and do not raise."""
     checked = False
-    for hook, arguments in _arguments().items():
+    for hook, arguments in example_arguments().items():
         if not subject.has_hook(hook):
             continue
         checked = True
@@ -363,50 +357,3 @@ def _names(specs: Sequence[Spec]) -> str:
 
 def _packages(failures: Sequence[PluginFailure]) -> str:
     return " and ".join(str(failure.distribution) for failure in failures)
-
-
-def _arguments() -> dict[str, dict[str, Any]]:
-    """Returns hook -> name of each argument -> an example."""
-    info = EngineInfo(
-        model="folder",
-        architecture="ExampleForCausalLM",
-        device="cpu",
-        dtype="float32",
-        num_blocks=8,
-        block_size=16,
-        max_num_seqs=4,
-        max_model_len=128,
-    )
-    stats = StepStats(
-        step_id=1,
-        num_scheduled_tokens=5,
-        num_scheduled_requests=1,
-        num_sampled_tokens=1,
-        num_encoded_media=0,
-        num_running=1,
-        num_waiting=0,
-        num_free_blocks=7,
-        num_preemptions=0,
-        plan_time=0.001,
-        run_time=0.01,
-        deliver_time=0.001,
-    )
-    record = RequestRecord(
-        request_id="1",
-        finish_reason="stop",
-        error_code=200,
-        num_prompt_tokens=5,
-        num_output_tokens=1,
-        num_cached_tokens=0,
-        num_media_tokens={},
-        metrics=RequestMetrics(arrival_time=0.0),
-    )
-    ref = MediaRef(kind="image", uri="conformance-check://nothing/here")
-    return {
-        "fetch_media": {"ref": ref, "limits": MediaLimits()},
-        "on_engine_start": {"info": info},
-        "on_step": {"stats": stats},
-        "on_request_finished": {"record": record},
-        "on_engine_stop": {"info": info},
-        "extend_cli": {"app": typer.Typer()},
-    }
