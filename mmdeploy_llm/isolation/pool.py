@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
+# "module:function" that a worker's Python can import, or a function of a module or a single file.
+Function = str | Callable[..., Iterable[Any]]
 
 
 class _ReportedError(Exception):
@@ -94,16 +96,18 @@ class Workers:
 
     def stream(
         self,
-        function: str,
+        function: Function,
         blob: bytes,
         args: Mapping[str, Any],
         *,
         timeout: float,
         max_memory: int,
     ) -> Iterator[Answer]:
-        """Runs the generator "module:function"(blob, **args) in a worker and yields its pairs.
+        """Runs the generator function(blob, **args) in a worker and yields its pairs.
 
-        args and the first of each pair are JSON values; the second is a uint8 array or None.
+        function: one at the top level of its module, or "module:function" that the worker's Python
+        can import. args and the first of each pair are JSON values; the second is a uint8 array or
+        None.
         timeout: total seconds of waiting for the worker. max_memory: bytes. Raises the RequestError
         that the function raised, MediaTimeoutError when time is up, MediaError when the process
         dies.
@@ -113,7 +117,7 @@ class Workers:
         try:
             yield from self._answers(
                 worker,
-                {"function": function, "args": dict(args), "max_memory": max_memory},
+                {**_named(function), "args": dict(args), "max_memory": max_memory},
                 blob,
                 timeout,
             )
@@ -125,7 +129,7 @@ class Workers:
             self._give_back(worker, is_sound)
 
     def decode(
-        self, function: str, blob: bytes, limits: MediaLimits, **args: Any
+        self, function: Function, blob: bytes, limits: MediaLimits, **args: Any
     ) -> Iterator[Answer]:
         """Calls `stream` with the timeout and memory limit of one item. The function also gets the
         item's other limits as `limits`, a dict for MediaLimits(**limits)."""
@@ -194,6 +198,20 @@ class Workers:
                 self._idle.append(worker)
                 return
         worker.kill()
+
+
+def _named(function: Function) -> dict[str, Any]:
+    """Returns the fields of a call that say where the worker finds the function. Raises ValueError
+    for one that it cannot find."""
+    if isinstance(function, str):
+        return {"function": function}
+    module, name = function.__module__, function.__qualname__
+    if "." in name:
+        raise ValueError(f"{name} is no function at the top level of a module; move it there")
+    return {
+        "function": f"{module}:{name}",
+        "file": getattr(sys.modules.get(module), "__file__", None),
+    }
 
 
 def _kill_all(workers: list[_Worker], owner: int) -> None:
