@@ -33,7 +33,7 @@ def provide_models():
         ModelSpec(
             name="internvl-of-one-file",
             architectures=("InternVLForConditionalGeneration",),
-            factory="internvl:build",
+            factory=f"{__name__}:build",
             media=("image",),
             deterministic=True,
             priority=1,  # the built-in plugin serves it at 0
@@ -48,7 +48,7 @@ def provide_media_processors():
         MediaProcessorSpec(
             name="internvl-of-one-file-image",
             kind="image",
-            factory="internvl:images",
+            factory=f"{__name__}:images",
             models=("internvl-of-one-file",),
         )
     ]

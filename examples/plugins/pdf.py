@@ -11,7 +11,7 @@ from mmdeploy_llm.media import Drawing, Workers
 def provide_media_processors():
     """Lists the splitter, for all models that take images."""
     kind = {"suffixes": (".pdf",), "columns": ("pdf",), "first_bytes": (b"%PDF-",)}
-    spec = {"name": "pages-of-one-file", "kind": "pdf", "factory": "pdf:Documents"}
+    spec = {"name": "pages-of-one-file", "kind": "pdf", "factory": f"{__name__}:Documents"}
     return [MediaProcessorSpec(**spec, **kind, yields="image")]
 
 

@@ -9,7 +9,7 @@ def provide_media_processors():
     """Lists the processor, for the model `acme`."""
     return [
         MediaProcessorSpec(
-            name="acme-image", kind="image", factory="picture:images", models=("acme",)
+            name="acme-image", kind="image", factory=f"{__name__}:images", models=("acme",)
         )
     ]
 

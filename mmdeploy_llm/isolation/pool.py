@@ -20,6 +20,7 @@ import numpy as np
 from mmdeploy_llm import errors
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError, RequestError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.plugin_files import file_of
 
 from .wire import PeerGoneError, receive, send
 
@@ -29,7 +30,7 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
-# "module:function" that a worker's Python can import, or a function of a module or a single file.
+# A function at the top level of a module or of a plugin's single file, or "module:function".
 Function = str | Callable[..., Iterable[Any]]
 
 
@@ -105,19 +106,22 @@ class Workers:
     ) -> Iterator[Answer]:
         """Runs the generator function(blob, **args) in a worker and yields its pairs.
 
-        function: one at the top level of its module, or "module:function" that the worker's Python
-        can import. args and the first of each pair are JSON values; the second is a uint8 array or
-        None.
+        function: at the top level of its module, which the worker's Python can import or which is a
+        plugin's single file; or its name, "module:function". args and the first of each pair are
+        JSON values; the second is a uint8 array or None.
         timeout: total seconds of waiting for the worker. max_memory: bytes. Raises the RequestError
         that the function raised, MediaTimeoutError when time is up, MediaError when the process
         dies.
         """
+        name = _name_of(function)
+        file = file_of(name.partition(":")[0])
+        call = {"function": name, "file": None if file is None else str(file)}
         worker = self._take()
         is_sound = False
         try:
             yield from self._answers(
                 worker,
-                {**_named(function), "args": dict(args), "max_memory": max_memory},
+                {**call, "args": dict(args), "max_memory": max_memory},
                 blob,
                 timeout,
             )
@@ -200,18 +204,16 @@ class Workers:
         worker.kill()
 
 
-def _named(function: Function) -> dict[str, Any]:
-    """Returns the fields of a call that say where the worker finds the function. Raises ValueError
-    for one that it cannot find."""
+def _name_of(function: Function) -> str:
+    """Returns "module:function". Raises ValueError for a function inside another or a class, which
+    a worker does not find."""
     if isinstance(function, str):
-        return {"function": function}
-    module, name = function.__module__, function.__qualname__
-    if "." in name:
-        raise ValueError(f"{name} is no function at the top level of a module; move it there")
-    return {
-        "function": f"{module}:{name}",
-        "file": getattr(sys.modules.get(module), "__file__", None),
-    }
+        return function
+    if "." in function.__qualname__:
+        raise ValueError(
+            f"{function.__qualname__} is no function at the top level of a module; move it there"
+        )
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 def _kill_all(workers: list[_Worker], owner: int) -> None:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import os
 import resource
 import socket
 import sys
 import threading
 import time
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.errors import MediaLimitError, RequestError
+from mmdeploy_llm.errors import MediaLimitError, PluginLoadError, RequestError
+from mmdeploy_llm.plugin_files import load_named
 
 from .wire import PeerGoneError, receive, send
 
@@ -46,7 +46,9 @@ def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
     try:
         _limit_memory(call["max_memory"])
         module, _, name = call["function"].partition(":")
-        function = getattr(_module(module, call.get("file")), name)
+        if call.get("file") is not None:  # of a plugin that is a single file
+            load_named(Path(call["file"]), module)
+        function = getattr(importlib.import_module(module), name)
         for fields, array in function(blob, **call["args"]):
             shape = list(array.shape) if array is not None else None
             send(peer, {"fields": fields, "shape": shape}, array if array is not None else b"")
@@ -55,6 +57,8 @@ def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
         raise
     except RequestError as error:
         send(peer, {"error": type(error).__name__, "message": str(error)})
+    except PluginLoadError as error:
+        send(peer, {"error": "MediaError", "message": str(error)})
     except MemoryError:
         limit = call["max_memory"] // 2**20
         message = f"decoding it needs more than the {limit} MiB that a worker may use; shrink it"
@@ -62,29 +66,6 @@ def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
     except Exception as error:  # codecs raise anything; their messages can hold paths and addresses
         message = f"it cannot be decoded ({type(error).__name__} while reading it)"
         send(peer, {"error": "MediaError", "message": message})
-
-
-def _module(name: str, file: str | None) -> ModuleType:
-    """Imports a module by its name; where that is none here, or another one than the parent's, from
-    its file."""
-    if file is None or _file_of(name) == file:
-        return importlib.import_module(name)
-    own = f"{name} of {file}"  # the name may be that of a module of somebody else
-    if own not in sys.modules:
-        spec = importlib.util.spec_from_file_location(own, file)
-        assert spec is not None, f"{file} is no file of Python"
-        assert spec.loader is not None, f"{file} cannot be loaded"
-        sys.modules[own] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[own])
-    return sys.modules[own]
-
-
-def _file_of(name: str) -> str | None:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):  # a parent that is not here; __main__
-        return None
-    return None if spec is None else spec.origin
 
 
 def _limit_memory(max_memory: int) -> None:

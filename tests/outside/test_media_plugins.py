@@ -1,20 +1,24 @@
 """InternVL and PDF documents as plugins of one file that an outsider could have written: they pass
 the kit and compute what transformers does."""
 
-import importlib
 import sys
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
+from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
-from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.media import decode_image
+from mmdeploy_llm.media_checks.samples.pictures import pixels
 from mmdeploy_llm.media_checks.subject import checkpoint_of
 from mmdeploy_llm.media_checks.truth import MediaTruth
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.plugin_files import load_file
 from mmdeploy_llm.testing import (
     MediaProcessorConformance,
     ModelConformance,
@@ -24,7 +28,9 @@ from mmdeploy_llm.testing import (
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
 sys.path.append(str(PLUGINS))
-internvl, pdf = (importlib.import_module(name) for name in ("internvl", "pdf"))
+internvl, pdf, square = (
+    load_file(PLUGINS / f"{name}.py") for name in ("internvl", "pdf", "picture")
+)
 MAX_LINES = {"internvl": 180, "pdf": 80, "picture": 40}
 TILES = {
     "text": (),
@@ -112,14 +118,6 @@ def in_blocks(pixels):
     return cells.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(len(pixels) * 16, -1)
 
 
-@pytest.fixture(scope="module")
-def manager():
-    manager = PluginManager.load()
-    for module, name in ((internvl, "one-file"), (pdf, "pdf-of-one-file")):
-        manager.register(module, name)
-    return manager
-
-
 def test_the_processors_do_the_same(references):
     """Tokens, texts and pixels are those of the built-in plugin, with a budget too."""
     from mmdeploy_llm_plugins.internvl.image import InternVLImageProcessor
@@ -138,13 +136,95 @@ def test_the_processors_do_the_same(references):
 
 
 def test_answers_are_those_of_the_built_in_plugin(references, picture):
-    folder = str(references.tiny("internvl"))
-    images = [picture(1, 300, 100), picture(2, 56, 56)]
+    folder, answers = str(references.tiny("internvl")), []
+    media = {"image": [picture(1, 300, 100), picture(2, 56, 56)]}
+    prompt = {"prompt": "A <IMG_CONTEXT> and <IMG_CONTEXT>:", "multimodal_data": media}
+    params = SamplingParams(temperature=0, max_tokens=6)
+    for files in ((), (str(PLUGINS / "internvl.py"),)):
+        with LLM(folder, quiet=True, limit_mm_per_prompt={"image": 2}, plugin_files=files) as llm:
+            (output,) = llm.generate(prompt, params, use_tqdm=False)
+        assert output.error_msg is None
+        answers.append((output.prompt_token_ids, output.outputs.token_ids))
+    assert answers[0] == answers[1]
+
+
+class TestPDFPlugin(PluginConformance):
+    plugin = "pdf"
+
+
+class TestPages:
+    """Pages are lazy, right and bounded."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def documents(cls):
+        made = pdf.Documents(Checkpoint(folder=Path("."), config=None), {})
+        yield made
+        made.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def blob(cls, load_file):
+        return load_file("processors/pdfs.py").simple_pdf(("one", "two", "three"))
+
+    def test_pages(self, documents, blob):
+        parts = documents.split(blob, {}, MediaLimits())
+        assert [part.label for part in parts] == ["page 1", "page 2", "page 3"]
+        assert len({part.source.digest for part in parts}) == 3
+        found = decode_image(parts[1].source)
+        assert found.size == (417, 208)  # 200 x 100 points at 150 dpi
+        assert found.image.getpixel((5, 200)) == (255, 0, 0)
+        assert found.image.getpixel((300, 5)) == (255, 255, 255)
+        assert parts[0].source.draw((20, 10), MediaLimits()).shape == (10, 20, 3)
+
+    @pytest.mark.parametrize(("pages", "count"), [("2", 1), (2, 1), ("2-3", 2), ("1-3", 3)])
+    def test_some_pages(self, documents, blob, pages, count):
+        parts = documents.split(blob, {"pages": pages}, MediaLimits())
+        assert len(parts) == count
+
+    @pytest.mark.parametrize("pages", ["0", "4", "3-2", "1-4", "x", "", "1-2-3", None, "²"])
+    def test_pages_that_are_not_there(self, documents, blob, pages):
+        with pytest.raises(MediaError, match="pages must be such as 2 or 2-5, of 3 pages"):
+            documents.split(blob, {"pages": pages}, MediaLimits())
+
+    def test_what_is_no_document(self, documents, blob):
+        with pytest.raises(MediaLimitError):
+            documents.split(blob, {}, MediaLimits(max_bytes=100))
+        with pytest.raises(UnsupportedMediaError, match="a pdf is a file, got int"):
+            documents.split(1, {}, MediaLimits())
+        with pytest.raises(MediaError, match="no option dpi; known: pages"):
+            documents.split(blob, {"dpi": 3}, MediaLimits())
+        for broken in (b"", b"%PDF-1.7", blob[:100]):
+            with pytest.raises(MediaError, match="cannot be decoded"):
+                documents.split(broken, {}, MediaLimits())
+        with pytest.raises(MediaLimitError, match="pixels, 1000 are allowed"):
+            parts = documents.split(blob, {}, MediaLimits())
+            decode_image(parts[0].source, MediaLimits(max_pixels=1000))
+
+
+def test_a_document_is_read_by_a_model(references, load_file, tmp_path):
+    (tmp_path / "a.pdf").write_bytes(load_file("processors/pdfs.py").simple_pdf(("one", "two")))
     prompt = {
-        "prompt": "A <IMG_CONTEXT> and <IMG_CONTEXT>:",
-        "multimodal_data": {"image": images},
+        "prompt": "Read <pdf>:",
+        "multimodal_data": {"pdf": [{"pdf": str(tmp_path / "a.pdf"), "pages": "1-2"}]},
     }
-    params, answers = SamplingParams(temperature=0, max_tokens=6), []
-    for own in ((), (internvl,)):
-        with LLM(folder, quiet=True, limit_mm_per_prompt={"image": 2}) as llm:
-            pass
+    options = {"limit_mm_per_prompt": {"image": 2}, "plugin_files": (str(PLUGINS / "pdf.py"),)}
+    with LLM(str(references.tiny("internvl")), quiet=True, **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+    assert output.error_msg is None
+    assert output.num_input_image_tokens == 24  # two tiles and a thumbnail for each page
+
+
+class TestPicturePlugin(PluginConformance):
+    plugin = "picture"
+
+
+class TestPicture(MediaProcessorConformance):
+    spec = square.provide_media_processors()[0]
+    other_options = ({"max_side": 70}, {"patch_size": 7})
+    item_options = MappingProxyType({"max_side": 60})
+
+    @classmethod
+    def checkpoint(cls, folder):
+        return Checkpoint(folder=folder, config=None, preprocessor={"patch_size": 16})
