@@ -8,10 +8,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
+from transformers.utils import logging
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
@@ -117,7 +121,7 @@ def small_model(architecture: str, fields: Mapping[str, Any]) -> Any:
 
 def _tried(model: Any, small: Mapping[str, Any], own: Mapping[str, Any]) -> DecoderFound:
     """Tries variants until the logits are equal; returns the nearest one."""
-    state = model.state_dict()
+    state = saved_state(model)
     renames = renames_of(state)
     known = {_renamed(key, renames): tuple(value.shape) for key, value in state.items()}
     seen = seen_options(known, model.config)
@@ -125,7 +129,9 @@ def _tried(model: Any, small: Mapping[str, Any], own: Mapping[str, Any]) -> Deco
     for is_interleaved, has_fused_heads, guess in variants(model.config, known):
         options = {**seen, **guess}
         decoder = _decoder(model.config, own, options, is_interleaved)
-        missing, difference = compare(model, decoder, renames, has_fused_heads)
+        missing, difference = compare(
+            model, state, decoder, renames, has_fused_heads=has_fused_heads
+        )
         found = DecoderFound(
             options=_written(options, standard_decoder(model.config, own=own)),
             is_interleaved=is_interleaved,
@@ -142,6 +148,20 @@ def _tried(model: Any, small: Mapping[str, Any], own: Mapping[str, Any]) -> Deco
         best = found if nearer else best
     assert best is not None
     return best
+
+
+def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
+    """Returns the weights as a checkpoint has them: transformers renames some when it saves."""
+    with TemporaryDirectory() as folder:
+        has_bar = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            model.save_pretrained(folder)
+        finally:
+            if has_bar:
+                logging.enable_progress_bar()
+        files = sorted(Path(folder).glob("*.safetensors"))
+        return {key: value for file in files for key, value in load_file(file).items()}
 
 
 def renames_of(state: Mapping[str, Any]) -> tuple[Rename, ...]:
@@ -228,11 +248,16 @@ def _doubtful(own: Mapping[str, Any]) -> Iterator[str]:
 
 @torch.inference_mode()
 def compare(
-    model: Any, decoder: DecoderConfig, renames: Sequence[Rename], has_fused_heads: bool
+    model: Any,
+    state: Mapping[str, torch.Tensor],
+    decoder: DecoderConfig,
+    renames: Sequence[Rename],
+    *,
+    has_fused_heads: bool,
 ) -> tuple[tuple[str, ...], float | None]:
     """Returns what the decoder lacks, (): nothing, and the largest difference of logits."""
     built = CausalLM(decoder)
-    missing = fill(built, model.state_dict(), renames, has_fused_heads)
+    missing = fill(built, state, renames, has_fused_heads=has_fused_heads)
     if missing:
         return missing, None
     expected = model(torch.tensor([TOKENS])).logits[0]
@@ -252,6 +277,7 @@ def fill(
     built: CausalLM,
     state: Mapping[str, torch.Tensor],
     renames: Sequence[Rename],
+    *,
     has_fused_heads: bool,
 ) -> tuple[str, ...]:
     """Copies a state of transformers into a model; returns the names that do not fit."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from .decoder_trial import DecoderFound
 from .survey import Survey
 
+MAX_LINE = 100
 FUSED = '''
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """Returns the targets of a key, of a matrix that holds query, key and value of each head in
@@ -46,7 +47,7 @@ def _only(names: Sequence[str]) -> str:
 
 def _code(found: DecoderFound) -> Mapping[str, str]:
     names = "".join(f'    (r"{pattern}", r"{new}"),\n' for pattern, new in found.renames)
-    constants = f"\n# Names of weights: theirs -> ours.\nRENAMES = (\n{names})\n\n" if names else ""
+    constants = f"# Names of weights: theirs -> ours.\nRENAMES = (\n{names})\n\n" if names else ""
     fields = (f"    {name}={_python(value)}," for name, value in found.fields.items())
     return {
         "imports": "\n".join(_imports(found)),
@@ -81,7 +82,11 @@ def _decoder(found: DecoderFound) -> Iterator[str]:
         return
     yield "    return replace("
     yield f"        {read},"
-    yield from (f"        {name}={value}," for name, value in found.options.items())
+    for name, value in found.options.items():
+        line = f"        {name}={value},"
+        if len(line) > MAX_LINE:
+            line = line.replace("(", f"(\n{' ' * 12}", 1).removesuffix("),") + f"\n{' ' * 8}),"
+        yield line
     yield "    )"
 
 
