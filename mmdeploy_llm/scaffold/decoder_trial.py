@@ -302,8 +302,9 @@ def fill(
     empty = sorted({*parameters} - filled)
     missing += [f"{name} has no weight in the checkpoint" for name in empty]
     for module in built.modules():
-        if hasattr(module, "init_buffers"):
-            module.init_buffers(torch.device("cpu"))
+        init_buffers: Any = getattr(module, "init_buffers", None)
+        if init_buffers is not None:
+            init_buffers(torch.device("cpu"))
     return tuple(_of_first_layers(missing))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,10 @@ def _parsers(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:
     """Returns the parsers all of whose markers are in the chat template."""
     template = _template(checkpoint)
     manager = PluginManager.load()
-    groups = {"reasoning": manager.reasoning_parsers, "tools": manager.tool_parsers}
+    groups: Mapping[str, Sequence[Any]] = {
+        "reasoning": manager.reasoning_parsers,
+        "tools": manager.tool_parsers,
+    }
     found = {
         kind: tuple(sorted(spec.name for spec in specs if _fits(manager, spec, template)))
         for kind, specs in groups.items()
