@@ -38,7 +38,7 @@ MAX_TEMPLATE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a checkpoint needs.
+    """Says what a checkpoint needs.
 
     decoder: of its text model; None where transformers has no class for it.
     parsers: "reasoning" and "tools" -> names whose markers the chat template has.
