@@ -83,7 +83,7 @@ class FilePreviews:
         except RequestError:
             return ()
 
-    def _of_model(self, item: MediaItem) -> Sequence[bytes]:
+    def _of_model(self, item: MediaItem) -> tuple[bytes, ...]:
         """Returns previews of what the model gets of an item: of its first parts where it is split,
         such as the pages of a document."""
         loader = self._for_model()
@@ -91,7 +91,7 @@ class FilePreviews:
         for part in loader.split([item])[0][:MAX_PARTS]:
             maker = self._makers.get(part.kind)
             found += loader.previews(part) if maker is None else loader.previews(part, maker)
-        return found
+        return tuple(found)
 
     def _for_any(self) -> HasPreviews:
         with self._lock:
