@@ -36,6 +36,7 @@ from mmdeploy_llm.outputs import RequestMetrics
 
 MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0
+IMPORTTIME = "import time:"
 HEAVY = ("torch", "transformers")
 
 # Runs in a fresh process. argv[1]: sys.path, name of the module, provide_ hooks; argv[2]: HEAVY.
@@ -43,16 +44,26 @@ PROBE = """
 import json, sys, time
 path, name, hooks = json.loads(sys.argv[1])
 sys.path[:] = path
-import importlib, mmdeploy_llm.hooks
-before = set(sys.modules)
+import mmdeploy_llm.hooks
+importers = {}
+class Finder:
+    def find_spec(self, module, *_):
+        frame = sys._getframe(1)
+        while "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        importers.setdefault(module, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+sys.meta_path.insert(0, Finder())
+print("BEGIN", file=sys.stderr, flush=True)
 start = time.perf_counter()
-module = importlib.import_module(name)
+__import__(name)  # of which Python tells the time of each module
+module = sys.modules[name]
 seconds = time.perf_counter() - start
 print("IMPORTED", flush=True)
 for hook in hooks:
     list(getattr(module, hook, list)())
 heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
-print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy}))
+by = {name: importers.get(name, "") for name in heavy}
+print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy, "by": by}))
 """
 
 
@@ -142,7 +153,7 @@ class PluginSubject:
 
     def _probed(self) -> Mapping[str, Any]:
         arguments = json.dumps([sys.path, self.module_name, list(PROVIDED)]), json.dumps(HEAVY)
-        command = [sys.executable, "-c", PROBE, *arguments]
+        command = [sys.executable, "-X", "importtime", "-c", PROBE, *arguments]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -151,7 +162,9 @@ class PluginSubject:
                 "work at import, move it into the factory"
             ) from None
         _, mark, answer = done.stdout.rpartition("PROBE")
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        told = done.stderr.partition("BEGIN")[2] or done.stderr
+        lines = [line for line in told.splitlines() if not line.startswith(IMPORTTIME)]
+        last = ([line for line in lines if line.strip()] or [f"exit status {done.returncode}"])[-1]
         is_imported = "IMPORTED" in done.stdout
         doing = "calling the provide_ hooks of" if is_imported else "importing"
         demand(
@@ -159,8 +172,18 @@ class PluginSubject:
             f"{doing} {self.module_name!r} in a fresh process failed: {last}; a plugin must be "
             "importable on its own and list what it provides",
         )
-        found: Mapping[str, Any] = json.loads(answer)
-        return found
+        return {**json.loads(answer), "slowest": _slowest(done.stderr)}
+
+
+def _slowest(told: str) -> str:
+    """Returns the module that took longest by itself after BEGIN, from what Python tells."""
+    timed = []
+    for line in told.partition("BEGIN")[2].splitlines():
+        own, _, rest = line.removeprefix(IMPORTTIME).partition("|")
+        if line.startswith(IMPORTTIME) and own.strip().isdigit():
+            timed.append((int(own), rest.rpartition("|")[2].strip()))
+    micros, name = max(timed, default=(0, "nothing"))
+    return f"{name} ({micros / 1e6:.1f} s)"
 
 
 def installed(name: str) -> InstalledPlugin | None:
@@ -177,10 +200,11 @@ def imports_in_a_fresh_process(subject: PluginSubject) -> None:
 
 def lists_without_torch(subject: PluginSubject) -> None:
     """Importing the module and listing what it provides imports neither torch nor transformers."""
-    heavy = subject.probe["heavy"]
+    heavy = subject.probe["by"]
+    shown = ", ".join(f"{name} (at {where})" for name, where in heavy.items())
     demand(
         not heavy,
-        f"importing {subject.module_name!r} and listing imports {', '.join(heavy)}; move the code "
+        f"importing {subject.module_name!r} and listing imports {shown}; move the code "
         'that needs it into another module, and name that in the spec\'s factory "module:Class"',
     )
 
@@ -190,7 +214,8 @@ def imports_quickly(subject: PluginSubject) -> None:
     seconds, allowed = subject.probe["seconds"], subject.max_import_seconds
     demand(
         seconds <= allowed,
-        f"importing {subject.module_name!r} took {seconds:.1f} s, {allowed:g} s are allowed; do "
+        f"importing {subject.module_name!r} took {seconds:.1f} s, {allowed:g} s are allowed, most "
+        f"of it for {subject.probe['slowest']}; do "
         "nothing at import (no file, no network, no model), move the work into the factory",
     )
 
@@ -275,7 +300,7 @@ def names_are_unique(subject: PluginSubject) -> str | None:
 def hooks_take_what_is_documented(subject: PluginSubject) -> None:
     """Observers, fetchers and CLI extensions accept the documented arguments and do not raise."""
     checked = False
-    for hook, arguments in _arguments().items():
+    for hook, arguments in example_arguments().items():
         if not subject.has_hook(hook):
             continue
         checked = True
@@ -328,7 +353,7 @@ def _packages(failures: Sequence[PluginFailure]) -> str:
     return " and ".join(str(failure.distribution) for failure in failures)
 
 
-def _arguments() -> dict[str, dict[str, Any]]:
+def example_arguments() -> dict[str, dict[str, Any]]:
     """Returns hook -> name of each argument -> an example."""
     info = EngineInfo(
         model="folder",

@@ -42,12 +42,12 @@ BROKEN = [
     (
         GOOD.replace("    return", "    import torch\n    return"),
         {"lists_without_torch"},
-        "listing imports torch; move the code that needs it into another module",
+        "listing imports torch .at .*:8.; move the code that needs it into another module",
     ),
     (
         f"import time; time.sleep(0.4)\n{GOOD}",
         {"imports_quickly"},
-        r"took 0.\d s, 0.3 s are allowed; do nothing at import",
+        r"took 0.\d s, 0.3 s are allowed, most of it for kit_module_.* .0.4 s.; do nothing",
     ),
     (
         GOOD.replace("provide_reasoning_parsers", "provide_parsers"),
@@ -198,7 +198,7 @@ def test_a_module_that_no_other_process_has(failures):
 
 def test_every_hook_is_checked():
     """A new hook needs an example of its arguments."""
-    assert set(plugins._arguments()) | set(PROVIDED) == set(PluginRegistry().hooks)
+    assert set(plugins.example_arguments()) | set(PROVIDED) == set(PluginRegistry().hooks)
 
 
 def test_check_plugin_names_the_installed_ones():
