@@ -23,13 +23,16 @@ import importlib, json, sys
 path, names, hooks = json.loads(sys.argv[1])
 sys.path[:] = path
 from mmdeploy_llm.plugin_checks.left_over import Left, replaced_by
+from pathlib import Path
 import mmdeploy_llm.hooks
 from mmdeploy_llm.hooks.factories import imported
+from mmdeploy_llm.plugin_files import load_file
 found, specs = {}, {}
 for name in names:
     left = Left()
     try:
-        module = importlib.import_module(name)
+        is_file = name.endswith(".py")
+        module = load_file(Path(name)) if is_file else importlib.import_module(name)
         specs[name] = [spec for hook in hooks for spec in getattr(module, hook, list)()]
     except Exception:  # other checks say so
         continue
@@ -49,8 +52,8 @@ print("PROBE" + json.dumps(found))
 
 
 def changes_of(modules: Sequence[str]) -> Mapping[str, tuple[str | None, str | None]]:
-    """Returns module -> what has changed in the two phases, None where nothing has. Modules that
-    cannot be imported are left out."""
+    """Returns module -> what has changed in the two phases, None where nothing has. A module may be
+    the path of a single file. Those that cannot be imported are left out."""
     arguments = json.dumps([sys.path, list(modules), list(PROVIDED)])
     command = [sys.executable, "-c", PROBE, arguments]
     try:
@@ -71,7 +74,8 @@ def imports_change_nothing(subject: PluginSubject) -> None:
     changes no setting of the process, and starts nothing."""
     if subject.module is not None and getattr(subject.module, "__spec__", None) is None:
         raise CheckSkipped(f"{subject.module_name} is not a file that another process can import")
-    changes = changes_of((subject.module_name,)).get(subject.module_name, (None, None))
+    name = subject.module_name if subject.file is None else str(subject.file)
+    changes = changes_of((name,)).get(name, (None, None))
     for when, change in zip(WHEN, changes, strict=True):
         demand(change is None, f"{subject.module_name!r} changes the process {when}: {change}")
 

@@ -12,9 +12,10 @@ from typing import Any, get_args, get_type_hints
 from mmdeploy_llm.hooks import RequestRecord
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand
 
+from .arguments import example_arguments
 from .bounded import bounded
 from .left_over import Left
-from .plugins import PluginSubject, example_arguments
+from .plugins import PluginSubject
 
 MAX_SECONDS: Mapping[str, float] = {  # of a call, on average, and of any call
     "on_step": 500e-6,
