@@ -120,7 +120,8 @@ def no_other_kind_has_the_token(subject: ProcessorSubject) -> None:
         except (MMDeployLLMError, *FAULTS):
             continue  # it does not serve this checkpoint
         try:
-            shared = {mine.token, *mine.markers} & {its.token, *its.markers}
+            theirs = {getattr(its, "token", None), *its.markers}  # a splitter has no token
+            shared = ({mine.token, *mine.markers} & theirs) - {None}
         finally:
             its.close()
         demand(
