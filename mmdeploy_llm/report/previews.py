@@ -1,18 +1,18 @@
-"""Makes small pictures of a record's media: one of an image, the sampled frames of a video."""
+"""Makes small previews of a record's media: a picture of an image, the sampled frames of a video,
+a clip of a sound."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.errors import ABORTED, RequestError
-from mmdeploy_llm.intake.prompts import MEDIA_KEYS
-from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
+from mmdeploy_llm.messages import MediaItem, MediaRef
 from mmdeploy_llm.records.identity import digest_of, file_state
-from mmdeploy_llm.records.item import Item, Media
+from mmdeploy_llm.records.item import Item, Media, kind_of_path
+from mmdeploy_llm.records.media import media_in
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.base import Readable
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.hooks import MediaLimits
     from mmdeploy_llm.media_loading.protocols import CanPreview
 
-# Returns the JPEGs of one media item, none without a preview.
+# Returns the JPEGs or MP3s of one media item, none without a preview.
 MakePreviews = Callable[[Media], Sequence[bytes]]
 
 
@@ -39,16 +39,19 @@ class FilePreviews:
     """Makes previews of media files. Files are read and decoded as those of prompts are: by the
     same plugins, within the same limits and deadlines. Thread-safe.
 
-    open_reader: returns what reads images; called once, for the first of them.
-    open_media: returns what knows the frames of a video that the model gets; the same for videos.
+    open_reader: returns what reads images and sounds; called once, for the first of them.
+    open_media: returns what knows what the model gets of other kinds, such as the frames of a
+        video; called once too.
     """
 
     def __init__(
         self, open_reader: Callable[[], HasPreviews], open_media: Callable[[], HasPreviews]
     ) -> None:
         from mmdeploy_llm.media.image.thumbnail import Thumbnails
+        from mmdeploy_llm.media.sound.clip import Clips
 
-        self._thumbnails = Thumbnails()
+        makers: tuple[Any, ...] = (Thumbnails(), Clips())
+        self._makers = {maker.kind: maker for maker in makers}
         self._open_reader, self._open_media = open_reader, open_media
         self._lock = threading.Lock()
         self._reader: HasPreviews | None = None
@@ -57,7 +60,7 @@ class FilePreviews:
     @property
     def rules(self) -> str:
         """The limits as text: pictures made under other limits must not be used again."""
-        return repr(self._for_images().limits)
+        return repr(self._for_any().limits)
 
     def __call__(self, media: Media) -> Sequence[bytes]:
         """Returns JPEGs; none of a file that the model would not get or that no longer exists."""
@@ -70,19 +73,19 @@ class FilePreviews:
         it."""
         item = MediaItem(kind=media.kind, source=source, options={})
         try:
-            if media.kind == self._thumbnails.kind:
-                return self._for_images().previews(item, self._thumbnails)
-            return self._for_videos().previews(item)
+            if media.kind in self._makers:
+                return self._for_any().previews(item, self._makers[media.kind])
+            return self._for_model().previews(item)
         except RequestError:
             return ()
 
-    def _for_images(self) -> HasPreviews:
+    def _for_any(self) -> HasPreviews:
         with self._lock:
             if self._reader is None:
                 self._reader = self._open_reader()
             return self._reader
 
-    def _for_videos(self) -> HasPreviews:
+    def _for_model(self) -> HasPreviews:
         with self._lock:
             if self._media is None:
                 self._media = self._open_media()
@@ -92,29 +95,10 @@ class FilePreviews:
 def bytes_of(item: Item) -> list[bytes | None]:
     """Returns the bytes of an item's media that its prompt holds, None for others, in the order of
     `item.media`."""
-    found: list[bytes | None] = []
-    for message in item.prompt.get("messages") or ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, (list, tuple)) else ():
-            field = part.get("type") if isinstance(part, Mapping) else None
-            if str(field).removesuffix("_url") in MEDIA_KINDS:
-                found += _leaves(part.get(field))
-    for name in MEDIA_KEYS:
-        data = item.prompt.get(name)
-        for kind, value in data.items() if isinstance(data, Mapping) else ():
-            found += _leaves(value) if kind in MEDIA_KINDS else ()
+    found: list[bytes | None] = [
+        bytes(value) if isinstance(value, (bytes, bytearray)) else None for value in media_in(item)
+    ]
     return found if len(found) == len(item.media) else [None] * len(item.media)
-
-
-def _leaves(value: Any) -> Iterator[bytes | None]:
-    if isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _leaves(inner)
-    elif isinstance(value, Mapping):
-        inner = next((value[name] for name in (*MEDIA_KINDS, "url") if name in value), None)
-        yield from _leaves(inner)
-    else:
-        yield bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
 
 def media_of(record: Record, roots: Collection[str] = ()) -> tuple[Media, ...]:
@@ -125,12 +109,11 @@ def media_of(record: Record, roots: Collection[str] = ()) -> tuple[Media, ...]:
     """
     if record.path is None or record.media:
         return record.media
-    kind = "video" if is_video_name(record.path) else "image"
     here, own = os.path.abspath(record.path), str(record.id)
     places = (here, *(os.path.join(root, own) for root in roots))
     same = (place for place in places if digest_of(file_state(place)) == record.item_digest)
     name = next(same, here) if roots and record.item_digest else here
-    return (Media(kind=kind, name=name),)
+    return (Media(kind=kind_of_path(record.path), name=name),)
 
 
 def roots_of(*outputs: Readable) -> tuple[str, ...]:
