@@ -219,7 +219,7 @@ def _demand_refused(subject: FetcherSubject, uri: str, limits: MediaLimits, what
 
 
 def files_outside_the_root_are_refused(subject: FetcherSubject) -> None:
-    """With `allowed_root`, files outside are refused, by links and `..` too; those inside are
+    """Files outside `allowed_root` are refused, by links and `..` too; those inside are
     read."""
     with subject.files() as (folder, name):
         root, other = folder / "root", folder / "root-other"
