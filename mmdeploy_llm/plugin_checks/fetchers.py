@@ -147,7 +147,7 @@ def passes_what_is_not_its_own(subject: FetcherSubject) -> None:
 
 
 def returns_the_bytes(subject: FetcherSubject) -> None:
-    """What it serves comes back byte for byte, from eight threads at once too."""
+    """Items come back byte for byte, from eight threads at once too."""
     with _all(subject) as (served, limits):
         if not served:
             raise CheckSkipped("it is not known what it serves; add URIs with bytes to `serves`")
