@@ -73,6 +73,8 @@ class PDFSplitter(MediaSplitter):
     Thread-safe."""
 
     kind = "pdf"
+    part_name = "page"
+    range_option = "pages"
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._workers = Workers()
@@ -170,7 +172,11 @@ class Pages(Sequence[SplitPart]):
         if not (width > 0 and height > 0):
             raise MediaError(f"page {index + 1} cannot be read; its object is damaged")
         source = PageDrawing(self._document, index, self._options.size(width, height))
-        return SplitPart(source=source, label=f"page {index + 1}")
+        return SplitPart(source=source, label=self.label(place))
+
+    def label(self, place: int) -> str:
+        """Returns the name of a page."""
+        return f"page {self._indexes[place] + 1}"
 
     def text(self, place: int) -> str:
         """Returns the text layer of a page, "" for a page that is a picture. Raises MediaError."""
