@@ -271,3 +271,18 @@ def pictures(tmp_path, png):
     (folder / "bad.jpg").write_bytes(b"\xff\xd8\xff not a picture")
     (folder / "notes.txt").write_text("no picture")
     return folder
+
+
+@pytest.fixture(scope="session")
+def kinds_of():
+    """Returns a function that makes a table of kinds from specs, given as dicts."""
+    from mmdeploy_llm.hooks import MediaProcessorSpec
+    from mmdeploy_llm.hooks.kinds import table_of
+    from mmdeploy_llm.hooks.records import PluginOrigin, Provided
+
+    def make(*specs):
+        origin = PluginOrigin(name="acme", module="acme", distribution="acme")
+        values = ({"name": "its", "factory": "a:b", **spec} for spec in specs)
+        return table_of(Provided(spec=MediaProcessorSpec(**own), origin=origin) for own in values)
+
+    return make

@@ -3,9 +3,9 @@ reasoning and a parser of tool calls."""
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
-from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import (
     LogitsProcessor,
     LogitsProcessorSpec,
@@ -44,15 +44,10 @@ def fetch_media(ref, limits):
     """Reads shelf://NAME; all other addresses are left to other plugins."""
     if ref.scheme != "shelf":
         return None
-    from mmdeploy_llm.media import open_beneath  # no link leads out of the folder
+    from mmdeploy_llm.media import read_beneath  # no path and no link leads out of the folder
 
-    try:
-        with open(open_beneath(SHELF, Path(ref.uri.partition("://")[2])), "rb") as file:
-            blob = file.read(limits.max_bytes + 1)
-    except (OSError, ValueError) as error:
-        raise MediaError(f"{ref.uri} is not on the shelf: {error}") from error
-    limits.check_bytes(len(blob), ref.uri, is_all=len(blob) <= limits.max_bytes)
-    return blob
+    path = SHELF / ref.uri.partition("://")[2]
+    return read_beneath(path, replace(limits, allowed_root=SHELF), name=ref.uri)
 
 
 class Tally:

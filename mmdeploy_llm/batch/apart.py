@@ -13,12 +13,15 @@ from mmdeploy_llm.datasets.files import is_pattern, suffix_of, suffixes_in
 from mmdeploy_llm.datasets.formats import SUFFIXES
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.sinks.base import Sink
 
 _BRACES = re.compile(r"\{[^{}]*\}")
 
 
-def check_apart(given: str, sink: Sink, log: str | os.PathLike[str] | None = None) -> None:
+def check_apart(
+    given: str, sink: Sink, kinds: KindTable, log: str | os.PathLike[str] | None = None
+) -> None:
     """Raises ConfigError when the output, or the log of events, is the input, lies in it so that a
     resumed run would read it, or has the input among its files. given: a path, a pattern or a
     URL."""
@@ -26,7 +29,7 @@ def check_apart(given: str, sink: Sink, log: str | os.PathLike[str] | None = Non
         if is_url(given) or is_url(str(own)):
             _check_urls(given, str(own))
         elif os.path.lexists(given):
-            _check_paths(given, Path(own))
+            _check_paths(given, Path(own), kinds)
         elif is_pattern(given) and _matches(given, str(own)):
             raise ConfigError(
                 f"{str(own)!r} fits the pattern of the input, {given!r}: a run that is resumed "
@@ -54,7 +57,7 @@ def _check_urls(given: str, own: str) -> None:
         raise ConfigError(f"{own!r} is the input or has it; write the output elsewhere")
 
 
-def _check_paths(given: str, own: Path) -> None:
+def _check_paths(given: str, own: Path, kinds: KindTable) -> None:
     if _is_same(given, own):
         raise ConfigError(f"{str(own)!r} is the input; write the output elsewhere")
     if any(_is_same(folder, own) for folder in _folders(given)):
@@ -62,7 +65,7 @@ def _check_paths(given: str, own: Path) -> None:
             f"{str(own)!r} is the folder of the input {given!r}, and its files would be replaced; "
             "write the output elsewhere"
         )
-    is_corpus = os.path.isdir(given) and suffixes_in(given, SUFFIXES) is not None
+    is_corpus = os.path.isdir(given) and suffixes_in(given, SUFFIXES, kinds) is not None
     is_read = is_corpus and suffix_of(str(own), SUFFIXES) is not None
     if is_read and any(_is_same(folder, given) for folder in _folders(own)):
         raise ConfigError(

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 def sidecars_of(job: BatchJob) -> RunSidecars:
     """Returns the sidecars of a job's run."""
-    return RunSidecars(job.settings.sidecars, _spots_of(job), job.sink)
+    options = job.settings.sidecars
+    if options is None:
+        return RunSidecars(None, _spots_of(job), job.sink)
+    return RunSidecars(options, _spots_of(job), job.sink, job.settings.finding.wanted().table)
 
 
 def check_beside(settings: BatchSettings, sink: Sink, *, is_corpus: bool) -> None:

@@ -1,4 +1,4 @@
-"""FileSource: the items of a list of images and videos, one for each file."""
+"""FileSource: the items of a list of media, one for each file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mmdeploy_llm.datasets.names import is_url, is_video_name
+from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.datasets.rows import BadItem, Lines
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.finding.files import Found, FoundFile
@@ -16,13 +16,13 @@ from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about
 from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.records.item import Item, Media, Question
+from mmdeploy_llm.records.item import Item, Media, Question, kind_of_path
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX
 from mmdeploy_llm.sidecars.places import IN_QUESTION, Places, Spot, read_sidecar
 
 from .corpus.columns import check_no_columns
-from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION
+from .corpus.questions import description_of
 from .items import with_system
 from .order import mixed, sizes_of
 
@@ -61,8 +61,8 @@ class FileSource:
         self.total: int | None = len(self._files)
         own = [self._sizes[file.path] for file in self._files.values()]
         self.mean_size: float | None = sum(own) / max(1, len(own))
-        is_any_video = any(file.kind == "video" for file in self._files.values())
-        self.unit = "file" if is_any_video else "image"
+        kinds = {file.kind for file in self._files.values()}
+        self.unit = "image" if kinds <= {"image"} else "file"
 
     def use_root(self, root: str | None, known: Mapping[str, str] | None = None) -> None:
         """Counts the ids from another root, before the items are read. known: ids of an earlier
@@ -92,6 +92,10 @@ class FileSource:
         """Returns the bytes of every file by its line."""
         return {self.ids[own]: self._sizes[file.path] for own, file in self._files.items()}
 
+    def kinds(self) -> Mapping[int, str]:
+        """Returns the kind of every file by its line."""
+        return {self.ids[own]: file.kind for own, file in self._files.items()}
+
     def _item(self, own: str) -> Item | BadItem:
         file = self._files[own]
         try:
@@ -101,7 +105,7 @@ class FileSource:
 
     def _good(self, own: str, file: FoundFile) -> Item:
         path = file.path
-        is_named = is_video_name(path) == (file.kind == "video")
+        is_named = kind_of_path(path) == file.kind
         questions = self._questions(file)
         return Item(
             line=self.ids[own],
@@ -153,13 +157,13 @@ class FileSource:
     def _questions(self, file: FoundFile) -> tuple[Question, ...]:
         """Builds the prompts, with an absolute path where the name would be read as a URL."""
         kind, path = file.kind, file.path
-        plain = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
+        plain = self._question or description_of(kind)
         media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
         messages = with_system([{"role": "user", "content": [media]}], self._system)
         prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
         asked = self._asks.questions or {"": plain}
         if any(map(IN_QUESTION.search, asked.values())):
-            with Places() as places:
+            with Places(self._found.kinds) as places:
                 known = read_sidecar(_spot(file), self._sidecar, places)
             asked = {name: IN_QUESTION.sub(lambda _: known, text) for name, text in asked.items()}
         return questions_about(prompt, asked)

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
@@ -29,6 +30,7 @@ KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params", "ask")
 TEMPLATE_MARK = re.compile(r"\{[{%]")
 SYSTEM_ROLES = ("system", "developer")
 DRAWS = ("temperature", "top_p", "top_k", "min_p", "n")  # they choose how tokens are drawn
+DATA_URL = "(data: URL)"  # in place of the name of media that are inside a line
 MAX_QUESTION = 200  # characters of the question that a record repeats
 
 
@@ -39,6 +41,7 @@ class ItemReader:
     defaults: sampling parameters that a line does not set itself.
     template_kwargs: chat_template_kwargs that a line does not set itself.
     system: the system message of messages that have none.
+    kinds: of media, whose paths are resolved.
     """
 
     def __init__(
@@ -47,8 +50,9 @@ class ItemReader:
         defaults: SamplingParams,
         template_kwargs: Mapping[str, Any] | None = None,
         system: str | None = None,
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
-        self._folder = folder
+        self._folder, self._kinds = folder, kinds
         self._defaults = defaults
         self._template_kwargs = dict(template_kwargs or {})
         self._system = system
@@ -73,7 +77,7 @@ class ItemReader:
             fields = _as_fields(values)
             item_id = _id_of(fields, line)
             _check_keys(fields)
-            media = _Media(self._folder if folder is None else folder)
+            media = _Media(self._folder if folder is None else folder, self._kinds)
             prompt = self._prompt(fields, media)
             asked = fields.get("ask")
             questions = () if asked is None else questions_about(prompt, read_asks(asked))
@@ -178,15 +182,16 @@ def _check_keys(fields: Mapping[str, Any]) -> None:
 class _Media:
     """Resolves the media of a line; collects them in `found`, and the paths of files in `files`."""
 
-    def __init__(self, folder: str | None) -> None:
+    def __init__(self, folder: str | None, kinds: KindTable) -> None:
         self._folder = folder if folder is None or is_url(folder) else os.path.abspath(folder)
+        self._kinds = kinds
         self.found: list[Media] = []
         self.files: list[str] = []
 
     def of_kinds(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Resolves {"image": ..., "video": ...}; other kinds are left for the intake to check."""
+        """Resolves {"image": ..., "video": ...}; unknown kinds are left for the intake to check."""
         return {
-            kind: self._resolved(kind, value) if kind in MEDIA_KINDS else self._named(value)
+            kind: self._resolved(kind, value) if kind in self._kinds.kinds else value
             for kind, value in data.items()
         }
 
@@ -204,26 +209,26 @@ class _Media:
 
     def _part(self, part: Any) -> Any:
         field = part.get("type") if isinstance(part, Mapping) else None
-        kind = str(field).removesuffix("_url")
-        if not isinstance(field, str) or field == "text" or field not in part:
+        kind = self._kinds.of_part(field) if isinstance(field, str) else None
+        if kind is None or field not in part:
             return part
-        is_known = kind in MEDIA_KINDS
-        value = self._resolved(kind, part[field]) if is_known else self._named(part[field])
-        return {**part, field: value}
-
-    def _named(self, value: Any) -> Any:
-        """Resolves media of a kind that a plugin defines: only a path or a flat list of paths,
-        since only the plugin knows what nested values mean."""
-        if isinstance(value, list):
-            return [self._path(item) for item in value]
-        return self._path(value)
+        return {**part, field: self._resolved(kind, part[field])}
 
     def _resolved(self, kind: str, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._resolved(kind, item) for item in value]
+        if isinstance(value, (list, tuple)) and not _is_numbers(value):
+            # Only a plugin knows what nested values of its kind mean.
+            is_flat = kind not in MEDIA_KINDS
+            return [
+                item if is_flat and isinstance(item, (list, tuple)) else self._resolved(kind, item)
+                for item in value
+            ]
         if isinstance(value, Mapping):  # the media with its options, {"url": ..., "detail": ...}
             inner = next((name for name in (kind, "url") if name in value), None)
-            return value if inner is None else {**value, inner: self._resolved(kind, value[inner])}
+            if inner is not None:
+                return {**value, inner: self._resolved(kind, value[inner])}
+            if isinstance(value.get("data"), str):  # a part "input_audio"
+                self.found.append(Media(kind=kind, name=DATA_URL))
+            return value
         if isinstance(value, (str, os.PathLike)):
             value = self._path(os.fspath(value))
         self.found.append(Media(kind=kind, name=_media_name(value)))
@@ -247,11 +252,18 @@ def _named(found: Sequence[Media], names: Sequence[str | None]) -> tuple[Media, 
     return tuple(own if name is None else replace(own, name=name) for own, name in pairs)
 
 
+def _is_numbers(values: Sequence[Any]) -> bool:
+    """Returns whether a list is one item by itself, such as the samples of a sound."""
+    while isinstance(values, (list, tuple)) and values:
+        values = values[0]
+    return isinstance(values, (int, float))
+
+
 def _media_name(value: Any) -> str:
     if not isinstance(value, str):
         return f"({_name(value)})"
     if value[:5].lower() == "data:":
-        return "(data: URL)"
+        return DATA_URL
     return value if is_url(value) else os.path.abspath(value)
 
 

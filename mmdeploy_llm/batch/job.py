@@ -176,7 +176,8 @@ def plan_batch(
     """
     sink = _opened_sink(output, settings)
     if isinstance(given, (str, os.PathLike)):
-        check_apart(os.fspath(given), sink, settings.telling.log_json)
+        kinds = settings.finding.wanted().table
+        check_apart(os.fspath(given), sink, kinds, settings.telling.log_json)
     sink.check(settings.mode)
     planned = _planned(source_of(given, settings), sink, settings)
     return replace(planned, folder=folder_of(given))

@@ -1,4 +1,4 @@
-"""Sources of a batch's items: rows of a corpus, dicts of an iterable, image and video files (in
+"""Sources of a batch's items: rows of a corpus, dicts of an iterable, files of media (in
 file_source.py).
 
 All are read lazily; a source backed by files can be iterated again.
@@ -19,6 +19,8 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.skipped import Skipped
+from mmdeploy_llm.finding.wanted import Wanted
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.ids import Selection
@@ -56,6 +58,9 @@ class Source(Protocol):
     def sizes(self) -> Mapping[int, int]:
         """Returns the bytes of the file of every item by its line; none where they are not
         known."""
+
+    def kinds(self) -> Mapping[int, str]:
+        """Returns the kind of the file of every item by its line; none where `sizes` has none."""
 
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's item in the input; None when not selected."""
@@ -106,6 +111,10 @@ class LineSource:
         """Returns none: the bytes of media in rows are not known before they are read."""
         return {}
 
+    def kinds(self) -> Mapping[int, str]:
+        """Returns none, as `sizes` does."""
+        return {}
+
     def counted(self) -> int | None:
         """Counts the selected rows that the input has now."""
         num_rows = self._rows.num_rows
@@ -144,23 +153,23 @@ def open_source(
     is_recursive: bool = True,
     sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
-    """Opens a corpus (see datasets/formats.py), a folder of images and videos, with its subfolders
-    if `is_recursive`, a glob of them, or an iterable of dicts. Raises ConfigError for an input that
+    """Opens a corpus (see datasets/formats.py), a folder of media, with its subfolders if
+    `is_recursive`, a glob of them, or an iterable of dicts. Raises ConfigError for an input that
     cannot be opened.
 
     Media paths in a file are relative to the file's folder, those in dicts to the working folder.
-    max_bytes: of one image or video inside of a corpus. root: see open_rows.
+    max_bytes: of one media item inside of a corpus. root: see open_rows.
     """
     columns = columns or ColumnOptions()
-    reader = ItemReader(None, params, template_kwargs, system)
-    if not isinstance(given, (str, os.PathLike)):
-        dicts = DictRows(given)
-        return LineSource(dicts, QuestionReader(dicts, reader, columns, question, asks), selection)
-    name = os.fspath(given)
-    _check_name(name)
-    rows = None if _is_media_glob(name) else open_rows(name, max_bytes, root)
+    finding = finding or FindingOptions()
+    wanted = finding.wanted()
+    reader = ItemReader(None, params, template_kwargs, system, wanted.table)
+    rows = _rows_of(given, max_bytes, root, wanted.table)
     if rows is not None:
-        return LineSource(rows, QuestionReader(rows, reader, columns, question, asks), selection)
+        asked = QuestionReader(rows, reader, columns, question, asks, wanted.table)
+        return LineSource(rows, asked, selection)
+    assert isinstance(given, (str, os.PathLike))
+    name = os.fspath(given)
     if columns.values():
         raise ConfigError(f"{name!r} is media, which has no columns; {KINDS}")
     return open_files(
@@ -172,9 +181,24 @@ def open_source(
         asks=asks,
         template_kwargs=template_kwargs,
         finding=finding,
+        wanted=wanted,
         system=system,
         sidecar=sidecar,
     )
+
+
+def _rows_of(
+    given: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+    max_bytes: int,
+    root: str | os.PathLike[str] | None,
+    kinds: KindTable,
+) -> Rows | None:
+    """Returns the rows of an input; None for media. Raises ConfigError as open_source does."""
+    if not isinstance(given, (str, os.PathLike)):
+        return DictRows(given)
+    name = os.fspath(given)
+    _check_name(name, kinds)
+    return None if _is_media_glob(name, kinds) else open_rows(name, max_bytes, root, kinds)
 
 
 def open_files(
@@ -187,10 +211,11 @@ def open_files(
     asks: Asks = NO_ASKS,
     template_kwargs: Mapping[str, Any] | None = None,
     finding: FindingOptions | None = None,
+    wanted: Wanted | None = None,
     system: str | None = None,
     sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
-    """Opens files, folders and globs of images and videos.
+    """Opens files, folders and globs of media. wanted: that of `finding`, where it is known.
 
     Raises ConfigError when a path does not exist or no file is found.
     """
@@ -201,6 +226,7 @@ def open_files(
             is_recursive=is_recursive,
             exclude=finding.exclude,
             animated=finding.animated,
+            wanted=wanted or finding.wanted(),
         ),
         params,
         selection,
@@ -212,20 +238,20 @@ def open_files(
     )
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, kinds: KindTable) -> None:
     """Raises ConfigError for an input that does not exist, or is of a kind that is no batch."""
     is_named = is_url(name) or is_pattern(name) or name.startswith("pipe:")
     if not os.path.exists(name) and not is_named:
         raise ConfigError(f"{name!r} does not exist; {KINDS}")
-    is_one = is_media_name(name) and not _is_media_glob(name)
+    is_one = is_media_name(name, kinds) and not _is_media_glob(name, kinds)
     if not os.path.isdir(name) and (is_one or name.lower().endswith(".json")):
         raise ConfigError(f"{name!r} is not a batch: {KINDS}; `caption` accepts single files")
 
 
-def _is_media_glob(name: str) -> bool:
-    """Returns whether an input is a glob of images or videos, such as photos/**/*.jpg."""
+def _is_media_glob(name: str, kinds: KindTable) -> bool:
+    """Returns whether an input is a glob of media, such as photos/**/*.jpg."""
     is_glob = is_pattern(name) and not os.path.lexists(name) and not is_url(name)
-    return is_glob and is_media_name(name)
+    return is_glob and is_media_name(name, kinds)
 
 
 class DictRows:

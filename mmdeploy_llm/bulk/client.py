@@ -48,6 +48,7 @@ from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.records.record import ItemError
 from mmdeploy_llm.report.previews import FilePreviews
 from mmdeploy_llm.report.whole import ReportOptions, RunReport
+from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
 from mmdeploy_llm.startup.media import check_boxes, open_media, open_reader
 
 logger = logging.getLogger(__name__)
@@ -84,12 +85,13 @@ class BulkClient(EngineClient):
         """Answers a whole batch and adds each result to `output` as it finishes: a line of a JSONL
         file, or by its suffix or URL an item of a part.
 
-        input: a folder of images and videos (`prompt` is asked about each), a corpus in one of the
-        formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL line, read
-        lazily; media paths in a file are relative to its folder.
-        options: image_column, video_column, prompt_column, id_column of a corpus, and columns,
-        which records repeat; `prompt` may name columns too: "Describe {title}."; and those of the
-        output and of texts beside pictures, see OutputOptions and SidecarArguments.
+        input: a folder of images, videos and other media (`prompt` is asked about each), a corpus
+        in one of the formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL
+        line, read lazily; media paths in a file are relative to its folder.
+        options: image_column, video_column, audio_column, media_column, prompt_column, id_column
+        of a corpus, and columns, which records repeat; `prompt` may name columns too: "Describe
+        {title}."; and those of the output and of texts beside pictures, see OutputOptions and
+        SidecarArguments.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
@@ -113,8 +115,7 @@ class BulkClient(EngineClient):
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
-        settings = with_reader(settings, lambda: open_reader(self._config))
-        return self._batch(plan_batch(input, output, settings), report, live)
+        return self._batch(plan_batch(input, output, self._informed(settings)), report, live)
 
     def extract(
         self,
@@ -175,8 +176,18 @@ class BulkClient(EngineClient):
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,
         )
-        source = source_of(input, settings)
+        source = source_of(input, self._informed(settings))
         return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
+
+    def _informed(self, settings: BatchSettings) -> BatchSettings:
+        """Returns the settings with what this engine decides about media."""
+        config = self._config
+        return with_reader(
+            settings,
+            lambda: open_reader(config),
+            known_kinds(config),
+            lambda: accepted_kinds(config),
+        )
 
     def _batch(
         self, job: BatchJob, report: str | os.PathLike[str] | None, live: bool | int

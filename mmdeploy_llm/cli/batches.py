@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PATH", help="Images, videos, their folders, or globs."),
+    typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),
 ]
 Input = Annotated[
     str | None,
     typer.Argument(
         metavar="INPUT",
-        help="A folder of images and videos, or a corpus. Corpora: JSONL, CSV, TSV, Parquet, "
+        help="A folder of media, or a corpus. Corpora: JSONL, CSV, TSV, Parquet, "
         "Arrow, tar (WebDataset) or Lance; a file, folder, glob, pattern such as '{000..099}.tar' "
         "or URL; or hf://datasets/OWNER/NAME.",
     ),
@@ -48,9 +48,9 @@ def caption(
     desk: DeskOptions,
     output: Output = "captions.jsonl",
 ) -> None:
-    """Caption images and videos; write JSONL and an HTML report.
+    """Caption images, videos and other media; write JSONL and an HTML report.
 
-    Each caption is appended to the JSONL file as soon as it is finished. An image that cannot be
+    Each caption is appended to the JSONL file as soon as it is finished. A file that cannot be
     read gets a line with its error and does not affect the others."""
     from mmdeploy_llm.batch.job import plan_source
 
@@ -160,6 +160,7 @@ def batch_settings(
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
     from mmdeploy_llm.finding.options import with_reader
+    from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
     from mmdeploy_llm.startup.media import check_boxes, open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
@@ -177,7 +178,12 @@ def batch_settings(
         raise ConfigError("--boxes are read by an engine of this process; leave out --ray")
     if settings.boxes:
         check_boxes(config, settings.sampling_params)
-    return with_reader(settings, lambda: open_reader(config))
+    return with_reader(
+        settings,
+        lambda: open_reader(config),
+        known_kinds(config),
+        lambda: accepted_kinds(config),
+    )
 
 
 def check_cluster(ctx: typer.Context) -> None:

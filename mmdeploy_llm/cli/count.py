@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,7 @@ from .exits import SOME_FAILED, print_error
 if TYPE_CHECKING:
     from mmdeploy_llm.client.counting import TokenCounter
     from mmdeploy_llm.datasets.rows import BadItem
+    from mmdeploy_llm.finding.options import FindingOptions
     from mmdeploy_llm.records.item import Item
 
 MAX_THREADS, NUM_PENDING = 8, 64
@@ -114,13 +115,16 @@ def count(
         raise ConfigError("nothing to count: give files, or a text with --prompt")
     text = text_value("--prompt", prompt)
     kwargs = template_kwargs(thinking)
-    if inputs:
-        items = input_items(inputs, text, kwargs, limit=limit, is_recursive=recursive)
-    else:
-        items = iter([single_item(text or "", image or [], raw, kwargs)])
     more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
     more |= providers.to_engine()
     options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
+    if inputs:
+        finding = finding_of(model, options)
+        items = input_items(
+            inputs, text, kwargs, limit=limit, is_recursive=recursive, finding=finding
+        )
+    else:
+        items = iter([single_item(text or "", image or [], raw, kwargs)])
     with TokenCounter(model, **options) as counter:
         show = show_json if as_json else show_line
         sums = show_counts(counted(items, counter), None if total else show)
@@ -130,6 +134,16 @@ def count(
         raise typer.Exit(SOME_FAILED)
 
 
+def finding_of(model: str, options: Mapping[str, Any]) -> FindingOptions:
+    """Returns which files are read: those of kinds that the model takes."""
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.finding.options import FindingOptions
+    from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
+
+    config = EngineConfig.from_options(model, options)
+    return FindingOptions(table=known_kinds(config), accepted=lambda: accepted_kinds(config))
+
+
 def input_items(
     inputs: Iterable[str],
     question: str | None,
@@ -137,6 +151,7 @@ def input_items(
     *,
     limit: int | None,
     is_recursive: bool,
+    finding: FindingOptions,
 ) -> Iterator[Item | BadItem]:
     """Returns the items of files, read as `batch` reads them, and of media, as `caption` does.
     Raises ConfigError for an input that cannot be opened, before any item is read."""
@@ -147,29 +162,24 @@ def input_items(
 
     from .terminal import printable
 
-    whole, sources = Selection.parse(None, None), []
+    wanted, sources = finding.wanted(), []
+    params, whole = SamplingParams(), Selection.parse(None, None)
+    asked: Any = {"question": question, "template_kwargs": kwargs}
     for given in inputs:
         path = Path(given)
         if (path / "config.json").is_file():
             raise ConfigError(f"{given!r} is a model's folder; give it with --model")
-        if path.is_dir() or is_media_name(given) or any(char in given for char in "*?["):
-            source = open_files(
-                [given],
-                SamplingParams(),
-                whole,
-                is_recursive=is_recursive,
-                question=question,
-                template_kwargs=kwargs,
-            )
+        is_media = is_media_name(given, wanted.table)
+        if path.is_dir() or is_media or any(char in given for char in "*?["):
+            options = {**asked, "is_recursive": is_recursive, "wanted": wanted}
+            source = open_files([given], params, whole, **options)
         elif not path.exists():
             raise ConfigError(
                 f"{given!r} does not exist; a text to count is given with --prompt, a model with "
                 "--model"
             )
         else:
-            source = open_source(
-                path, SamplingParams(), whole, question=question, template_kwargs=kwargs
-            )
+            source = open_source(path, params, whole, finding=finding, **asked)
         sources.append(source)
         for words in filter(None, (source.skipped.text, *source.skipped.notes)):
             typer.echo(printable(words), err=True)

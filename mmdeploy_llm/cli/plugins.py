@@ -32,8 +32,8 @@ Examples:
   mmdeploy-llm plugins                           list what is installed
   mmdeploy-llm plugins list --json
   mmdeploy-llm plugins check reasoning
-  mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
-  mmdeploy-llm plugins new acme --kind model --media image
+  mmdeploy-llm plugins new acme --kind reasoning-parser    write the package acme-llm
+  mmdeploy-llm plugins new acme --kind vision-model
 
 \b
 MMDEPLOY_LLM_PLUGINS=acme,sources      load only these plugins
@@ -53,9 +53,9 @@ Examples:
 
 EPILOG_NEW = """\b
 Examples:
-  mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
-  mmdeploy-llm plugins new acme --kind model --media image
-  mmdeploy-llm plugins new acme --kind processor --directory packages/"""
+  mmdeploy-llm plugins new acme --kind reasoning-parser    write the package acme-llm
+  mmdeploy-llm plugins new acme --kind vision-model
+  mmdeploy-llm plugins new acme --kind fetcher --directory packages/"""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Strict = Annotated[
@@ -148,16 +148,14 @@ def new(
     kind: Annotated[
         str,
         typer.Option(
-            help="parser: a reasoning parser; logits: a logits processor; processor: a media "
-            "processor (charts); model: a text model built from mmdeploy_llm.layers."
+            help="What the plugin provides: model, vision-model, reasoning-parser, tool-parser, "
+            "logits-processor, media-kind (items that are several images each), "
+            "media-processor (items with tensors of their own), fetcher or observer."
         ),
     ],
     media: Annotated[
         str | None,
-        typer.Option(
-            help="image: the model reads images too; the package has its vision tower and image "
-            "processor. Only with --kind model."
-        ),
+        typer.Option(help="image: the same as --kind vision-model."),
     ] = None,
     directory: Annotated[
         Path, typer.Option("--directory", "-d", help="Folder in which to create the package.")

@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.errors import ConfigError
+
 from .groups import Group
 
 
@@ -28,6 +30,19 @@ class ColumnChoices(Group):
         str | None,
         typer.Option(
             metavar="NAME", hidden=True, help="Column with videos, as for --image-column."
+        ),
+    ] = None
+    audio_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", hidden=True, help="Column with sound, as for --image-column."),
+    ] = None
+    media_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=NAME",
+            hidden=True,
+            help="Column with media of any kind, such as pdf=scan. May be repeated; several of one "
+            "kind are asked about together.",
         ),
     ] = None
     prompt_column: Annotated[
@@ -59,8 +74,18 @@ class ColumnChoices(Group):
         columns = ColumnOptions(
             image=self.image_column,
             video=self.video_column,
+            audio=self.audio_column,
+            media=tuple(map(_kind_and_name, self.media_column or ())),
             prompt=self.prompt_column,
             id=self.id_column,
             carried=carried,
         )
         return {"columns": columns}
+
+
+def _kind_and_name(text: str) -> tuple[str, str]:
+    """Reads KIND=NAME. Raises ConfigError for another text."""
+    kind, separator, name = text.partition("=")
+    if not (separator and kind and name):
+        raise ConfigError(f"--media-column {text!r} must be KIND=NAME, such as audio=sound")
+    return kind, name

@@ -25,6 +25,14 @@ class FileOptions(Group):
             "without / is of names, another of paths beneath the folder; may be repeated.",
         ),
     ] = None
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Only these kinds of media, such as image,audio. Others are told as skipped.  "
+            "[default: all that the model takes]",
+        ),
+    ] = None
     animated: Annotated[
         str,
         typer.Option(
@@ -61,5 +69,5 @@ class FileOptions(Group):
         """Returns the options of finding. Raises ConfigError for wrong ones."""
         from mmdeploy_llm.finding.options import FindingOptions
 
-        names = ("exclude", "animated", "skipped", "dedupe", "prune")
+        names = ("exclude", "kinds", "animated", "skipped", "dedupe", "prune")
         return {"finding": FindingOptions.given({name: getattr(self, name) for name in names})}

@@ -67,7 +67,7 @@ class SelectionOptions(Group):
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Read paths of images and videos from a file. It has a path on "
+            help="Read paths of media from a file. It has a path on "
             "each line, or zero bytes between paths; - is standard input.",
         ),
     ] = None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 
 from .globs import expand_glob
 from .names import is_media_name, is_url, is_visible, natural_key
@@ -123,15 +124,19 @@ def suffix_of(name: str, suffixes: Iterable[str]) -> str | None:
     return next((suffix for suffix in suffixes if lower.endswith(suffix)), None)
 
 
-def suffixes_in(folder: str, suffixes: tuple[str, ...]) -> frozenset[str] | None:
-    """Returns which suffixes the files of a folder have; None as soon as it shows an image or a
-    video: a folder of media is no corpus of files."""
-    found = set()
+def suffixes_in(folder: str, suffixes: tuple[str, ...], kinds: KindTable) -> frozenset[str] | None:
+    """Returns which suffixes the files of a folder have; None for a folder of media, which is no
+    corpus of files: as soon as it shows media, or when it shows nothing but documents, such as a
+    kind that is split into pages, which may also explain a corpus."""
+    found, has_documents = set(), False
     for name in listed(folder):
-        if is_media_name(name):
-            return None
+        if is_media_name(name, kinds):
+            if kinds.of_name(name) not in kinds.yields:
+                return None
+            has_documents = True
         found.add(suffix_of(name, suffixes))
-    return frozenset(suffix for suffix in found if suffix is not None)
+    found.discard(None)
+    return None if has_documents and not found else frozenset(filter(None, found))
 
 
 def is_pattern(given: str) -> bool:

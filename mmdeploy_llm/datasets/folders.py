@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 
 from .delimited import DelimitedRows
 from .files import File, suffixes_in
 from .lines import JsonlRows
-from .names import is_url, is_video_name
+from .names import is_url
 from .rows import MAX_SHOWN, BadItem, Lines, Row, Rows
 from .tables.remote import TableRows
 from .tables.serve import Spec
@@ -40,11 +41,11 @@ def is_saved(given: str) -> bool:
     return all(_has(given, name) for name in SAVED) or _has(given, SAVED_SPLITS)
 
 
-def is_described(given: str) -> bool:
+def is_described(given: str, kinds: KindTable) -> bool:
     """Returns whether an input is a folder of media with a metadata file."""
     is_folder = not is_url(given) and os.path.isdir(given)
     has_file = is_folder and any(_has(given, name) for name in METADATA)
-    return has_file and suffixes_in(given, ()) is None  # None: it has media
+    return has_file and suffixes_in(given, (), kinds) is None  # None: it has media
 
 
 def open_saved(given: str, max_bytes: int) -> Rows:
@@ -63,7 +64,7 @@ def open_saved(given: str, max_bytes: int) -> Rows:
     return TableRows(Spec(kind="arrow", given=given, files=files, max_bytes=max_bytes))
 
 
-def open_described(given: str, max_bytes: int) -> Rows:
+def open_described(given: str, max_bytes: int, kinds: KindTable) -> Rows:
     """Opens a folder of media with a metadata file."""
     name = next(name for name in METADATA if _has(given, name))
     files = [File(path=os.path.join(given, name), name=name)]
@@ -74,19 +75,19 @@ def open_described(given: str, max_bytes: int) -> Rows:
             Spec(kind="parquet", given=given, files=files, max_bytes=max_bytes)
         ),
     }
-    return DescribedRows(given, readers[name]())
+    return DescribedRows(given, readers[name](), kinds)
 
 
 class DescribedRows:
     """The rows of a metadata file, each with its media. A name of a file that is not beneath the
-    folder makes its row a BadItem."""
+    folder makes its row a BadItem. kinds: by whose suffixes a name tells its kind."""
 
     is_table = True
     is_by_suffix = False
     is_repeatable = True
 
-    def __init__(self, folder: str, rows: Rows) -> None:
-        self._folder, self._rows = folder, rows
+    def __init__(self, folder: str, rows: Rows, kinds: KindTable) -> None:
+        self._folder, self._rows, self._kinds = folder, rows, kinds
 
     @property
     def num_rows(self) -> int | None:
@@ -111,7 +112,7 @@ class DescribedRows:
                 shown = f"{value!r}"[:MAX_SHOWN]
                 message = f"{name} must be the path of a file beneath the folder, got {shown}"
                 return BadItem(line=row.line, message=message)
-            kind = "video" if is_video_name(value) else "image"
+            kind = self._kinds.of_name(value) or "image"
             column = kind if name == FILE_NAME else name.removesuffix(f"_{FILE_NAME}")
             media[column] = {"path": os.path.join(self._folder, value)}
         return replace(row, values={**media, **others})

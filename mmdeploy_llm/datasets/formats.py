@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 
 from .delimited import DelimitedRows
 from .files import (
@@ -21,7 +22,7 @@ from .files import (
 )
 from .folders import is_described, is_saved, open_described, open_saved
 from .lines import JsonlRows
-from .names import is_url
+from .names import BUILT_IN_KINDS, is_url
 from .packed import also_packed, refuse_packed
 from .rows import MAX_CELL_BYTES, Rows
 from .tables.hub import SCHEME, hub_options
@@ -32,18 +33,19 @@ from .tars import TarRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFormat:
-    """A format of files. open: takes the files, and the largest media item in bytes."""
+    """A format of files. open: takes the files, the largest media item in bytes, and the kinds of
+    media."""
 
     suffixes: tuple[str, ...]
-    open: Callable[[Sequence[File], int], Rows]
+    open: Callable[[Sequence[File], int, KindTable], Rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderFormat:
     """A format whose corpus is a folder or a name. is_mine: whether an input has it."""
 
-    is_mine: Callable[[str], bool]
-    open: Callable[[str, int], Rows]
+    is_mine: Callable[[str, KindTable], bool]
+    open: Callable[[str, int, KindTable], Rows]
 
 
 def _table_of(kind: str) -> Callable[[Sequence[File], int], Rows]:
@@ -84,19 +86,39 @@ def _open_hub(given: str, max_bytes: int) -> Rows:
     return TableRows(Spec(kind="hub", given=given, max_bytes=max_bytes))
 
 
+OpenFiles = Callable[[Sequence[File], int, KindTable], Rows]
+
+
+def _as_text(open: Callable[[Sequence[File], int], Rows]) -> OpenFiles:
+    """Returns what opens files whose format knows no kinds of media."""
+    return lambda files, max_bytes, _: open(files, max_bytes)
+
+
+def _of_names(is_mine: Callable[[str], bool], open: Callable[[str, int], Rows]) -> FolderFormat:
+    """Returns a format of folders that knows no kinds of media."""
+    return FolderFormat(
+        is_mine=lambda given, _: is_mine(given),
+        open=lambda given, max_bytes, _: open(given, max_bytes),
+    )
+
+
+def _open_tars(files: Sequence[File], max_bytes: int, kinds: KindTable) -> Rows:
+    return TarRows(files, max_bytes, kinds)
+
+
 # In a folder with files of several formats the first one counts: tools that write shards put lists
 # of their content beside them.
 FILE_FORMATS = (
-    FileFormat(suffixes=(*also_packed(".tar"), ".tgz", ".tzst"), open=TarRows),
-    FileFormat(suffixes=(".parquet", ".pq"), open=_table_of("parquet")),
-    FileFormat(suffixes=(".arrow", ".feather", ".ipc"), open=_table_of("arrow")),
-    FileFormat(suffixes=also_packed(".jsonl", ".ndjson"), open=JsonlRows),
-    FileFormat(suffixes=also_packed(".csv", ".tsv"), open=DelimitedRows),
+    FileFormat(suffixes=(*also_packed(".tar"), ".tgz", ".tzst"), open=_open_tars),
+    FileFormat(suffixes=(".parquet", ".pq"), open=_as_text(_table_of("parquet"))),
+    FileFormat(suffixes=(".arrow", ".feather", ".ipc"), open=_as_text(_table_of("arrow"))),
+    FileFormat(suffixes=also_packed(".jsonl", ".ndjson"), open=_as_text(JsonlRows)),
+    FileFormat(suffixes=also_packed(".csv", ".tsv"), open=_as_text(DelimitedRows)),
 )
 FOLDER_FORMATS = (
-    FolderFormat(is_mine=is_lance, open=_open_lance),
-    FolderFormat(is_mine=is_hub, open=_open_hub),
-    FolderFormat(is_mine=is_saved, open=open_saved),
+    _of_names(is_lance, _open_lance),
+    _of_names(is_hub, _open_hub),
+    _of_names(is_saved, open_saved),
     FolderFormat(is_mine=is_described, open=open_described),
 )
 SUFFIXES = tuple(suffix for known in FILE_FORMATS for suffix in known.suffixes)
@@ -110,33 +132,34 @@ def open_rows(
     given: str,
     max_bytes: int = MAX_CELL_BYTES,
     root: str | os.PathLike[str] | None = None,
+    kinds: KindTable = BUILT_IN_KINDS,
 ) -> Rows | None:
     """Opens the corpus that a path, a pattern or a URL names; returns None for a folder of media.
 
-    max_bytes: of one image or video. root: allowed_media_root; links of a folder or pattern may
-    lead to files beneath it, and else only to files of the corpus. Raises ConfigError for an input
-    that cannot be opened.
+    max_bytes: of one media item. root: allowed_media_root; links of a folder or pattern may lead to
+    files beneath it, and else only to files of the corpus. kinds: of media that names tell. Raises
+    ConfigError for an input that cannot be opened.
     """
     refuse_commands(given)
     for folder in FOLDER_FORMATS:
-        if folder.is_mine(given):
+        if folder.is_mine(given, kinds):
             if root is not None and not is_url(given):
                 refuse_links_out(listed(given), given, root)
-            return folder.open(given, max_bytes)
-    found = _format_of(given)
+            return folder.open(given, max_bytes, kinds)
+    found = _format_of(given, kinds)
     if found is None:
         return None
     files = find_files(given, found.suffixes)
     named = (file.path for file in files if file.path != given)
     refuse_links_out(named, base_of(given), root)
-    return found.open(files, max_bytes)
+    return found.open(files, max_bytes, kinds)
 
 
-def _format_of(given: str) -> FileFormat | None:
+def _format_of(given: str, kinds: KindTable) -> FileFormat | None:
     """Returns the format by the suffix, in a folder by the suffixes of its files; JSONL for a file
     without a suffix, None for a folder of media."""
     if not is_url(given) and os.path.isdir(given):
-        present = suffixes_in(given, SUFFIXES)
+        present = suffixes_in(given, SUFFIXES, kinds)
     else:
         suffix = suffix_of(given, SUFFIXES)
         if suffix is None:

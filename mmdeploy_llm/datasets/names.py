@@ -1,18 +1,15 @@
-"""Names of files: images, videos, URLs, and their natural order."""
+"""Names of files: media, URLs, and their natural order."""
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
+from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.hooks.kinds import table_of
 from mmdeploy_llm.messages import MediaRef
 
-# What files are called whose formats are read, as docs/media.md lists them.
-_IMAGES = "apng avif bmp dib gif heic heif hif jfif jpe jpeg jpg png tif tiff webp"
-_VIDEOS = "3g2 3gp asf avi f4v flv m2ts m4v mkv mov mp4 mpe mpeg mpg mts ogv qt vob webm wmv"
-IMAGE_SUFFIXES = frozenset(f".{name}" for name in _IMAGES.split())
-VIDEO_SUFFIXES = frozenset(f".{name}" for name in _VIDEOS.split())
+BUILT_IN_KINDS = table_of(())  # the kinds that are known without any plugin
 
 
 def is_url(name: str) -> bool:
@@ -20,14 +17,9 @@ def is_url(name: str) -> bool:
     return bool(MediaRef(kind="", uri=name).scheme)
 
 
-def is_media_name(name: str) -> bool:
-    """Returns whether a folder or glob yields a file of this name."""
-    return is_visible(name) and Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
-
-
-def is_video_name(name: str) -> bool:
-    """Returns whether a file of this name is treated as a video."""
-    return Path(name).suffix.lower() in VIDEO_SUFFIXES
+def is_media_name(name: str, kinds: KindTable) -> bool:
+    """Returns whether a folder or glob yields a file of this name, which is of one of the kinds."""
+    return is_visible(name) and kinds.of_name(name) is not None
 
 
 def is_visible(name: str) -> bool:

@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from mmdeploy_llm.errors import MediaLimitError, RequestError
+from mmdeploy_llm.hooks import KindTable
 
 from .files import File
 from .json_text import parse_json
 from .lines import unreadable
-from .names import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from .names import BUILT_IN_KINDS
 from .packed import is_packed, open_content
 from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
 
-MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 TEXT_SUFFIXES = frozenset((".txt", ".text", ".caption", ".cls", ".json"))
 MAX_MEMBERS = 64  # of one key
 MAX_TEXT_BYTES = 2**22  # of one text or json
@@ -47,7 +47,7 @@ class TarRows:
     id; its samples before that place, and all other shards, are read. A packed one is read to the
     end of the stream, where its checksum is: only then is it known whether its samples are right.
 
-    max_bytes: of one image or video.
+    max_bytes: of one media item. kinds: by whose suffixes members are media.
     """
 
     is_table = False
@@ -55,8 +55,13 @@ class TarRows:
     is_repeatable = True
     num_rows = None
 
-    def __init__(self, files: Sequence[File], max_bytes: int = MAX_CELL_BYTES) -> None:
-        self._files, self._max_bytes = files, max_bytes
+    def __init__(
+        self,
+        files: Sequence[File],
+        max_bytes: int = MAX_CELL_BYTES,
+        kinds: KindTable = BUILT_IN_KINDS,
+    ) -> None:
+        self._files, self._kinds, self._max_bytes = files, kinds, max_bytes
 
     def read(self, lines: Lines) -> Iterator[Row | BadItem]:
         """Yields the wanted samples, numbered through all shards."""
@@ -64,7 +69,8 @@ class TarRows:
         for file in self._files:
             try:
                 with open_content(file) as opened, closing(_open(opened)) as tar:
-                    samples = _Samples(tar, file.name, self._max_bytes, lines)
+                    limits = _Media(kinds=self._kinds, max_bytes=self._max_bytes)
+                    samples = _Samples(tar, file.name, limits, lines)
                     for row in samples.read(line + 1):
                         line += 1
                         if lines.is_past(line):
@@ -156,12 +162,24 @@ class _Sample:
     fault: RequestError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Media:
+    """Which members are media, and how large one may be."""
+
+    kinds: KindTable
+    max_bytes: int
+
+    def has(self, suffix: str) -> bool:
+        """Returns whether a member with this suffix is media."""
+        return self.kinds.of_name(f"x{suffix}") is not None
+
+
 class _Samples:
     """Groups the members of one tar. Used once."""
 
-    def __init__(self, tar: tarfile.TarFile, shard: str, max_bytes: int, lines: Lines) -> None:
+    def __init__(self, tar: tarfile.TarFile, shard: str, media: _Media, lines: Lines) -> None:
         self._tar, self._shard, self._lines = tar, shard, lines
-        self._max_bytes = max_bytes
+        self._media = media
         assert isinstance(tar.fileobj, _Bounded)
         self._file = tar.fileobj
 
@@ -217,11 +235,11 @@ class _Samples:
         """Reads a member into the sample, or notes what is wrong with it."""
         sample.num_members += 1
         last = f".{suffix.rpartition('.')[2].lower()}"
-        is_media = last in MEDIA_SUFFIXES
+        is_media = self._media.has(last)
         if not is_wanted or sample.fault is not None:
             return
         try:
-            _check(member, sample, self._max_bytes if is_media else MAX_TEXT_BYTES)
+            _check(member, sample, self._media.max_bytes if is_media else MAX_TEXT_BYTES)
             if is_media or last in TEXT_SUFFIXES:
                 data = self._data(member)
                 _put(sample.values, suffix, data, is_media=is_media)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmdeploy_llm.batch.sources import Source
-from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.intake.rendered import TokenCount
@@ -55,7 +54,7 @@ def kinds_of(drawn: Drawn, names: Mapping[int, str]) -> tuple[Kind, ...]:
     if drawn.sizes:
         groups: dict[str, list[int]] = {}
         for line in drawn.sizes:
-            groups.setdefault("video" if is_video_name(names[line]) else "image", []).append(line)
+            groups.setdefault(drawn.kinds[line], []).append(line)
         return tuple(_files(kind, lines, drawn.sizes, names) for kind, lines in groups.items())
     kinds = [_kind_of(item) for item in drawn.items]
     share = drawn.total / len(kinds)

@@ -19,12 +19,13 @@ MORE_FILES, MORE_ROWS = 200, 60  # rows may hold their pictures
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """Items of an input of `total` items. more: others in random order, which may be answered for
-    the sake of the time alone. sizes: bytes of all files by line, where known."""
+    the sake of the time alone. sizes, kinds: of all files by line, where known."""
 
     items: tuple[Item | BadItem, ...]
     more: tuple[Item | BadItem, ...]
     total: int
     sizes: Mapping[int, int]
+    kinds: Mapping[int, str]
 
 
 Items = list[Item | BadItem]
@@ -71,7 +72,13 @@ def draw(source: Source, selection: Selection, num_items: int, seed: int) -> Dra
         drawn = _split([*source.read(Chosen(lines))], num_items, rng)
     if not drawn[0]:
         raise ConfigError("the input has no items, so there is nothing to estimate")
-    return Drawn(items=tuple(drawn[0]), more=tuple(drawn[1]), total=total, sizes=sizes)
+    return Drawn(
+        items=tuple(drawn[0]),
+        more=tuple(drawn[1]),
+        total=total,
+        sizes=sizes,
+        kinds=source.kinds(),
+    )
 
 
 def _of_all_sizes(sizes: Mapping[int, int], num_items: int, rng: random.Random) -> set[int]:

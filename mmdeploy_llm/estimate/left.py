@@ -36,6 +36,10 @@ class LeftSource:
         """Returns the bytes of the file of every item by its line."""
         return self._sizes
 
+    def kinds(self) -> Mapping[int, str]:
+        """Returns the kind of the file of every item by its line."""
+        return self._source.kinds()
+
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's item in the whole input."""
         return self._source.place_of(record)

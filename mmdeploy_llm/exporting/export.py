@@ -12,6 +12,8 @@ from pathlib import Path
 
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.wanted import installed_kinds
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
@@ -35,6 +37,7 @@ class ExportOptions:
     is_overwritten: whether an existing file is replaced.
     sidecar: of formats with a text beside each picture: the suffix, what happens to a text that is
         there, how it is built.
+    kinds: of media, whose files formats with pictures hold.
     repeats: of "kohya": how often a trainer shows each picture in an epoch.
     """
 
@@ -43,6 +46,7 @@ class ExportOptions:
     part_items: int | None = None
     is_overwritten: bool = False
     sidecar: SidecarOptions = field(default_factory=SidecarOptions)
+    kinds: KindTable = field(default_factory=installed_kinds)
     repeats: int = 10
 
     def __post_init__(self) -> None:
@@ -89,7 +93,7 @@ class Exported:
 
     @property
     def path(self) -> str | None:
-        """The path of its first image or video; None for one without a file."""
+        """The path of its first media item; None for one without a file."""
         named = self.record.path
         if named is None:
             named = next((own.name for own in self.record.media[:1] if own.is_file), None)
@@ -106,7 +110,7 @@ class Exported:
 
     @contextmanager
     def media(self) -> Iterator[Blob]:
-        """Opens its first image or video: the file, or what its output holds. Raises LeftOutError
+        """Opens its first media item: the file, or what its output holds. Raises LeftOutError
         where there is none."""
         if self.stored is not None:
             with self.stored() as blob:
@@ -124,7 +128,8 @@ class Exported:
         if self.stored is not None:
             with self.stored() as blob:
                 if blob is not None:
-                    return self._item_of(None, {"image": [blob.file.read(blob.size)]})
+                    kind = next((own.kind for own in self.record.media), "image")
+                    return self._item_of(None, {kind: [blob.file.read(blob.size)]})
         return self._item_of(self.path)
 
     def _item_of(self, path: str | None, media: dict[str, list[bytes]] | None = None) -> Item:

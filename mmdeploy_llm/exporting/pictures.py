@@ -19,6 +19,8 @@ from typing import Any
 
 from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.finding.words import listed
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.columns import Columns
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.media import Blob, LeftOutError
@@ -49,7 +51,7 @@ def write_imagefolder(export: Export) -> None:
     for item in export.items():
         columns.add(_values(item.record))
     with Folder.open(folder) as opened:
-        pictures = Pictures(opened, is_copied=not is_there)
+        pictures = Pictures(opened, export.options.kinds, is_copied=not is_there)
         opened.write(METADATA, _lines(export, pictures, columns))
 
 
@@ -72,7 +74,7 @@ def write_kohya(export: Export) -> None:
     folder = Path(export.output)
     check_free(export, folder)
     with Folder.open(folder) as outer, outer.inner(f"{options.repeats}_{plain(words)}") as opened:
-        pictures = Pictures(opened, is_copied=True)
+        pictures = Pictures(opened, options.kinds, is_copied=True)
         for item in answered(export):
             try:
                 text = options.sidecar.text.of(item.record, item.path or item.relative)
@@ -93,7 +95,8 @@ def write_sidecars(export: Export) -> None:
     def spot_of(record: Record) -> Spot:
         return Spot.beneath(root, os.path.join(base, picture_of(record)))
 
-    with Sidecars(export.options.sidecar, spot_of, export.inputs) as sidecars:
+    options = export.options
+    with Sidecars(options.sidecar, spot_of, export.inputs, options.kinds) as sidecars:
         counts = sidecars.counts
         for item in answered(export):
             num_kept, left_out = counts.num_kept, counts.left_out.copy()
@@ -116,11 +119,12 @@ def answered(export: Export) -> Iterator[Exported]:
 class Pictures:
     """The pictures of a folder: names those that are beneath it, copies others into it.
 
-    is_copied: whether it may; else a picture elsewhere is left out.
+    kinds: of files that are pictures. is_copied: whether it may; else a picture elsewhere is left
+    out.
     """
 
-    def __init__(self, folder: Folder, *, is_copied: bool) -> None:
-        self._folder, self._is_copied = folder, is_copied
+    def __init__(self, folder: Folder, kinds: KindTable, *, is_copied: bool) -> None:
+        self._folder, self._kinds, self._is_copied = folder, kinds, is_copied
         self._root = os.path.realpath(folder.path)
         self._taken: set[str] = set()
 
@@ -134,8 +138,8 @@ class Pictures:
                     return place
             if not self._is_copied:
                 raise LeftOutError(f"it is not beneath {str(self._folder.path)!r}")
-            if not is_media_name(f"x.{blob.suffix}"):
-                raise LeftOutError("it is no image or video")
+            if not is_media_name(f"x.{blob.suffix}", self._kinds):
+                raise LeftOutError(f"it is no {listed(self._kinds.kinds)}")
             name = self._free(wanted, blob)
             with ExitStack() as stack:
                 folder = self._folder
@@ -148,7 +152,7 @@ class Pictures:
         """Returns a name that no other picture of this export has, nor one with another suffix:
         both would have one caption."""
         stem, suffix = os.path.splitext(wanted)
-        if not is_media_name(f"x{suffix}"):
+        if not is_media_name(f"x{suffix}", self._kinds):
             stem, suffix = wanted, f".{blob.suffix}"
         parts = [plain(part) for part in stem.split("/")]
         stem = "/".join(part for part in parts if part.strip(".")) or "picture"

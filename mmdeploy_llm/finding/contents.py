@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
+from mmdeploy_llm.messages import MediaItem, MediaRef
 from mmdeploy_llm.records.identity import digest_of, file_paths
 from mmdeploy_llm.records.item import Item
 
@@ -20,7 +20,7 @@ from .kinds import OPEN_FLAGS
 
 Dedupe = Literal["bytes", "pixels"]
 PIECE_BYTES = 2**20
-_NAMES = ("bytes", "path", "url", *MEDIA_KINDS)  # under which a dict has the media itself
+_NAMES = ("bytes", "path", "url")  # under which a dict has the media itself, or under its kind
 
 
 class Reader(Protocol):
@@ -125,7 +125,7 @@ class _Asked:
             return [self._media(kind, each) for each in value]
         if isinstance(value, Mapping):
             return {
-                name: self._media(kind, own) if name in _NAMES and own is not None else own
+                name: self._media(kind, own) if name in (kind, *_NAMES) and own is not None else own
                 for name, own in value.items()
             }
         if isinstance(value, os.PathLike):

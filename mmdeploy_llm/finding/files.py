@@ -1,4 +1,4 @@
-"""Expands files, folders and globs into the images and videos in them, in natural order."""
+"""Expands files, folders and globs into the media in them, in natural order."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mmdeploy_llm.datasets.names import is_url, is_video_name
+from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 
 from .identity import common_root
 from .kinds import Media, NotMedia, read_kinds
 from .names import Patterns
 from .skipped import Skip, Skipped
 from .walk import Place, Walker
+from .wanted import Wanted
 
 Animated = Literal["image", "video"]
 MAX_NAMED = 3  # of the inputs that have nothing, in a message
@@ -22,7 +24,7 @@ MAX_NAMED = 3  # of the inputs that have nothing, in a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """An image or a video. kind: what its bytes are."""
+    """A file of media. kind: what its bytes are."""
 
     place: Place
     kind: str
@@ -35,11 +37,13 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The files that were found. root: the folder that the ids of files are relative to."""
+    """The files that were found. root: the folder that the ids of files are relative to. kinds:
+    those that were known."""
 
     files: Sequence[FoundFile]
     skipped: Skipped
     root: str
+    kinds: KindTable
 
 
 def find_media(
@@ -48,26 +52,28 @@ def find_media(
     is_recursive: bool = False,
     exclude: Iterable[str] = (),
     animated: str = "image",
+    wanted: Wanted | None = None,
 ) -> Found:
-    """Returns the images and videos that `paths` name, each once: in the order of `paths`, and in
-    natural order within a folder or glob (2.png before 10.png).
+    """Returns the media that `paths` name, each once: in the order of `paths`, and in natural order
+    within a folder or glob (2.png before 10.png).
 
     A folder yields its files, and with `is_recursive` those of its subfolders. What a file is, its
     first bytes say; other files are skipped with a reason. A single file is taken whatever it is;
     of several, as a shell makes them of a pattern, those that are no media are skipped too, and one
     that does not exist is taken: its item fails.
-    exclude: patterns, see names.Patterns. animated: what images of several frames are.
+    exclude: patterns, see names.Patterns. animated: what images of several frames are. wanted: the
+    kinds that become items; None: images and videos.
     Raises ConfigError when no path exists, or when nothing is found.
     """
-    wanted = tuple(dict.fromkeys(paths))
+    given, wanted = tuple(dict.fromkeys(paths)), wanted or Wanted()
     check_animated(animated)
     skipped, patterns = Skipped(), Patterns(exclude)
     walker = Walker(skipped, patterns, is_recursive=is_recursive)
     places: dict[str, Place] = {}
     empty, gone = [], set[str]()
-    for path in wanted:
+    for path in given:
         num_skipped = len(skipped)
-        found = list(_expand(path, walker, is_alone=len(wanted) == 1))
+        found = list(_expand(path, walker, is_alone=len(given) == 1))
         if not found and _is_gone(path):
             found = [walker.gone(path)]
             gone.add(found[0].real_path)
@@ -76,15 +82,16 @@ def find_media(
         for place in found:
             places.setdefault(place.real_path, place)
     if gone and gone.issuperset(places):
-        raise ConfigError(_nowhere(wanted))
-    is_single = len(wanted) == 1 and os.path.exists(wanted[0]) and not os.path.isdir(wanted[0])
+        raise ConfigError(_nowhere(given))
+    is_single = len(given) == 1 and os.path.exists(given[0]) and not os.path.isdir(given[0])
     kept = gone if not is_single else places
-    files = list(_judged([*places.values()], animated, skipped, kept))
+    files = list(_judged([*places.values()], animated, skipped, kept, wanted))
+    files = list(_taken(files, skipped, kept, wanted))
     if not files:
-        raise ConfigError(_nothing(wanted, is_recursive, skipped))
+        raise ConfigError(_nothing(given, is_recursive, skipped, wanted))
     skipped.forget(file.place.real_path for file in files)
     _note(skipped, empty, patterns)
-    return Found(files=files, skipped=skipped, root=common_root(wanted))
+    return Found(files=files, skipped=skipped, root=common_root(given), kinds=wanted.table)
 
 
 def check_animated(animated: str) -> None:
@@ -110,30 +117,34 @@ def _is_gone(path: str) -> bool:
     return not (os.path.lexists(path) or "*" in path or "?" in path)
 
 
-def _nowhere(wanted: Sequence[str]) -> str:
-    if len(wanted) <= 1:
-        path = wanted[0] if wanted else ""
-        return f"{path!r} does not exist; give files, folders or globs of images"
+def _nowhere(given: Sequence[str]) -> str:
+    if len(given) <= 1:
+        path = given[0] if given else ""
+        return f"{path!r} does not exist; give files, folders or globs of media"
     return (
-        f"none of the {len(wanted)} paths exists, such as {wanted[0]!r}; relative ones begin in "
+        f"none of the {len(given)} paths exists, such as {given[0]!r}; relative ones begin in "
         f"the working folder, {os.getcwd()!r}"
     )
 
 
 def _judged(
-    places: Sequence[Place], animated: str, skipped: Skipped, kept: Container[str]
+    places: Sequence[Place],
+    animated: str,
+    skipped: Skipped,
+    kept: Container[str],
+    wanted: Wanted,
 ) -> Iterator[FoundFile]:
-    """Yields the images and videos among the files. kept: real paths of those that are taken
-    whatever they are."""
+    """Yields the media among the files. kept: real paths of those that are taken whatever they
+    are."""
     num_animated = 0
-    kinds = read_kinds([place.path for place in places])
+    kinds = read_kinds([place.path for place in places], kinds=wanted.table)
     for place, found in zip(places, kinds, strict=True):
         if isinstance(found, Media):
             num_animated += found.is_animated
             kind = animated if found.is_animated else found.kind
             yield FoundFile(place=place, kind=kind)
         elif place.real_path in kept:
-            yield FoundFile(place=place, kind="video" if is_video_name(place.path) else "image")
+            yield FoundFile(place=place, kind=wanted.table.of_name(place.path) or "image")
         else:
             skipped.add(_skip(place.path, found))
     if num_animated and animated == "image":
@@ -141,6 +152,21 @@ def _judged(
             f"{num_animated} images have several frames, of which the first is used; "
             "--animated video takes them as videos"
         )
+
+
+def _taken(
+    files: Sequence[FoundFile], skipped: Skipped, kept: Container[str], wanted: Wanted
+) -> Iterator[FoundFile]:
+    """Yields the files of the kinds that are wanted, and those that are kept."""
+    others = [file for file in files if file.place.real_path not in kept]
+    skip_of = wanted.skips(file.kind for file in others)
+    for file in files:
+        is_kept = file.place.real_path in kept
+        skip = None if is_kept else skip_of(file.place.path, file.kind)
+        if skip is None:
+            yield file
+        else:
+            skipped.add(skip)
 
 
 def _skip(path: str, found: NotMedia) -> Skip:
@@ -157,8 +183,8 @@ def _note(skipped: Skipped, empty: Sequence[str], patterns: Patterns) -> None:
         skipped.notes.append(f"--exclude {pattern!r} fits nothing")
 
 
-def _nothing(wanted: Sequence[str], is_recursive: bool, skipped: Skipped) -> str:
-    names = ", ".join(map(repr, wanted[:MAX_NAMED])) or "an empty list of paths"
+def _nothing(given: Sequence[str], is_recursive: bool, skipped: Skipped, wanted: Wanted) -> str:
+    names = ", ".join(map(repr, given[:MAX_NAMED])) or "an empty list of paths"
     hint = "" if is_recursive else "; --no-recursive left out subfolders"
     passed = f" ({skipped.text})" if skipped.text else ""
-    return f"no images or videos in {names}{passed}{hint}"
+    return f"no {wanted.words} in {names}{passed}{hint}"

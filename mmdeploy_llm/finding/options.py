@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.sinks.scan import Mode
 
 from .contents import Reader, check_dedupe
 from .files import check_animated
 from .names import Patterns
 from .skipped import Skipped
+from .wanted import Wanted, given_kinds, installed_kinds
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchSettings
@@ -24,6 +26,8 @@ class FindingArguments(TypedDict, total=False):
     """Arguments of `LLM.run_batch` about which files are read.
 
     exclude: patterns of files and folders that are left out, such as "*.tmp" or "drafts/**".
+    kinds: of media that are read, such as ["image", "audio"] or "image,audio"; None: all that the
+        model takes.
     animated: what images of several frames are: "image" (the first frame) or "video".
     skipped: file for the list of what is not read, with the reasons.
     prune: whether records of files that are certainly gone are removed; needs resume.
@@ -32,6 +36,7 @@ class FindingArguments(TypedDict, total=False):
     """
 
     exclude: str | Sequence[str]
+    kinds: str | Sequence[str] | None
     animated: str
     skipped: str | os.PathLike[str] | None
     prune: bool
@@ -40,14 +45,21 @@ class FindingArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingOptions:
-    """Which files of an input are read; see FindingArguments. open_reader: returns what reads
-    images within the limits of the engine."""
+    """Which files of an input are read; see FindingArguments.
+
+    table: the kinds of media; None: those of all installed plugins. accepted: returns those that
+        the model takes, see Wanted. open_reader: returns what reads images within the limits of the
+        engine.
+    """
 
     exclude: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     animated: str = "image"
     skipped: Path | None = None
     prune: bool = False
     dedupe: str | None = None
+    table: KindTable | None = None
+    accepted: Callable[[], Collection[str]] | None = None
     open_reader: Callable[[], Reader] | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +76,17 @@ class FindingOptions:
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise ConfigError("exclude must be a pattern such as '*.tmp', or a list of patterns")
         listed = values.pop("skipped", None)
-        return cls(exclude=patterns, skipped=None if listed is None else Path(listed), **values)
+        return cls(
+            exclude=patterns,
+            kinds=tuple(given_kinds(values.pop("kinds", None) or ())),
+            skipped=None if listed is None else Path(listed),
+            **values,
+        )
+
+    def wanted(self) -> Wanted:
+        """Returns the kinds of files that become items. Raises ConfigError for an unknown one."""
+        table = installed_kinds() if self.table is None else self.table
+        return Wanted(table=table, chosen=self.kinds, accepted=self.accepted)
 
     def check(self, mode: Mode, skipped: Skipped, *, is_corpus: bool) -> None:
         """Raises ConfigError for options that would have no effect, and where the list of what is
@@ -73,11 +95,11 @@ class FindingOptions:
             raise ConfigError("prune needs resume: a new output has no records to remove")
         if self.skipped is not None:
             skipped.check_target(self.skipped)
-        is_default = not self.exclude and self.animated == "image" and not self.prune
+        is_default = not (self.exclude or self.kinds or self.prune) and self.animated == "image"
         if not is_default and is_corpus:
             raise ConfigError(
-                "exclude, animated and prune are for folders and files of media; this input is a "
-                "corpus"
+                "exclude, kinds, animated and prune are for folders and files of media; this input "
+                "is a corpus"
             )
 
     def values(self) -> dict[str, Any]:
@@ -85,6 +107,12 @@ class FindingOptions:
         return {} if self.animated == "image" else {"animated": self.animated}
 
 
-def with_reader(settings: BatchSettings, open_reader: Callable[[], Reader]) -> BatchSettings:
-    """Returns the settings with what reads images within the limits of the engine."""
-    return replace(settings, finding=replace(settings.finding, open_reader=open_reader))
+def with_reader(
+    settings: BatchSettings,
+    open_reader: Callable[[], Reader],
+    table: KindTable | None = None,
+    accepted: Callable[[], Collection[str]] | None = None,
+) -> BatchSettings:
+    """Returns the settings with what the engine decides; see FindingOptions."""
+    finding = replace(settings.finding, open_reader=open_reader, table=table, accepted=accepted)
+    return replace(settings, finding=finding)

@@ -11,12 +11,14 @@ _CONTROLS = bytes(range(9)) + bytes(range(14, 32))  # that no text has
 _BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)  # sizes of its second header
 _HEIF = ("heic", "heix", "heim", "heis", "hevc", "hevx", "mif1", "msf1", "mif2")
 _AVIF = ("avif", "avis")
+OTHER = "other"
 _OGG_SOUND = (b"OpusHead", b"\x01vorbis", b"\x7fFLAC", b"Speex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A format of files. kind: "image", "video", or "other" for what is no medium of ours.
+    """A format of files. kind: "image", "video", "audio", "pdf", or OTHER for what is no medium by
+    itself; a kind counts where the engine or a plugin provides it.
 
     name: with its article. advice: what to do with a file that is not read. hint: what makes it
     readable where it is.
@@ -41,15 +43,16 @@ def _video(name: str) -> Format:
     return Format(kind="video", name=name)
 
 
-def _other(noun: str, advice: str = "", hint: str = "") -> Format:
+def _other(noun: str, advice: str = "", hint: str = "", kind: str = OTHER) -> Format:
     vowel = noun[0].lower() in "aeio" or noun.startswith(("HTML", "SVG", "XML", "xz"))
     name = f"{'an' if vowel else 'a'} {noun}"
-    return Format(kind="other", name=name, advice=advice, hint=hint)
+    return Format(kind=kind, name=name, advice=advice, hint=hint)
 
 
 AVIF, GIF, HEIF, PNG, TIFF, WEBP = map(_image, ("AVIF", "GIF", "HEIF", "PNG", "TIFF", "WebP"))
 RAW = _other("raw photo of a camera", "convert it to JPEG or TIFF")
-SOUND = _other("sound file")
+SOUND = _other("sound file", kind="audio")
+PDF = _other("PDF document", kind="pdf")
 SVG = _other("SVG drawing", "convert it to PNG")
 EMPTY = _other("empty file")
 
@@ -83,9 +86,9 @@ _BEGINS: tuple[tuple[bytes, Format], ...] = (
     (b"\0\0\x01\0", _other("icon", "convert it to PNG")),
     (b"ID3", SOUND),
     (b"fLaC", SOUND),
-    (b"MThd", SOUND),
+    (b"MThd", _other("MIDI file")),
     (b"#!AMR", SOUND),
-    (b"%PDF-", _other("PDF document")),
+    (b"%PDF-", PDF),
     (b"%!PS", _other("PostScript document")),
     (b"PK\x03\x04", _other("ZIP archive", "unpack it")),
     (b"PK\x05\x06", _other("ZIP archive", "unpack it")),
@@ -112,7 +115,7 @@ _TEXTS: tuple[tuple[bytes, Format], ...] = (
     (b"<svg", SVG),
     (b"<!doctype svg", SVG),
     (b"version https://git-lfs", _other("pointer of Git LFS", hint="git lfs pull fetches it")),
-    (b"%pdf-", _other("PDF document")),
+    (b"%pdf-", PDF),
     (b"%!ps", _other("PostScript document")),
 )
 
@@ -131,10 +134,10 @@ def format_of(head: bytes) -> Format | None:
         if head.startswith(begin):
             return found
     # What follows has few fixed bytes, with which a text may begin too.
-    return None if _is_text(head) else next(filter(None, (read(head) for read in _READERS)), None)
+    return None if is_text(head) else next(filter(None, (read(head) for read in _READERS)), None)
 
 
-def _is_text(head: bytes) -> bool:
+def is_text(head: bytes) -> bool:
     """Whether no byte of it is a control character: binary formats have zeros at once."""
     return head.translate(None, delete=_CONTROLS) == head
 
@@ -182,7 +185,8 @@ def _of_transport_stream(head: bytes) -> Format | None:
 
 
 def _of_sound(head: bytes) -> Format | None:
-    is_mpeg = head[0] == 0xFF and head[1:2] >= b"\xe2" and head[1] & 0b110 != 0
+    is_utf16 = head.startswith(b"\xff\xfe")
+    is_mpeg = head[0] == 0xFF and head[1:2] >= b"\xe2" and head[1] & 0b110 != 0 and not is_utf16
     return SOUND if is_mpeg and head[2:3] < b"\xf0" else None
 
 

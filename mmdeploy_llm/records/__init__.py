@@ -1,6 +1,6 @@
 """Holds what a batch keeps of its items: results, ids, digests, and the files beside an output.
 
-item.py           Item: one prompt of a batch; Media: one of its images or videos
+item.py           Item: one prompt of a batch; Media: one media item of it
 record.py         Record: the result of an item, one line of JSON
 ids.py            compact sets of ids, and the selection of a shard's lines
 identity.py       digests of inputs, files and models: what has changed since

@@ -1,4 +1,4 @@
-"""Item: one prompt of a batch; Media: one of its images or videos."""
+"""Item: one prompt of a batch; Media: one media item of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.params import SamplingParams
 
 
@@ -14,7 +15,7 @@ from mmdeploy_llm.params import SamplingParams
 class Media:
     """A media item of a line.
 
-    kind: "image" or "video".
+    kind: "image", "video", or a kind that a plugin adds.
     name: its path or URL, or a description such as "(data: URL)" when it has neither.
     """
 
@@ -25,6 +26,12 @@ class Media:
     def is_file(self) -> bool:
         """Whether `name` is an absolute path."""
         return os.path.isabs(self.name)
+
+
+def kind_of_path(path: str) -> str:
+    """Returns what a record about a file without `media` means: a video by its name, else an image,
+    whatever plugins are installed. Files of all other kinds, or of other names, have `media`."""
+    return BUILT_IN_KINDS.of_name(path) or "image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.intake.prompts import MEDIA_KEYS
 from mmdeploy_llm.records.identity import file_paths
 from mmdeploy_llm.records.item import Item
 
@@ -29,10 +29,13 @@ SIGNATURES = (
     (b"II*\0", "tiff"),
     (b"MM\0*", "tiff"),
     (b"\x1a\x45\xdf\xa3", "webm"),
+    (b"fLaC", "flac"),
+    (b"ID3", "mp3"),
+    (b"%PDF-", "pdf"),
 )
-RIFF = {b"WEBP": "webp", b"AVI ": "avi"}
+RIFF = {b"WEBP": "webp", b"AVI ": "avi", b"WAVE": "wav"}
 BRANDS = {b"avif": "avif", b"avis": "avif", b"heic": "heic", b"heix": "heic", b"mif1": "heif"}
-BRANDS |= {b"qt  ": "mov"}
+BRANDS |= {b"qt  ": "mov", b"M4A ": "m4a"}
 
 
 class LeftOutError(Exception):
@@ -67,33 +70,41 @@ def first_media(item: Item | BadItem | None) -> Iterator[Blob | None]:
 def _first(item: Item | BadItem | None) -> Any:
     if not isinstance(item, Item):
         return None
-    return item.path if item.path is not None else next(_all(item.prompt), None)
+    if item.path is not None:
+        return item.path
+    return next((value for value in media_in(item) if value is not None), None)
 
 
-def _all(prompt: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields the media of a prompt, images first where their order is not known."""
-    data = prompt.get("multimodal_data") or prompt.get("multi_modal_data") or {}
-    for kind in MEDIA_KINDS:
-        if isinstance(data, Mapping) and data.get(kind) is not None:
-            yield from _flat(data[kind])
-    messages = prompt.get("messages")
+def media_in(item: Item) -> Iterator[Any]:
+    """Yields the media that an item's prompt holds, without their options, in the order of
+    `item.media`."""
+    for field in MEDIA_KEYS:
+        data = item.prompt.get(field)
+        for kind, value in data.items() if isinstance(data, Mapping) else ():
+            yield from _flat(value, kind)
+    kinds = {own.kind for own in item.media}
+    messages = item.prompt.get("messages")
     for message in messages if isinstance(messages, Sequence) else ():
         parts = message.get("content") if isinstance(message, Mapping) else None
         for part in parts if isinstance(parts, (list, tuple)) else ():
             name = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(name, str) and name.removesuffix("_url") in MEDIA_KINDS:
-                yield from _flat(part.get(name))
+            kind = str(name).removesuffix("_url").removeprefix("input_")
+            if kind in kinds and name in part:
+                yield from _flat(part[name], kind)
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _flat(value: Any, kind: str) -> Iterator[Any]:
     """Yields the items of lists, and of a media item with options the media itself."""
     if isinstance(value, (list, tuple)):
         for each in value:
-            yield from _flat(each)
+            yield from _flat(each, kind)
     elif isinstance(value, Mapping):
-        names = [name for name in ("bytes", "path", "url", *MEDIA_KINDS) if value.get(name)]
-        yield from _flat(value[names[0]] if names else None)
-    elif value is not None:
+        names = [name for name in (kind, "bytes", "path", "url", "data") if value.get(name)]
+        inner = value[names[0]] if names else None
+        if names == ["data"] and isinstance(inner, str):  # a part "input_audio"
+            inner = f"data:;base64,{inner}"
+        yield from _flat(inner, kind)
+    else:
         yield value
 
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from mmdeploy_llm.batch.corpus.questions import IMAGE_QUESTION
+from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.records.files import Folder, OutputLostError
@@ -105,11 +105,13 @@ def report_batch(
     previews: FilePreviews,
     about: Mapping[str, Any] | None = None,
     is_caption: bool = False,
+    kinds: Iterable[str] = (),
     made: Made | None = None,
 ) -> None:
     """Writes a report of all items of the batch, including those of earlier runs.
 
-    about: further settings to list. made: the cards that the run has made already.
+    about: further settings to list. kinds: see head_of. made: the cards that the run has made
+    already.
     """
     run = summary.run
     speeds = {
@@ -117,7 +119,7 @@ def report_batch(
         "tokens/s": f"{run.tokens_per_second:.0f}",
     }
     head = replace(
-        head_of(settings, model, about, is_caption=is_caption),
+        head_of(settings, model, about, is_caption=is_caption, kinds=kinds),
         speeds=speeds if run.num_items else {},
         facts={"input": "; ".join(summary.notes)} if summary.notes else {},
     )
@@ -143,12 +145,15 @@ def head_of(
     *,
     is_caption: bool = False,
     running: str = "",
+    kinds: Iterable[str] = (),
 ) -> ReportHead:
-    """Returns the header of the report of a batch. about: further settings to list."""
+    """Returns the header of the report of a batch. about: further settings to list. kinds: of the
+    files, which are described unless there is a question."""
     params = settings.sampling_params
     given = {name: getattr(params, name) for name in params.model_fields_set}
     options = {**(about or {}), **given, **settings.chat_template_kwargs}
-    asked = IMAGE_QUESTION if is_caption and settings.question is None else settings.question
+    described = " ".join(map(description_of, kinds)) or None
+    asked = described if is_caption and settings.question is None else settings.question
     return ReportHead(
         model=model,
         prompt=asked,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.errors import ABORTED, RequestError
-from mmdeploy_llm.intake.prompts import MEDIA_KEYS
-from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
+from mmdeploy_llm.messages import MediaItem, MediaRef
 from mmdeploy_llm.records.identity import digest_of, file_state
-from mmdeploy_llm.records.item import Item, Media
+from mmdeploy_llm.records.item import Item, Media, kind_of_path
+from mmdeploy_llm.records.media import media_in
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.base import Readable
 
@@ -92,29 +91,10 @@ class FilePreviews:
 def bytes_of(item: Item) -> list[bytes | None]:
     """Returns the bytes of an item's media that its prompt holds, None for others, in the order of
     `item.media`."""
-    found: list[bytes | None] = []
-    for message in item.prompt.get("messages") or ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, (list, tuple)) else ():
-            field = part.get("type") if isinstance(part, Mapping) else None
-            if str(field).removesuffix("_url") in MEDIA_KINDS:
-                found += _leaves(part.get(field))
-    for name in MEDIA_KEYS:
-        data = item.prompt.get(name)
-        for kind, value in data.items() if isinstance(data, Mapping) else ():
-            found += _leaves(value) if kind in MEDIA_KINDS else ()
+    found: list[bytes | None] = [
+        bytes(value) if isinstance(value, (bytes, bytearray)) else None for value in media_in(item)
+    ]
     return found if len(found) == len(item.media) else [None] * len(item.media)
-
-
-def _leaves(value: Any) -> Iterator[bytes | None]:
-    if isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _leaves(inner)
-    elif isinstance(value, Mapping):
-        inner = next((value[name] for name in (*MEDIA_KINDS, "url") if name in value), None)
-        yield from _leaves(inner)
-    else:
-        yield bytes(value) if isinstance(value, (bytes, bytearray)) else None
 
 
 def media_of(record: Record, roots: Collection[str] = ()) -> tuple[Media, ...]:
@@ -125,12 +105,11 @@ def media_of(record: Record, roots: Collection[str] = ()) -> tuple[Media, ...]:
     """
     if record.path is None or record.media:
         return record.media
-    kind = "video" if is_video_name(record.path) else "image"
     here, own = os.path.abspath(record.path), str(record.id)
     places = (here, *(os.path.join(root, own) for root in roots))
     same = (place for place in places if digest_of(file_state(place)) == record.item_digest)
     name = next(same, here) if roots and record.item_digest else here
-    return (Media(kind=kind, name=name),)
+    return (Media(kind=kind_of_path(record.path), name=name),)
 
 
 def roots_of(*outputs: Readable) -> tuple[str, ...]:

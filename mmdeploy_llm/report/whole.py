@@ -43,8 +43,14 @@ class RunReport:
     ) -> None:
         self._page, self._previews, self._options = page, previews, options
         settings = job.settings
+        self._kinds = tuple(dict.fromkeys(job.source.kinds().values()))
         head = partial(
-            head_of, settings, options.model, options.about, is_caption=options.is_caption
+            head_of,
+            settings,
+            options.model,
+            options.about,
+            is_caption=options.is_caption,
+            kinds=self._kinds,
         )
         self._growing = GrowingReport(
             page,
@@ -79,6 +85,7 @@ class RunReport:
                 previews=self._previews,
                 about=self._options.about,
                 is_caption=self._options.is_caption,
+                kinds=self._kinds,
                 made=self._growing,
             )
 

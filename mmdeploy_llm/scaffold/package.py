@@ -2,7 +2,6 @@
 
 templates/common      files of every package
 templates/<kind>      files of one kind; a file replaces the common one of the same name
-templates/model-image files of a model that reads images
 
 A template's path may contain $module. Templates end in .tmpl so that tools do not treat them as
 code.
@@ -25,24 +24,32 @@ from mmdeploy_llm import __version__
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks.names import did_you_mean
 
+# Kind -> what it is; each has a folder of templates.
 SUMMARIES: Mapping[str, str] = MappingProxyType(
     {
         "model": "a text model (Seed-OSS of transformers) on mmdeploy_llm.layers",
-        "model-image": "a model that reads images (LLaVA of transformers) on mmdeploy_llm.layers",
-        "parser": "a reasoning parser",
-        "logits": "a logits processor",
-        "processor": "a processor of charts, a new kind of media",
+        "vision-model": "a model that reads images (LLaVA of transformers) on mmdeploy_llm.layers",
+        "reasoning-parser": "a reasoning parser",
+        "tool-parser": "a parser of tool calls",
+        "logits-processor": "a logits processor",
+        "media-kind": "a kind of media whose items are several images each (albums)",
+        "media-processor": "a processor of charts, a kind of media with tensors of its own",
+        "fetcher": "a source of media for addresses of its own",
+        "observer": "an observer that counts what engines do",
     }
+)
+SHORT: Mapping[str, str] = MappingProxyType(
+    {"parser": "reasoning-parser", "logits": "logits-processor", "processor": "media-processor"}
 )
 NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "logits": ("torch",),
+        "logits-processor": ("torch",),
         "model": ("torch",),
-        "model-image": ("numpy", "pillow", "torch"),
-        "processor": ("numpy", "pillow", "torch"),
+        "vision-model": ("numpy", "pillow", "torch"),
+        "media-processor": ("numpy", "pillow", "torch"),
     }
 )
-KINDS = ("model", "parser", "logits", "processor")
+KINDS = tuple(SUMMARIES)
 MEDIA = ("image",)  # what a model may read
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 503, first a letter
 TAKEN = frozenset({"mmdeploy"})  # mmdeploy-llm is this package itself
@@ -62,8 +69,8 @@ class NewPackage:
 def write_package(name: str, kind: str, directory: Path, *, media: str | None = None) -> NewPackage:
     """Writes the folder NAME-llm below `directory`, which is created if it does not exist.
 
-    name: name of the plugin. kind: one of KINDS. media: one of MEDIA, for a model that reads it
-    beside text, with a processor of its own. Raises ConfigError for a name that is not valid for a
+    name: name of the plugin. kind: one of KINDS, or short for one. media: one of MEDIA makes a
+    model one that reads it beside text. Raises ConfigError for a name that is not valid for a
     package and a module, an unknown kind, media of another kind, and a folder that already exists.
     """
     template = template_of(kind, media)
@@ -94,17 +101,18 @@ def write_package(name: str, kind: str, directory: Path, *, media: str | None = 
 def template_of(kind: str, media: str | None = None) -> str:
     """Returns the folder of the kind's templates. Raises ConfigError for an unknown kind, for
     unknown media, and for media of a kind that is no model."""
+    kind = SHORT.get(kind, kind)
     if kind not in KINDS:
-        hint = did_you_mean(kind, KINDS)
+        hint = did_you_mean(kind, (*KINDS, *SHORT))
         raise ConfigError(f"there is no kind {kind!r}{hint}; kinds: {', '.join(KINDS)}")
     if media is None:
         return kind
-    if kind != "model":
-        raise ConfigError(f"only a model has media, not a {kind}; use --kind model, or no --media")
+    if kind not in ("model", "vision-model"):
+        raise ConfigError(f"only a model has media, not a {kind}; use --kind vision-model")
     if media not in MEDIA:
         hint = did_you_mean(media, MEDIA)
         raise ConfigError(f"there is no template for {media!r}{hint}; media: {', '.join(MEDIA)}")
-    return f"{kind}-{media}"
+    return "vision-model"
 
 
 def package_names(name: str) -> Mapping[str, str]:
@@ -126,6 +134,7 @@ def package_names(name: str) -> Mapping[str, str]:
         "package": f"{plain}-llm",
         "module": module,
         "title": "".join(word.capitalize() for word in plain.split("-")),
+        "variable": f"{module.upper()}_FOLDER",  # of the environment
         "requirement": _requirement(__version__),
     }
 

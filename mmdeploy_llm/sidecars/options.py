@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
 from mmdeploy_llm.datasets.formats import SUFFIXES as CORPORA
-from mmdeploy_llm.datasets.names import is_media_name
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
 
 from .text import SidecarText
 
@@ -89,15 +90,15 @@ def text_of_arguments(arguments: Mapping[str, Any]) -> SidecarText:
     )
 
 
-def check_suffix(suffix: str) -> None:
+def check_suffix(suffix: str, kinds: KindTable = BUILT_IN_KINDS) -> None:
     """Raises ConfigError for a suffix that is none, or is that of media or of a corpus: a sidecar
     would replace a picture, or be read as an input."""
     if not _SUFFIX.fullmatch(suffix):
         raise ConfigError(
             f"the suffix of sidecars must be like .txt or .caption, got {suffix[:40]!r}"
         )
-    if is_media_name(f"x{suffix}") or f"x{suffix}".lower().endswith(tuple(CORPORA)):
+    if is_media_name(f"x{suffix}", kinds) or f"x{suffix}".lower().endswith(tuple(CORPORA)):
         raise ConfigError(
-            f"{suffix!r} is the suffix of pictures, videos or corpora; sidecars need one of their "
+            f"{suffix!r} is the suffix of media or corpora; sidecars need one of their "
             "own, such as .txt"
         )

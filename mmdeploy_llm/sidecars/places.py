@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdeploy_llm.datasets.names import is_media_name, natural_key
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name, natural_key
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder
 
@@ -65,9 +66,10 @@ class Beside:
 
 class Places(Closing):
     """Opens the folders of pictures, beneath their roots and through no link; the last one stays
-    open."""
+    open. kinds: of files that have sidecars."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: KindTable = BUILT_IN_KINDS) -> None:
+        self._kinds = kinds
         self._last: tuple[tuple[str, str], Beside] | None = None
 
     def beside(self, spot: Spot) -> Beside:
@@ -78,7 +80,10 @@ class Places(Closing):
             return self._last[1]
         self.close()
         folder = _opened(spot.root, inner)
-        self._last = ((spot.root, inner), Beside(folder=folder, owners=_owners(folder)))
+        self._last = (
+            (spot.root, inner),
+            Beside(folder=folder, owners=_owners(folder, self._kinds)),
+        )
         return self._last[1]
 
     def close(self) -> None:
@@ -101,10 +106,11 @@ def _opened(root: str, inner: str) -> Folder:
     return folder
 
 
-def _owners(folder: Folder) -> dict[str, str]:
+def _owners(folder: Folder, kinds: KindTable) -> dict[str, str]:
     """Returns the picture of each stem: of `a.jpg` and `a.png`, both of `a.txt`, the first."""
     owners: dict[str, str] = {}
-    for name in sorted(filter(is_media_name, folder.all_names()), key=natural_key):
+    names = (name for name in folder.all_names() if is_media_name(name, kinds))
+    for name in sorted(names, key=natural_key):
         owners.setdefault(os.path.splitext(name)[0], name)
     return owners
 

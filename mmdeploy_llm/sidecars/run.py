@@ -3,7 +3,9 @@ missing when it is resumed."""
 
 from __future__ import annotations
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.record import Record
@@ -17,9 +19,15 @@ from .writer import SidecarCounts, Sidecars, SpotOf
 class RunSidecars(Closing):
     """The sidecars of one run; none without options."""
 
-    def __init__(self, options: SidecarOptions | None, spot_of: SpotOf, sink: Sink) -> None:
+    def __init__(
+        self,
+        options: SidecarOptions | None,
+        spot_of: SpotOf,
+        sink: Sink,
+        kinds: KindTable = BUILT_IN_KINDS,
+    ) -> None:
         self._sink = sink
-        self._own = options and Sidecars(options, spot_of, sink.places)
+        self._own = options and Sidecars(options, spot_of, sink.places, kinds)
 
     @property
     def counts(self) -> SidecarCounts | None:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.ids import IdSet
 from mmdeploy_llm.records.record import Record
 
-from .options import SidecarOptions
+from .options import SidecarOptions, check_suffix
 from .places import Places, Spot, sidecar_name, text_in
 
 NO_ANSWER = frozenset(("failed", "empty", "repetition"))  # outcomes without a sidecar
@@ -52,14 +54,20 @@ class Sidecars(Closing):
     """Writes sidecars. Not thread-safe.
 
     spot_of: where the picture of a record is. outputs: files of the run, which no sidecar replaces.
+    kinds: of files that have sidecars, and whose suffixes no sidecar has.
     num_taken: items of new records.
     """
 
     def __init__(
-        self, options: SidecarOptions, spot_of: SpotOf, outputs: Iterable[str | Path] = ()
+        self,
+        options: SidecarOptions,
+        spot_of: SpotOf,
+        outputs: Iterable[str | Path] = (),
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
+        check_suffix(options.suffix, kinds)
         self._options, self._spot_of = options, spot_of
-        self._places = Places()
+        self._places = Places(kinds)
         self._outputs = frozenset(os.path.realpath(own) for own in outputs)
         self._taken = IdSet()
         self.counts = SidecarCounts(suffix=options.suffix)

@@ -99,13 +99,17 @@ def test_media_in_messages_are_resolved_and_options_left_alone():
     assert item.question == "What?"
 
 
-def test_names_of_other_kinds_of_media_are_relative_to_the_folder_too():
+def test_names_of_other_kinds_of_media_are_relative_to_the_folder_too(kinds_of):
+    kinds = kinds_of({"kind": "chart"})
     rows = [["apples", 3], ["pears", 5]]
-    item = read({"prompt": "hi", "multimodal_data": {"chart": ["a.csv", rows, "/b.csv"]}})
+    line = {"prompt": "hi", "multimodal_data": {"chart": ["a.csv", rows, "/b.csv"]}}
+    item = read(line, kinds=kinds)
     assert item.prompt["multimodal_data"]["chart"] == ["/data/a.csv", rows, "/b.csv"]
     parts = [{"type": "chart", "chart": "a.csv"}, {"type": "text", "text": "Which?"}]
-    content = read({"messages": [{"role": "user", "content": parts}]}).prompt["messages"]
+    line = {"messages": [{"role": "user", "content": parts}]}
+    content = read(line, kinds=kinds).prompt["messages"]
     assert content[0]["content"] == [{"type": "chart", "chart": "/data/a.csv"}, parts[1]]
+    assert read(line).prompt["messages"][0]["content"] == parts  # unknown: the intake refuses it
 
 
 def test_objects_of_an_iterable_pass_as_they_are():

@@ -17,6 +17,7 @@ from mmdeploy_llm.batch.engine import NOT_COMPARED, describe_engine
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.identity import digest_of, model_digest
 from mmdeploy_llm.records.outcome import NOTHING, Retried
@@ -99,16 +100,17 @@ def test_a_changed_file_is_done_again(do, out, pictures):
     assert len(ids(out)) == len(out.read_bytes().splitlines()) == len(set(ids(out)))
 
 
-def test_a_changed_file_of_a_line_is_done_again(do, jsonl, tmp_path):
+def test_a_changed_file_of_a_line_is_done_again(do, jsonl, tmp_path, kinds_of):
+    finding = FindingOptions(table=kinds_of({"kind": "chart"}))
     (tmp_path / "x y.png").write_bytes(b"1")
     forms = ["x y.png", str(tmp_path / "x y.png"), (tmp_path / "x y.png").as_uri()]
     lines = [{"prompt": "p", "multimodal_data": {"image": [form]}} for form in forms]
     lines += [{"prompt": "p", "multimodal_data": {"chart": form}} for form in forms]
     source = jsonl({"prompt": "without a file"}, *lines)
-    do(source, "new")
-    assert do(source)[1] == []
+    do(source, "new", finding=finding)
+    assert do(source, finding=finding)[1] == []
     (tmp_path / "x y.png").write_bytes(b"22")
-    assert len(do(source)[1]) == len(lines)
+    assert len(do(source, finding=finding)[1]) == len(lines)
 
 
 def test_objects_of_a_python_program_are_compared_as_far_as_they_can_be():

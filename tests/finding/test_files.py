@@ -58,8 +58,8 @@ def test_each_file_once_in_the_order_of_the_arguments(pictures, monkeypatch):
         ("missing.png", "does not exist"),
         ("https://example.org/a.png", "URL"),
         ("data:image/png;base64,AAAA", "URL"),
-        ("*.gif", "no images or videos"),
-        ("empty", "no images or videos.*--no-recursive left out subfolders"),
+        ("*.gif", "no image, video or audio"),
+        ("empty", "no image, video or audio.*--no-recursive left out subfolders"),
     ],
 )
 def test_missing_inputs_raise(tmp_path, monkeypatch, path, words):
@@ -123,11 +123,11 @@ def test_patterns_that_fit_nothing_are_refused(pictures, pattern):
 
 def test_what_systems_write_is_named_last(tmp_path):
     junk = ("Thumbs.db", "desktop.ini", ".DS_Store", "._a.png", "ehthumbs.db", "Icon\r")
-    rest = (*(f"a.{suffix}" for suffix in ("svg", "psd", "ico", "txt", "pdf", "mp3", "zip")), "b")
+    rest = (*(f"a.{suffix}" for suffix in ("svg", "psd", "ico", "txt", "pdf", "mid", "zip")), "b")
     for name in (*junk, "a.jpg", *rest):
         (tmp_path / name).write_bytes(b"some text")
     text = find_media([str(tmp_path)]).skipped.text
-    assert all(f"1 .{suffix}" in text for suffix in ("svg", "psd", "txt", "pdf", "mp3", "zip"))
+    assert all(f"1 .{suffix}" in text for suffix in ("svg", "psd", "txt", "pdf", "mid", "zip"))
     assert text.endswith("other kinds (--skipped FILE lists all)")
 
 

@@ -88,7 +88,7 @@ def test_names_count_only_where_bytes_say_nothing(tmp_path):
         "d.nef": (made("JPEG"), Media(kind="image")),
         "e.png": (b"\x01\x02", Media(kind="image")),
         "f.mp4": (b"", Media(kind="video")),
-        "g": (b"\x01\x02", "neither an image nor a video"),
+        "g": (b"\x01\x02", "it is no image, video or audio"),
         "h.txt": (b"", "an empty file"),
         "i.mp4": (made("GIF"), Media(kind="image")),
     }
@@ -125,3 +125,38 @@ def test_a_cut_animation_is_an_image(tmp_path, data):
     path = tmp_path / "a.gif"
     path.write_bytes(data)
     assert kind_of(str(path), has_heif=True) == Media(kind="image")
+
+
+SKETCH = {
+    "kind": "sketch",
+    "suffixes": (".sketch", ".png2"),
+    "first_bytes": (b"SKETCH1", b"\x89PNG\r\n\x1a\nsketch"),
+}
+NOTES = {"kind": "notes", "suffixes": (".notes",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind"),
+    [
+        ("a.sketch", b"SKETCH1 and more", "sketch"),
+        ("a", b"SKETCH1", "sketch"),
+        ("a.jpg", b"SKETCH1", "sketch"),  # bytes win over names, as those of pictures do
+        ("a.sketch", made("PNG"), "image"),
+        ("a.PNG2", b"\x89PNG\r\n\x1a\nsketch", "sketch"),  # both say so
+        ("a.png", b"\x89PNG\r\n\x1a\nsketch", "image"),
+        ("a.SKETCH", b"", "sketch"),  # its own error tells more
+        ("a.sketch", b"<html>", "HTML page named .sketch"),
+        ("a.notes", b"<html>", "notes"),  # a kind without first bytes goes by its name
+        ("a.notes", b"RIFF\x24\0\0\0WAVEfmt ", "audio"),
+        ("a.wav", b"\xff\xd8\xff", "image"),
+        ("a.txt", b"caffeine is no sound", ".txt"),
+        ("a.txt", "a text".encode("utf-16"), ".txt"),
+        ("a.mid", b"MThd\0\0", ".mid"),
+        ("a.ogg", b"OggS" + bytes(24) + b"\x80theora", "video"),
+        ("a.pdf", b"%PDF-1.7", ".pdf"),
+    ],
+)
+def test_kinds_of_plugins_are_found_as_images_are(tmp_path, kinds_of, name, data, kind):
+    (tmp_path / name).write_bytes(data)
+    found = kind_of(str(tmp_path / name), False, kinds_of(SKETCH, NOTES))
+    assert (found.kind if isinstance(found, Media) else found.label) == kind

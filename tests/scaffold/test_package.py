@@ -13,7 +13,7 @@ import pytest
 
 from mmdeploy_llm import ConfigError, __version__
 from mmdeploy_llm.hooks import discovery
-from mmdeploy_llm.scaffold import KINDS, MEDIA, write_package
+from mmdeploy_llm.scaffold import KINDS, write_package
 from mmdeploy_llm.scaffold.package import package_names
 
 ROOT = Path(__file__).parents[2]
@@ -43,12 +43,11 @@ print(json.dumps(found))
 
 @pytest.fixture(
     scope="module",
-    params=[*((kind, None) for kind in KINDS), *(("model", media) for media in MEDIA)],
-    ids=lambda case: "-".join(filter(None, case)),
+    params=KINDS,
 )
 def package(request, tmp_path_factory):
-    kind, media = request.param
-    return write_package(f"my-{kind}", kind, tmp_path_factory.mktemp(kind), media=media)
+    kind = request.param
+    return write_package("my-own", kind, tmp_path_factory.mktemp(kind))
 
 
 def test_every_file_that_it_names_is_written(package):
@@ -125,46 +124,56 @@ def test_the_tests_are_short(package):
     tree = ast.parse(test.read_text())
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     assert all(ast.unparse(base).endswith("Conformance") for node in classes for base in node.bases)
-    has_image = any(name.endswith("/image.py") for name in package.files)
-    assert len(classes) == 2 + has_image
+    assert classes[0].name == "TestPlugin"
+    assert len(test.read_text().splitlines()) <= 80
 
 
 @pytest.fixture
-def eyes(tmp_path):
-    """Writes a package with a model that reads images; returns a function that runs Python in its
+def install(tmp_path):
+    """Returns a function that writes a package and returns another, which runs Python in its
     folder, where the package is installed."""
-    package = write_package("acme-eyes", "model", tmp_path, media="image")
-    info = package.folder / "src" / "acme_eyes_llm-0.1.0.dist-info"  # as pip writes it
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-eyes-llm\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[mmdeploy_llm]\nacme-eyes = acme_eyes_llm\n")
 
-    def run(*words):
-        done = subprocess.run(
-            [sys.executable, *map(str, words)],
-            cwd=package.folder,
-            env={**os.environ, "PYTHONPATH": str(package.folder / "src")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
-        return done.stdout
+    def installed(kind, **options):
+        made = write_package(f"acme-{kind}", kind, tmp_path / "made", **options)
+        name, module = f"acme-{kind}", f"acme_{kind.replace('-', '_')}_llm"
+        info = made.folder / "src" / f"{module}-0.1.0.dist-info"  # as pip writes it
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-llm\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[mmdeploy_llm]\n{name} = {module}\n")
 
-    return run
+        def run(*words):
+            done = subprocess.run(
+                [sys.executable, *map(str, words)],
+                cwd=made.folder,
+                env={**os.environ, "PYTHONPATH": str(made.folder / "src")},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+            return done.stdout
+
+        return run
+
+    return installed
+
+
+PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-W", "error")
+NUM_TESTS = {"model": 15, "vision-model": 40, "reasoning-parser": 8, "tool-parser": 8}
+
+
+@pytest.mark.full  # a process that imports torch
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_package_passes_its_own_tests(kind, install):
+    said = install(kind)(*PYTEST)
+    assert int(re.search(r"(\d+) passed", said)[1]) >= NUM_TESTS.get(kind, 5)
 
 
 @pytest.mark.full
-def test_a_model_with_images_passes_its_own_tests(eyes):
-    said = eyes("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
-    assert int(re.search(r"(\d+) passed", said)[1]) >= 40
-
-
-@pytest.mark.full
-def test_a_model_with_images_answers_as_transformers(eyes, tmp_path):
-    said = eyes("-c", ASK, "acme-eyes", tmp_path / "tiny")
+def test_a_model_with_images_answers_as_transformers(install, tmp_path):
+    said = install("vision-model")("-c", ASK, "acme-vision-model", tmp_path / "tiny")
     (owner, *found), (other, *expected) = json.loads(said.splitlines()[-1])
-    assert (owner, other) == ("acme-eyes", "transformers_any")
+    assert (owner, other) == ("acme-vision-model", "transformers_any")
     assert found == expected
 
 
@@ -206,14 +215,20 @@ def test_invalid_names(name, tmp_path):
 
 
 def test_an_unknown_kind(tmp_path):
-    with pytest.raises(ConfigError, match="no kind 'parsers'; did you mean 'parser'"):
+    with pytest.raises(
+        ConfigError, match=r"no kind 'parsers'; did you mean 'parser'.* tool-parser,"
+    ):
         write_package("acme", "parsers", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("kind", "media", "message"),
     [
-        ("parser", "image", "only a model has media, not a parser; use --kind model, or no"),
+        (
+            "parser",
+            "image",
+            "only a model has media, not a reasoning-parser; use --kind vision-model",
+        ),
         ("model", "images", "no template for 'images'; did you mean 'image'.*; media: image"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Which columns of a corpus hold the images, the videos, the question and the id: what the caller
-says, or else what the first rows show."""
+"""Which columns of a corpus hold the media, the question and the id: what the caller says, or else
+what the first rows show."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
 from mmdeploy_llm.datasets.folders import METADATA
-from mmdeploy_llm.datasets.names import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_media_name, is_video_name
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.signatures import HEAD, format_of
-from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.finding.kinds import kind_of_bytes
+from mmdeploy_llm.finding.wanted import check_kinds
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.template import MAX_NAME, Template, shown
 from mmdeploy_llm.sidecars.places import IN_QUESTION
 
-IMAGE_NAMES = frozenset(("image", "images", *(name[1:] for name in IMAGE_SUFFIXES)))
-VIDEO_NAMES = frozenset(("video", "videos", *(name[1:] for name in VIDEO_SUFFIXES)))
 ALL = "*"  # among the carried columns: all that a record can repeat
 
 
 class ColumnArguments(TypedDict, total=False):
-    """Arguments of `LLM.run_batch` that name columns. columns: those that records repeat."""
+    """Arguments of `LLM.run_batch` that name columns. media_column: of any kind, {kind: column}, a
+    list for several. columns: those that records repeat."""
 
     image_column: str | None
     video_column: str | None
+    audio_column: str | None
+    media_column: Mapping[str, str | Sequence[str]]
     prompt_column: str | None
     id_column: str | None
     columns: Sequence[str]
@@ -36,11 +38,14 @@ class ColumnArguments(TypedDict, total=False):
 class ColumnOptions:
     """The columns of a corpus that a caller names.
 
-    image, video, prompt, id: names of columns. carried: those that records repeat.
+    image, video, audio, prompt, id: names of columns. media: further ones, as (kind, name).
+    carried: those that records repeat.
     """
 
     image: str | None = None
     video: str | None = None
+    audio: str | None = None
+    media: tuple[tuple[str, str], ...] = ()
     prompt: str | None = None
     id: str | None = None
     carried: tuple[str, ...] = ()
@@ -54,6 +59,8 @@ class ColumnOptions:
         return cls(
             image=arguments.get("image_column"),
             video=arguments.get("video_column"),
+            audio=arguments.get("audio_column"),
+            media=tuple(_pairs(arguments.get("media_column") or {})),
             prompt=arguments.get("prompt_column"),
             id=arguments.get("id_column"),
             carried=tuple(columns),
@@ -64,16 +71,33 @@ class ColumnOptions:
         return {name: value for name, value in asdict(self).items() if value}
 
     @property
+    def media_columns(self) -> tuple[Column, ...]:
+        """The columns with media that are named, each once."""
+        own = (("image", self.image), ("video", self.video), ("audio", self.audio), *self.media)
+        return tuple(dict.fromkeys(Column(kind=kind, name=name) for kind, name in own if name))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The columns that are named."""
         carried = (name for name in self.carried if name != ALL)
-        named = (self.image, self.video, self.prompt, self.id, *carried)
+        named = (*(own.name for own in self.media_columns), self.prompt, self.id, *carried)
         return tuple(name for name in named if name is not None)
+
+    def check(self, kinds: KindTable) -> None:
+        """Raises ConfigError for a column of a kind that no plugin provides."""
+        check_kinds((own.kind for own in self.media_columns), kinds)
+
+
+def _pairs(given: Mapping[str, str | Sequence[str]]) -> Iterator[tuple[str, str]]:
+    if not isinstance(given, Mapping):
+        raise ConfigError('media_column must be a dict such as {"audio": "sound"}')
+    for kind, names in given.items():
+        yield from ((kind, name) for name in ([names] if isinstance(names, str) else names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column with media. kind: "image" or "video"."""
+    """A column with media of a kind."""
 
     kind: str
     name: str
@@ -106,55 +130,55 @@ def check_no_columns(question: str, paths: Iterable[str]) -> None:
     )
 
 
-def detect(rows: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
+def detect(
+    rows: Iterable[Mapping[str, Any]], kinds: KindTable = BUILT_IN_KINDS
+) -> tuple[Column, ...]:
     """Returns the column with media that the first rows of a table show, () if none does. Raises
     ConfigError when there are several.
 
-    A column has media when its values are the bytes of an image or a video or the struct of Hugging
-    Face datasets, or when it has texts and is named after media, such as "image" or "mp4".
+    A column has media when its values are the bytes of media or the struct of Hugging Face
+    datasets, or when it has names of files and is named after media, such as "image" or "mp4".
     """
     found: dict[str, Column] = {}
     for values in rows:
         for name, value in values.items():
-            kind = _kind(name, value)
+            kind = _kind(name, value, kinds)
             if kind is not None:
                 found.setdefault(name, Column(kind=kind, name=name))
     if len(found) > 1:
         raise ConfigError(
-            f"several columns have images or videos: {shown(found)}; choose with --image-column or "
-            "--video-column (in Python image_column, video_column)"
+            f"several columns have media: {shown(found)}; choose with --image-column, "
+            "--video-column or --audio-column (in Python image_column, ...), or several with "
+            f"--media-column {next(iter(found.values())).kind}=NAME (media_column)"
         )
     return tuple(found.values())
 
 
-def by_suffix(values: Mapping[str, Any]) -> Iterator[Column]:
+def by_suffix(values: Mapping[str, Any], kinds: KindTable) -> Iterator[Column]:
     """Yields the columns whose name ends like that of a media file and that hold bytes."""
     for name, value in values.items():
-        if isinstance(value, bytes) and is_media_name(f"x.{name}"):
-            yield Column(kind="video" if is_video_name(f"x.{name}") else "image", name=name)
+        kind = kinds.of_name(f"x.{name}")
+        if isinstance(value, bytes) and kind is not None:
+            yield Column(kind=kind, name=name)
 
 
-def _kind(name: str, value: Any) -> str | None:
+def _kind(name: str, value: Any, kinds: KindTable) -> str | None:
     """Returns the kind of media in a cell; None if it is none."""
     if isinstance(value, list) and value:
-        return _kind(name, value[0])
-    by_name = "image" if name.lower() in IMAGE_NAMES else None
-    by_name = "video" if name.lower() in VIDEO_NAMES else by_name
+        return _kind(name, value[0], kinds)
+    by_name = kinds.of_column(name)
     if isinstance(value, Mapping):
         path = value.get("path")
         if not ({"bytes", "path"} & set(value)) or not set(value) <= {"bytes", "path"}:
             return None
-        if isinstance(value.get("bytes"), bytes) and (kind := _kind_of_bytes(value["bytes"])):
+        if isinstance(value.get("bytes"), bytes) and (kind := kind_of_bytes(value["bytes"], kinds)):
             return kind
-        if isinstance(path, str) and is_media_name(path):
-            return "video" if is_video_name(path) else "image"
-        return by_name
+        return (kinds.of_name(path) if isinstance(path, str) else None) or by_name
     if isinstance(value, bytes):
-        return _kind_of_bytes(value) or by_name
-    return by_name if isinstance(value, str) else None
+        return kind_of_bytes(value, kinds) or by_name
+    return by_name if isinstance(value, str) and _may_be_name(value, kinds) else None
 
 
-def _kind_of_bytes(data: bytes) -> str | None:
-    """Returns the kind of a media file by its first bytes."""
-    found = format_of(data[:HEAD])
-    return found.kind if found is not None and found.kind in MEDIA_KINDS else None
+def _may_be_name(text: str, kinds: KindTable) -> bool:
+    """Returns whether a text can be the name of a file: a sentence is none, unless it ends so."""
+    return len(text.split()) == 1 or is_url(text) or kinds.of_name(text) is not None

@@ -10,8 +10,10 @@ from itertools import islice
 from typing import Any
 
 from mmdeploy_llm.batch.items import KNOWN_KEYS, ItemReader
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row, Rows
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS
 from mmdeploy_llm.openai_lines.lines import OpenAILines, custom_id_of, is_openai_line
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
@@ -27,7 +29,6 @@ from .columns import (
     detect,
 )
 
-IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
 ONE_QUESTION = (
     "a prompt for all items needs a folder of media or a corpus without prompts; each line of this "
     "one has its own prompt"
@@ -42,14 +43,20 @@ KEPT = (
     "priority",
     "timeout",
 )
+PATHLESS = frozenset(("bytes", "path"))  # the struct of Hugging Face's datasets
 NUM_LOOKED_AT = 8  # first rows, to find the column of the media
+
+
+def description_of(kind: str) -> str:
+    """Returns the question about an item of a kind that is asked when there is none."""
+    return f"Describe the {kind}."
 
 
 class QuestionReader:
     """Builds the items of one corpus.
 
     question: for all rows, with columns in it; asks: several of them by name. None of both: the
-        row's own, or a description.
+        row's own, or a description. kinds: of media.
     """
 
     def __init__(
@@ -59,28 +66,30 @@ class QuestionReader:
         options: ColumnOptions,
         question: str | None = None,
         asks: Asks = NO_ASKS,
+        kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
         asks.check(question)
+        options.check(kinds)
         if (question is not None or asks.questions) and options.prompt is not None:
             name = "ask" if asks.questions else "prompt"
             raise ConfigError(
                 f"--{name} and --prompt-column (in Python {name} and prompt_column) contradict "
                 "each other; give one of them"
             )
-        self._reader, self._options, self._rows = reader, options, rows
+        self._reader, self._options, self._rows, self._kinds = reader, options, rows, kinds
         texts = asks.questions if question is None else {"": question}
         self._templates = {name: Template(text) for name, text in texts.items()}
-        named = (("image", options.image), ("video", options.video))
-        self._media = tuple(Column(kind=kind, name=name) for kind, name in named if name)
+        self._media = options.media_columns
         self._is_found = bool(self._media)
         self._openai = OpenAILines()
         self._look()
 
     @property
     def about(self) -> str:
-        """Says which columns have images and videos; "" for lines with their own prompts."""
+        """Says which columns have media; "" for lines with their own prompts."""
         if self._rows.is_by_suffix and not self._media:
-            found = "media: members with the suffix of an image or video"
+            *others, last = self._kinds.kinds
+            found = f"media: members with the suffix of an {', '.join(others)} or {last}"
         elif not self._media:
             return ""
         else:
@@ -132,16 +141,17 @@ class QuestionReader:
         if self._rows.is_table:
             check_columns(columns, self._options, self._templates.values())
             if not self._media:
-                self._media = detect(sample)
+                self._media = detect(sample, self._kinds)
         if self._templates and all(map(self._has_own, sample)):
             raise ConfigError(ONE_QUESTION)
         has_text = bool(self._templates) or self._options.prompt is not None
         has_own = any(map(self._has_own, sample))
         if self._rows.is_table and not (self._media or has_text or has_own):
             raise ConfigError(
-                f"no column has images, videos or prompts: {shown(columns)}; name one with "
-                "--image-column, --video-column or --prompt-column, or write it into the question: "
-                '--prompt "Summarize: {text}" (in Python image_column, ..., prompt)'
+                f"no column has media or prompts: {shown(columns)}; name one with --image-column, "
+                "--video-column, --audio-column, --media-column KIND=NAME or --prompt-column, or "
+                'write it into the question: --prompt "Summarize: {text}" (in Python image_column, '
+                "..., prompt)"
             )
 
     def _has_own(self, values: Mapping[str, Any]) -> bool:
@@ -158,7 +168,7 @@ class QuestionReader:
     def _media_of(self, values: Mapping[str, Any]) -> tuple[Column, ...]:
         if self._media or not self._rows.is_by_suffix:
             return self._media
-        return tuple(by_suffix(values))
+        return tuple(by_suffix(values, self._kinds))
 
     def _read(self, row: Row) -> Item | BadItem:
         values = row.values
@@ -211,7 +221,7 @@ class QuestionReader:
             return dict(values["ask"])
         if isinstance(values.get("prompt"), str):
             return {"": values["prompt"]}
-        return {"": VIDEO_QUESTION if media[0].kind == "video" else IMAGE_QUESTION}
+        return {"": description_of(media[0].kind)}
 
     def _with_id(self, row: Row, fields: dict[str, Any]) -> dict[str, Any]:
         if self._options.id is not None:
@@ -236,8 +246,11 @@ def _cells(column: Column, row: Row) -> Iterator[_Cell]:
     for number, value in enumerate(found if isinstance(found, list) else [found]):
         mark = f"{column.name}[{number}]" if isinstance(found, list) else column.name
         name: str | None = f"({mark} of {row.key or f'row {row.line}'})"
-        if isinstance(value, Mapping) and set(value) <= {"bytes", "path"}:
+        if isinstance(value, Mapping) and set(value) <= PATHLESS:
             value = value.get("path") if value.get("bytes") is None else value["bytes"]
+        elif isinstance(value, Mapping) and value.get("array") is not None:  # decoded by `datasets`
+            others = {own: value[own] for own in value if own not in ("array", "path")}
+            value = {column.kind: value["array"], **others}
         if isinstance(value, str):
             name = None
         if value is not None:

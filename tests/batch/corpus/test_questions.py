@@ -78,8 +78,8 @@ def test_the_only_column_with_images_is_asked_about(source):
         ({"bytes": None, "path": "a/b.jpg"}, "image"),
         ({"path": "a/b.mp4"}, "video"),
         ([{"bytes": PNG}], "image"),
-        (b"RIFF\0\0\0\0WAVE", None),
-        ({"bytes": b"ID3", "path": "a.mp3"}, None),
+        (b"RIFF\0\0\0\0WAVE", "audio"),
+        ({"bytes": b"ID3", "path": "a.mp3"}, "audio"),
         ({"bytes": PNG, "other": 1}, None),
         ("a.jpg", None),
         (None, None),
@@ -177,7 +177,7 @@ class TestErrors:
             source([{"image": PNG, "title": "a"}], **options)
 
     def test_a_table_without_media_and_prompts_is_an_error(self, source):
-        with pytest.raises(ConfigError, match="no column has images, videos or prompts: 'text'"):
+        with pytest.raises(ConfigError, match="no column has media or prompts: 'text'"):
             source([{"text": "a"}])
 
     def test_a_folder_of_media_has_no_columns(self, tmp_path):

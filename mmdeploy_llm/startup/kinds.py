@@ -1,0 +1,27 @@
+"""Says which kinds of media are known with an engine's plugins, and which of them a model takes."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.hooks import KindTable, PluginManager
+from mmdeploy_llm.model_folder import PROMPT_FILES
+
+from .media import build_processors
+from .model_files import naming, read_model_files
+
+
+def known_kinds(config: EngineConfig) -> KindTable:
+    """Returns the kinds of the plugins of an engine. Raises PluginError for plugins that are named
+    and missing."""
+    return PluginManager.load(config.plugins, config.blocked_plugins).kinds
+
+
+def accepted_kinds(config: EngineConfig) -> tuple[str, ...]:
+    """Returns the kinds that the model takes, without its weights. Raises what `read_model_files`
+    raises."""
+    files = read_model_files(config, PROMPT_FILES)
+    with naming(config.model):
+        processors = build_processors(files, config)
+    for processor in processors.values():
+        processor.close()
+    return tuple(processors)
