@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm.command_options.columns import ColumnChoices
-from mmdeploy_llm.command_options.desk import DeskOptions
+from mmdeploy_llm.command_options.desk import DeskOptions, RunDesk
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.job_file import save_job
 from mmdeploy_llm.command_options.output import Output
@@ -24,6 +24,7 @@ from .shards import shard_names
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
+    from mmdeploy_llm.batch.summary import BatchSummary
 
 Paths = Annotated[
     list[str] | None,
@@ -126,17 +127,18 @@ def source_of_files(paths: list[str], settings: BatchSettings) -> Source:
 def start(
     ctx: typer.Context,
     job: BatchJob,
-    desk: DeskOptions,
+    desk: RunDesk,
     options: Mapping[str, Any],
     page: str | None,
     *,
     is_caption: bool = False,
+    after: Callable[[BatchSummary], Iterable[str]] | None = None,
 ) -> None:
     """Tells what a job is about, keeps the command if that is wanted, and runs it."""
     if job.source.about:
         typer.echo(job.source.about, err=True)
     save_job(ctx, desk.job.save_job)
-    run_and_report(job, desk, options, page, is_caption=is_caption)
+    run_and_report(job, desk, options, page, is_caption=is_caption, after=after)
 
 
 def named(desk: DeskOptions, output: str, page: str | None) -> tuple[DeskOptions, str, str | None]:
@@ -151,7 +153,7 @@ def named(desk: DeskOptions, output: str, page: str | None) -> tuple[DeskOptions
 
 
 def batch_settings(
-    ctx: typer.Context, desk: DeskOptions, engine: Mapping[str, Any], **more: Any
+    ctx: typer.Context, desk: RunDesk, engine: Mapping[str, Any], **more: Any
 ) -> BatchSettings:
     """Builds the settings of a run. engine: options of LLM(). more: further fields. Raises
     ConfigError for options that contradict each other."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
     from mmdeploy_llm.batch.summary import BatchSummary
-    from mmdeploy_llm.command_options.desk import DeskOptions
+    from mmdeploy_llm.command_options.desk import DeskOptions, RunDesk
 
 
 def run_and_report(
     job: BatchJob,
-    desk: DeskOptions,
+    desk: RunDesk,
     options: Mapping[str, Any],
     page: str | None,
     *,
     is_caption: bool = False,
+    after: Callable[[BatchSummary], Iterable[str]] | None = None,
 ) -> None:
     """Runs a job, writes its report, prints a summary and exits with the job's exit code. options:
-    of LLM(). page: name of the report, if one is wanted."""
+    of LLM(). page: name of the report, if one is wanted. after: does what is to be done with the
+    records and returns what is told of it."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
     from mmdeploy_llm.report.whole import ReportOptions, RunReport
@@ -66,7 +68,10 @@ def run_and_report(
         records = list(summary.records())
         make_console().print(caption_table(records))
         typer.echo()
+    told = [] if after is None else [printable(line) for line in after(summary)]
     typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
+    for line in told:
+        typer.echo(line)
     what = "captions:" if is_caption else "results: "
     typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
     if fault is not None:
