@@ -10,6 +10,7 @@ import typer
 
 from mmdeploy_llm.errors import ConfigError
 
+from .answer import Thinking
 from .effort import EffortOptions
 from .files import FileOptions
 from .groups import Group, Groups
@@ -19,7 +20,7 @@ from .output import OutputOptions, ShownOptions
 from .resume import ResumeOptions
 from .selection import SelectionOptions
 from .telling import TellingChoices
-from .values import engine_options, named_values, text_value
+from .values import engine_options, named_values, template_kwargs, text_value
 
 TABLES = ("html", "markdown")
 RUNNING = ("mark", "keep")
@@ -94,6 +95,7 @@ class AskingOptions(Group):
             "{text_layer}, what the document itself says, {page}, {pages}, {width} and {height}.",
         ),
     ] = None
+    thinking: Thinking = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -111,6 +113,14 @@ class AskingOptions(Group):
             "Without them every answer is the most probable one.",
         ),
     ] = None
+
+    def to_settings(self) -> dict[str, Any]:
+        """Returns the variables for the chat template."""
+        return {"chat_template_kwargs": template_kwargs(self.thinking)}
+
+    def to_engine(self) -> dict[str, Any]:
+        """Returns the parser that takes the reasoning out of answers: the model's own."""
+        return {"reasoning_parser": "auto"}
 
     def question(self) -> str | None:
         """Returns the question, if one is given."""

@@ -79,9 +79,11 @@ def _write(
     try:
         for inner in folders:
             opened.append(opened[-1].inner(inner))
-        with opened[-1].inner(f"{name}.pages") as beside:
-            for record in pages:
-                _put(beside, f"{_number(record):04d}.md", page_text(record))
+        paged = [record for record in pages if str(record.id) != document]
+        if paged:  # a picture is its own page
+            with opened[-1].inner(f"{name}.pages") as beside:
+                for record in paged:
+                    _put(beside, f"{_number(record):04d}.md", page_text(record))
         _put(opened[-1], f"{name}.md", _document(document, pages, counts, is_marked=is_marked))
     finally:
         for own in opened[:0:-1]:
@@ -115,7 +117,10 @@ def _document(
 ) -> str:
     texts = tuple(page_text(record) for record in pages)
     if is_marked:
-        marked = mark_running([record.text if record.is_ok else "" for record in pages])
+        marked = mark_running(
+            [record.text if record.is_ok else "" for record in pages],
+            [_number(record) for record in pages],
+        )
         counts.num_marked += marked.num_marked
         texts = tuple(
             page_text(record) if not record.is_ok else text + page_text(record)[len(record.text) :]
