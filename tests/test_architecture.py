@@ -84,14 +84,26 @@ PROCESSORS = "mmdeploy_llm_processors"
 # What processors of several families share: plugins may build on it, one way.
 PROCESSOR_PARTS = (
     "mmdeploy_llm_processors.image",
+    "mmdeploy_llm_processors.sized",
+    "mmdeploy_llm_processors.from_transformers",
     "mmdeploy_llm_processors.video",
 )
 SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
     "mmdeploy_llm_processors.video": PROCESSOR_PARTS[:1],
+    "mmdeploy_llm_processors.sized": PROCESSOR_PARTS[:1],
+    "mmdeploy_llm_processors.from_transformers": PROCESSOR_PARTS[:2],
     # A family whose decoder is another's.
     "mmdeploy_llm_plugins.minicpm": ("mmdeploy_llm_plugins.qwen",),
     "mmdeploy_llm_plugins.paddleocr": ("mmdeploy_llm_plugins.ernie",),
-    "mmdeploy_llm_plugins.transformers_any": ("mmdeploy_llm_plugins.transformers_media",),
+    "mmdeploy_llm_plugins.transformers_any": (
+        "mmdeploy_llm_plugins.transformers_media",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
+    # Their sounds are processed, and their towers for sounds are run, as transformers does.
+    "mmdeploy_llm_plugins.gemma": (
+        "mmdeploy_llm_plugins.transformers_media",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
 }
 USES_THE_KIT = {  # package -> parts of the kit that it runs
     "cli": {"mmdeploy_llm.testing.check"},

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.hooks import KindTable
 
 from .chat import chat_fields, completion_fields
 from .params import HARMLESS, Body
@@ -50,10 +52,11 @@ def custom_id_of(values: Mapping[str, Any]) -> str | None:
 
 class OpenAILines:
     """Translates the lines of an input; warns once of each field that it ignores. Used by one
-    thread."""
+    thread. kinds: of media that files in messages may be."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: KindTable = BUILT_IN_KINDS) -> None:
         self._told: set[str] = set()
+        self._kinds = kinds
 
     def translated(self, values: Mapping[str, Any]) -> Translated:
         """Returns our own line. Raises RequestError."""
@@ -62,7 +65,7 @@ class OpenAILines:
             raise RequestError("custom_id must be a text that is not empty")
         given = _body(values)
         endpoint = _endpoint(values, given)
-        body = Body(given)
+        body = Body(given, self._kinds)
         fields = ENDPOINTS[endpoint](body)
         ignored = body.ignored()
         for name in values:

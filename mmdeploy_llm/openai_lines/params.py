@@ -6,7 +6,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.hooks import KindTable
 
 # They change no answer of a batch.
 HARMLESS = frozenset(
@@ -62,9 +64,11 @@ SWITCHES = ("add_generation_prompt", "continue_final_message")
 
 
 class Body:
-    """The fields of a body, which are taken one by one: what is left was not understood."""
+    """The fields of a body, which are taken one by one: what is left was not understood. kinds: of
+    media that files may be."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], kinds: KindTable = BUILT_IN_KINDS) -> None:
+        self.kinds = kinds
         extra = values.get("extra_body")
         merged = {**values, **(extra if isinstance(extra, Mapping) else {})}
         merged.pop("extra_body", None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.hooks import KindTable
 
 from .chat import message_of
 from .params import OUR_OWN, Body, sampling_of, thinking_of, tools_of
@@ -22,7 +23,7 @@ def response_fields(body: Body) -> dict[str, Any]:
         raise RequestError("the body needs 'input', a text or a list of items")
     messages: list[Any] = []
     for number, item in enumerate(given):
-        _add(messages, item, number)
+        _add(messages, item, number, body.kinds)
     instructions = body.take("instructions")
     if instructions is not None:
         messages.insert(0, {"role": "system", "content": instructions})
@@ -40,12 +41,12 @@ def response_fields(body: Body) -> dict[str, Any]:
     }
 
 
-def _add(messages: list[Any], item: Any, number: int) -> None:
+def _add(messages: list[Any], item: Any, number: int, kinds: KindTable) -> None:
     """Adds an item of the input to the messages."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         own = {name: value for name, value in item.items() if name in ("role", "content")}
-        messages.append(message_of(own, number))
+        messages.append(message_of(own, number, kinds))
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -56,7 +57,9 @@ def _add(messages: list[Any], item: Any, number: int) -> None:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind == "function_call_output":
         output = item.get("output")
-        content = output if isinstance(output, str) else message_of({"content": output}, number)
+        content = (
+            output if isinstance(output, str) else message_of({"content": output}, number, kinds)
+        )
         text = content if isinstance(content, str) else content.get("content")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
     elif kind != "reasoning":  # of an earlier answer: it is not repeated

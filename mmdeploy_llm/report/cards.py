@@ -16,11 +16,12 @@ import jinja2
 from markupsafe import Markup
 
 from mmdeploy_llm.boxes.writing import MAX_SHOWN, svg
+from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.boxes import boxes_of
 from mmdeploy_llm.records.record import Record, seconds
 
 from .bidi import without_bidi_controls
-from .pictures import Picture, Pictures, printable
+from .pictures import JPEG, MP3, Picture, Pictures, printable
 from .previews import is_refused, media_of
 
 KEY_BYTES = 12
@@ -49,9 +50,21 @@ class Card:
         return os.path.basename(self.path) if self.record.path is not None else self.path
 
     @property
-    def has_media(self) -> bool:
-        """Whether the item has media, with or without a preview."""
-        return bool(media_of(self.record))
+    def shown(self) -> tuple[Picture, ...]:
+        """The previews that are pictures."""
+        return tuple(own for own in self.pictures if own.form == JPEG)
+
+    @property
+    def clips(self) -> tuple[Picture, ...]:
+        """The previews that are sounds."""
+        return tuple(own for own in self.pictures if own.form == MP3)
+
+    @property
+    def no_preview(self) -> str:
+        """The words in the place of previews, "" for an item without media."""
+        kinds = dict.fromkeys(own.kind for own in media_of(self.record))
+        others = ", ".join(kind for kind in kinds if kind not in MEDIA_KINDS)
+        return f"{others}: no preview" if others else "no preview" if kinds else ""
 
     @property
     def num_text_tokens(self) -> int:
@@ -69,7 +82,7 @@ class Card:
     def overlay(self) -> Markup:
         """The drawing of the boxes over the item's picture, "" without any."""
         found = boxes_of(self.record) if self.record.boxes else None
-        if found is None or len(self.pictures) != 1:
+        if found is None or len(self.shown) != 1:
             return Markup("")
         shown = found.boxes[:MAX_SHOWN]
         return Markup(svg([own.named(printable(own.label)) for own in shown], found.size))

@@ -25,7 +25,7 @@ _TAG = re.compile(r"<[^>]*>")
 _CHUNK = re.compile(r"reportCards\((\[.*\])\);\s*", re.DOTALL)
 # No card has these: what somebody else has written into a page is not copied.
 _FOREIGN = re.compile(
-    r"<(?!/?(?:article|div|img|p|ul|li|span|strong|details|summary)\b)|<[^>]* on\w"
+    r"<(?!/?(?:article|div|img|audio|p|ul|li|span|strong|details|summary)\b)|<[^>]* on\w"
 )
 
 

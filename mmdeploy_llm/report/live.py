@@ -24,8 +24,13 @@ from mmdeploy_llm.records.files import Folder
 HOST = "127.0.0.1"
 SECONDS = 10.0  # for a request to arrive
 MAX_REQUESTS = 32  # at the same time
-_FILE = re.compile(r"(cards-\d{3,}\.js)|pictures/([0-9a-f]{2})/([0-9a-f]{24}-\d{3,}\.jpg)")
-TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".jpg": "image/jpeg"}
+_FILE = re.compile(r"(cards-\d{3,}\.js)|pictures/([0-9a-f]{2})/([0-9a-f]{24}-\d{3,}\.(?:jpg|mp3))")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript",
+    ".jpg": "image/jpeg",
+    ".mp3": "audio/mpeg",
+}
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

@@ -1,4 +1,4 @@
-"""Stores the pictures of a report: embedded in the page, or in files beside it."""
+"""Stores the pictures and clips of a report: embedded in the page, or in files beside it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ from .previews import FilePreviews, MakePreviews
 
 NAME_BYTES = 12
 FOLDER = "pictures"
-_OURS = re.compile(rf"[0-9a-f]{{{2 * NAME_BYTES}}}-\d{{3,}}\.jpg")
-# The source of a picture in a file, in a card's HTML.
+# What previews are: pictures, and clips of sounds. By the bytes they begin with.
+JPEG, MP3 = "jpg", "mp3"
+TYPES = {JPEG: "image/jpeg", MP3: "audio/mpeg"}
+_OURS = re.compile(rf"[0-9a-f]{{{2 * NAME_BYTES}}}-\d{{3,}}\.(?:jpg|mp3)")
+# The source of a preview in a file, in a card's HTML.
 _IN_FILES = re.compile(rf'src="[^"]*/{FOLDER}/[0-9a-f]{{2}}/({_OURS.pattern})"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One picture on a page. source: URL for an img element. name: its alternative text."""
+    """A picture or a clip on a page. source: URL for an img or audio element. name: its alternative
+    text. form: JPEG or MP3."""
 
     source: str
     name: str
+    form: str = JPEG
 
 
 class Pictures(Protocol):
@@ -56,7 +61,7 @@ class EmbeddedPictures:
     def of(self, media: Media, data: bytes | None = None) -> tuple[Picture, ...]:
         """Makes the pictures anew at each call."""
         blobs = _made(self._make, media, data)
-        return _named(media, (_data_url(blob) for blob in blobs))
+        return _named(media, (_data_url(blob) for blob in blobs), [_form(blob) for blob in blobs])
 
     def have(self, html: str) -> bool:
         """Returns whether the card needs no files."""
@@ -88,7 +93,8 @@ class PicturesInFiles:
             return ()
         names = self._found.get(stem) or self._write(stem, _made(self._make, media, data))
         self._names.update(names)
-        return _named(media, (f"{self._url}/{stem[:2]}/{name}" for name in names))
+        forms = [name.rpartition(".")[2] for name in names]
+        return _named(media, (f"{self._url}/{stem[:2]}/{name}" for name in names), forms)
 
     def have(self, html: str) -> bool:
         """Returns whether the files of the card's pictures are there."""
@@ -118,7 +124,7 @@ class PicturesInFiles:
         self._folder.close()
 
     def _write(self, stem: str, blobs: Sequence[bytes]) -> list[str]:
-        names = [f"{stem}-{number:03d}.jpg" for number in range(len(blobs))]
+        names = [f"{stem}-{number:03d}.{_form(blob)}" for number, blob in enumerate(blobs)]
         if not names:
             return []
         with self._folder.inner(stem[:2]) as folder:
@@ -174,15 +180,22 @@ def _stem(media: Media, rules: str) -> str | None:
 
 
 def _data_url(blob: bytes) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(blob).decode('ascii')}"
+    return f"data:{TYPES[_form(blob)]};base64,{base64.b64encode(blob).decode('ascii')}"
 
 
-def _named(media: Media, sources: Iterable[str]) -> tuple[Picture, ...]:
+def _form(blob: bytes) -> str:
+    return MP3 if blob.startswith(b"ID3") else JPEG
+
+
+def _named(media: Media, sources: Iterable[str], forms: Sequence[str]) -> tuple[Picture, ...]:
     name = printable(os.path.basename(media.name))
-    found = list(sources)
-    labels = [name] if len(found) == 1 else [f"{name}, frame {n}" for n in range(1, len(found) + 1)]
+    noun = "frame" if media.kind == "video" else "part"
+    many = [f"{name}, {noun} {number}" for number in range(1, len(forms) + 1)]
     return tuple(
-        Picture(source=source, name=label) for source, label in zip(found, labels, strict=True)
+        Picture(source=source, name=label, form=form)
+        for source, label, form in zip(
+            sources, [name] if len(forms) == 1 else many, forms, strict=True
+        )
     )
 
 

@@ -1,4 +1,5 @@
-"""Makes small pictures of a record's media: one of an image, the sampled frames of a video."""
+"""Makes small previews of a record's media: a picture of an image, the sampled frames of a video,
+a clip of a sound."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.hooks import MediaLimits
     from mmdeploy_llm.media_loading.loader import CanPreview
 
-# Returns the JPEGs of one media item, none without a preview.
+# Returns the JPEGs or MP3s of one media item, none without a preview.
 MakePreviews = Callable[[Media], Sequence[bytes]]
 
 
@@ -38,16 +39,19 @@ class FilePreviews:
     """Makes previews of media files. Files are read and decoded as those of prompts are: by the
     same plugins, within the same limits and deadlines. Thread-safe.
 
-    open_reader: returns what reads images; called once, for the first of them.
-    open_media: returns what knows the frames of a video that the model gets; the same for videos.
+    open_reader: returns what reads images and sounds; called once, for the first of them.
+    open_media: returns what knows what the model gets of other kinds, such as the frames of a
+        video; called once too.
     """
 
     def __init__(
         self, open_reader: Callable[[], HasPreviews], open_media: Callable[[], HasPreviews]
     ) -> None:
         from mmdeploy_llm.media.image.thumbnail import Thumbnails
+        from mmdeploy_llm.media.sound.clip import Clips
 
-        self._thumbnails = Thumbnails()
+        makers: tuple[Any, ...] = (Thumbnails(), Clips())
+        self._makers = {maker.kind: maker for maker in makers}
         self._open_reader, self._open_media = open_reader, open_media
         self._lock = threading.Lock()
         self._reader: HasPreviews | None = None
@@ -56,7 +60,7 @@ class FilePreviews:
     @property
     def rules(self) -> str:
         """The limits as text: pictures made under other limits must not be used again."""
-        return repr(self._for_images().limits)
+        return repr(self._for_any().limits)
 
     def __call__(self, media: Media) -> Sequence[bytes]:
         """Returns JPEGs; none of a file that the model would not get or that no longer exists."""
@@ -69,19 +73,19 @@ class FilePreviews:
         it."""
         item = MediaItem(kind=media.kind, source=source, options={})
         try:
-            if media.kind == self._thumbnails.kind:
-                return self._for_images().previews(item, self._thumbnails)
-            return self._for_videos().previews(item)
+            if media.kind in self._makers:
+                return self._for_any().previews(item, self._makers[media.kind])
+            return self._for_model().previews(item)
         except RequestError:
             return ()
 
-    def _for_images(self) -> HasPreviews:
+    def _for_any(self) -> HasPreviews:
         with self._lock:
             if self._reader is None:
                 self._reader = self._open_reader()
             return self._reader
 
-    def _for_videos(self) -> HasPreviews:
+    def _for_model(self) -> HasPreviews:
         with self._lock:
             if self._media is None:
                 self._media = self._open_media()

@@ -36,7 +36,16 @@ from .common import (
     text_family,
     token_ids,
 )
-from .media import MediaForm, grid_inputs, lines, media_kinds, merge_size, patch_size, tiles
+from .media import (
+    MediaForm,
+    grid_inputs,
+    lines,
+    media_kinds,
+    merge_size,
+    patch_size,
+    sound_inputs,
+    tiles,
+)
 
 __all__ = [
     "CHATML",
@@ -59,6 +68,7 @@ __all__ = [
     "preprocessor_files",
     "randomize",
     "randomize_empty",
+    "sound_inputs",
     "text_config",
     "text_family",
     "tiles",

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 NAMES = {"image": "pixel_values", "video": "pixel_values_videos"}
+KINDS = {"image": 1, "video": 2, "audio": 3}  # in transformers' mm_token_type_ids
 
 
 def patch_size(config: Any) -> int:
@@ -32,13 +33,31 @@ def merge_size(config: Any) -> int:
 
 
 def media_kinds(ids: Tensor, media: Sequence[MediaSpan]) -> Tensor:
-    """Returns 1 for tokens of an image, 2 of a video, without markers, and 0 for text. ids, result:
-    [1, tokens]."""
+    """Returns 1 for tokens of an image, 2 of a video, 3 of a sound, without markers, and 0 for
+    text. ids, result: [1, tokens]."""
     kinds = torch.zeros_like(ids)
     for span in media:
         for start, end in span.runs:
-            kinds[0, start:end] = 1 if span.item.kind == "image" else 2
+            kinds[0, start:end] = KINDS[span.item.kind]
     return kinds
+
+
+def sound_inputs(media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+    """Returns the tensors of sounds, which are named as the model's arguments: those of several are
+    filled with zeros at their ends to one size."""
+    items = [span.item.tensors for span in media if span.item.kind == "audio"]
+    found = {}
+    for name in items[0] if items else ():
+        values = [tensors[name] for tensors in items]
+        sizes = [max(edges) for edges in zip(*(value.shape[1:] for value in values), strict=True)]
+        found[name] = torch.cat([_filled(value, sizes) for value in values])
+    return found
+
+
+def _filled(value: Tensor, sizes: Sequence[int]) -> Tensor:
+    filled = value.new_zeros((len(value), *sizes))
+    filled[(slice(None), *map(slice, value.shape[1:]))] = value
+    return filled
 
 
 def grid_inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
-"""Gemma models of Google: text models of versions 1 to 3, versions 3 and 4 with images."""
+"""Gemma models of Google: text models of versions 1 to 3, versions 3 and 4 with images, version 4
+with sounds."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def _media_models() -> tuple[ModelSpec, ...]:
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4",
             boxes="mmdeploy_llm_plugins.gemma.boxes:RULE",
-            media=("image", "video"),
+            media=("image", "video", "audio"),
             reasoning="gemma4",
             atomic_media=True,
         ),
@@ -76,7 +77,7 @@ def _media_models() -> tuple[ModelSpec, ...]:
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
-    """Returns the specs for images and videos."""
+    """Returns the specs for images, videos and sounds."""
     return (
         MediaProcessorSpec(
             name="gemma3-image",
@@ -94,6 +95,12 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             name="gemma4-video",
             kind="video",
             factory="mmdeploy_llm_plugins.gemma.video4:Gemma4VideoProcessor",
+            models=("gemma4",),
+        ),
+        MediaProcessorSpec(
+            name="gemma4-audio",
+            kind="audio",
+            factory="mmdeploy_llm_plugins.gemma.audio4:Gemma4AudioProcessor",
             models=("gemma4",),
         ),
     )

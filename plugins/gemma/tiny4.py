@@ -11,10 +11,11 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.tiny import Family, MediaForm, lines, media_kinds, text_config
+from mmdeploy_llm.tiny import Family, MediaForm, lines, media_kinds, sound_inputs, text_config
 
 from .tiny import TEMPLATE as TEXT_TEMPLATE
 
+AUDIO, START_AUDIO, END_AUDIO = "<|audio|>", "<|audio>", "<audio|>"
 IMAGE, START, END, VIDEO = "<|image|>", "<|image>", "<image|>", "<|video|>"
 MODEL_TURN = "{%- if add_generation_prompt -%}{{- '<|turn>model\\n' -}}{%- endif -%}"
 TEMPLATE = (
@@ -22,6 +23,7 @@ TEMPLATE = (
     "{%- if m.content is string -%}{{- m.content -}}{%- else -%}{%- for part in m.content -%}"
     "{%- if part.type == 'image' -%}{{- '\\n\\n" + IMAGE + "\\n\\n' -}}"
     "{%- elif part.type == 'video' -%}{{- '\\n\\n" + VIDEO + "\\n\\n' -}}"
+    "{%- elif part.type == 'audio' -%}{{- '" + AUDIO + "' -}}"
     "{%- else -%}{{- part.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}"
     "{{- '<turn|>\\n' -}}{%- endfor -%}" + MODEL_TURN
 )
@@ -72,7 +74,14 @@ def _gemma4(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     return transformers.Gemma4Config(
         text_config=text,
         vision_config=vision,
-        audio_config=None,
+        audio_config={
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "subsampling_conv_channels": [128, 4],  # the first is that of the frames
+            "output_proj_dims": 24,
+        },
+        audio_token_id=tokenizer.convert_tokens_to_ids(AUDIO),
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
         video_token_id=tokenizer.convert_tokens_to_ids(VIDEO),
         boi_token_id=tokenizer.convert_tokens_to_ids(START),
@@ -97,7 +106,9 @@ def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, T
     """Returns images and frames, all padded to the largest: line by line, channels last."""
     inputs = {"mm_token_type_ids": media_kinds(ids, media)}
     merge = _merge(config)
-    longest = max(len(frame) for span in media for frame in lines(span.item, merge)[0])
+    inputs |= sound_inputs(media)
+    seen = [span for span in media if span.item.kind != "audio"]
+    longest = max((len(frame) for span in seen for frame in lines(span.item, merge)[0]), default=0)
     names = {"image": ("pixel_values", "image"), "video": ("pixel_values_videos", "video")}
     for kind, (pixels_name, prefix) in names.items():
         items = [lines(span.item, merge) for span in media if span.item.kind == kind]
@@ -118,8 +129,15 @@ GEMMA4 = Family(
     make_config=_gemma4,
     chat_template=TEMPLATE,
     eos_token="</s>",
-    special_tokens=(IMAGE, START, END, VIDEO),
-    named_tokens={"boi_token": START, "eoi_token": END, "image_token": IMAGE},
+    special_tokens=(IMAGE, START, END, VIDEO, AUDIO, START_AUDIO, END_AUDIO),
+    named_tokens={
+        "image_token": IMAGE,
+        "boi_token": START,
+        "eoi_token": END,
+        "audio_token": AUDIO,
+        "boa_token": START_AUDIO,
+        "eoa_token": END_AUDIO,
+    },
     files={
         "preprocessor_config.json": {
             "image_processor_type": "Gemma4ImageProcessor",
@@ -133,6 +151,13 @@ GEMMA4 = Family(
             "pooling_kernel_size": 3,
             "max_soft_tokens": 70,
             "num_frames": 3,
+        },
+        "processor_config.json": {
+            "processor_class": "Gemma4Processor",
+            "feature_extractor": {
+                "feature_extractor_type": "Gemma4AudioFeatureExtractor",
+                "sampling_rate": 16000,
+            },
         },
     },
     media=MediaForm(inputs=_inputs, merge_size=_merge, has_text_between=True),

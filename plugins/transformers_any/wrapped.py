@@ -11,6 +11,8 @@ import torch
 import transformers
 from mmdeploy_llm_plugins.transformers_media import placeholders
 from mmdeploy_llm_plugins.transformers_media.sound.encoding import encode_sound
+from mmdeploy_llm_plugins.transformers_parts import buffers
+from mmdeploy_llm_plugins.transformers_parts.linear import use_engine_layers
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
@@ -18,9 +20,8 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
-from . import buffers, head, media, structure
+from . import head, media, structure
 from .interface import refused
-from .linear import use_engine_layers
 from .weights import WeightTable
 
 NUM_AXES = 3  # time, height, width; HunYuan-VL has four
@@ -124,7 +125,7 @@ class Wrapped(nn.Module):
         """Completes loaded weights, restores tied ones and computes buffers."""
         self._weights.complete(self.inner)
         buffers.retie(self.inner, self._ties)
-        buffers.compute(self.inner, device)
+        buffers.compute(self.inner, device, self.inner.get_input_embeddings().weight.dtype)
         with torch.inference_mode():
             self.parts.replaced.update(placeholders.replaced_ids(self.inner))
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import transformers
-
-# Not by its public name, which older versions refuse without torchvision, for any backend.
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from mmdeploy_llm_processors.from_transformers.loading import load_image_processor
+from mmdeploy_llm_processors.from_transformers.loading import reason_of as reason_of
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError, UnsupportedMediaError
+from mmdeploy_llm.errors import CheckpointError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
 
 from .pixtral import PixtralProcessor
 
 NO_OPTIONS = frozenset({"audio_tokenizer", "chat_template"})  # in processor_config.json
-VIDEO_PREFIX = "video_"  # options of a video processor
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -32,27 +29,16 @@ def load_processor(
     options, CheckpointError for files that transformers cannot use.
     """
     base = processor_class(checkpoint)
+    image_processor = load_image_processor(checkpoint, None, options, owner=base.__name__)
     try:
-        image_processor = AutoImageProcessor.from_pretrained(
-            checkpoint.folder, backend="pil", local_files_only=True, trust_remote_code=False
-        )
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
-        image_processor = _with_options(image_processor, options)
         components = {"image_processor": image_processor, "tokenizer": tokenizer}
         if video_processor is not None:
             components["video_processor"] = video_processor
         processor = assembled(base, components, checkpoint.read_json("processor_config.json"))
-    except ConfigError:
-        raise
     except Exception as error:  # transformers raises whatever its classes raise
-        if "torchvision" in str(error):
-            raise UnsupportedMediaError(
-                f"the image processor of {base.__name__} exists in transformers for torchvision "
-                "only, which is not installed; install torchvision for your torch, or use a "
-                "plugin made for this model"
-            ) from error
         raise CheckpointError(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
             f"{reason_of(error)}"
@@ -60,13 +46,6 @@ def load_processor(
     if not getattr(processor, "image_token", None):
         raise UnsupportedMediaError(f"transformers' {base.__name__} names no token for images")
     return processor
-
-
-def reason_of(error: Exception) -> str:
-    """Returns what transformers says, without its advice to trust code of the checkpoint."""
-    if "trust_remote_code" in str(error):
-        return "it needs Python code of its own (auto_map), which is never run"
-    return f"{type(error).__name__}: {error}"
 
 
 def image_marker(processor: Any) -> str:
@@ -162,20 +141,3 @@ def assembled(base: Any, components: Mapping[str, Any], options: Mapping[str, An
     except AttributeError:  # it reads options of the video processor, often those of images
         known = {**components, "video_processor": components["image_processor"]}
         return subclass.from_args_and_dict([known.get(name) for name in names], own)
-
-
-def _with_options(image_processor: Any, options: Mapping[str, Any]) -> Any:
-    """Returns an image processor with the user's options. Raises ConfigError for unknown ones."""
-    given = {name: value for name, value in options.items() if not name.startswith(VIDEO_PREFIX)}
-    if not given:
-        return image_processor
-    kind = type(image_processor)
-    known = sorted(kind.valid_kwargs.__annotations__)
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(
-                f"mm_processor_kwargs: transformers' {kind.__name__} has no option {name!r}; {hint}"
-            )
-    return kind.from_dict({**image_processor.to_dict(), **given})

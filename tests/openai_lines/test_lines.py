@@ -272,3 +272,48 @@ def test_what_is_ignored_is_told_once(caplog):
     one, two = caplog.messages
     assert one.endswith("change no answer: model, user, metadata")
     assert two.endswith(": store")
+
+
+PDF_DATA = "data:application/pdf;base64,JVBERi0="
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "url"),
+    [
+        ({"type": "file", "file": {"filename": "a.PDF", "file_data": PDF_DATA}}, "pdf", PDF_DATA),
+        ({"type": "file", "file": {"file_data": PDF_DATA}}, "pdf", PDF_DATA),
+        (
+            {"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0="},
+            "pdf",
+            "data:;base64,JVBERi0=",
+        ),
+        ({"type": "input_file", "file_url": "https://a.org/b.pdf?c"}, "pdf", None),
+        ({"type": "input_file", "file_url": "https://a.org/b.wav"}, "audio", None),
+    ],
+)
+def test_files_are_media_of_the_kind_that_their_names_or_types_say(kinds_of, part, kind, url):
+    kinds = kinds_of({"kind": "pdf", "suffixes": (".pdf",), "yields": "image"})
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    [found] = OpenAILines(kinds).translated(line(body)).fields["messages"][0]["content"]
+    url = url or part["file_url"]
+    assert found == {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"type": "file", "file": {"file_id": "f"}}, "files that were uploaded are not here"),
+        ({"type": "file", "file": "f"}, "has no file_data and no file_url"),
+        ({"type": "input_file", "file_data": "AA", "filename": "a.doc"}, "'a.doc' is of no kind"),
+        ({"type": "input_file", "file_data": "data:"}, "is of no kind"),
+    ],
+)
+def test_files_that_are_not_here_or_not_known_are_errors(part, words):
+    with pytest.raises(RequestError, match=words):
+        own({"messages": [{"role": "user", "content": [part]}]})
+
+
+def test_sound_is_left_to_what_reads_prompts():
+    part = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    assert own(body)["messages"][0]["content"] == [part]

@@ -56,8 +56,12 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "processors/remote/stores.py": "objects of a store",
     "mmdeploy_llm/media/beneath.py": "media of a request",
     "mmdeploy_llm/media/local.py": "media of a request",
+    "mmdeploy_llm/media/sound/clip.py": "bytes in memory",
+    "mmdeploy_llm/media/sound/container.py": "bytes in memory",
     "mmdeploy_llm/media/video/container.py": "bytes in memory",
     "plugins/ernie/stamp.py": "the model's font",
+    "plugins/transformers_media/sound/processor.py": "sounds that the loader has read",
+    "processors/sized/sounds.py": "sounds that the loader has read",
 }
 
 

@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmdeploy_llm_plugins.transformers_media.processing import VIDEO_PREFIX
 from transformers.video_utils import VideoMetadata
 
 from mmdeploy_llm.errors import ConfigError, MediaError, MMDeployLLMError
 from mmdeploy_llm.media import Timeline, constant_timeline
 
+VIDEO_PREFIX = "video_"  # options of videos in mm_processor_kwargs
 ALIASES = {"target_frames": "num_frames"}
 COUNTS = ("num_frames", "min_frames", "max_frames", "max_num_frames")
 RATES = ("fps", "max_fps")

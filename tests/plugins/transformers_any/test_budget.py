@@ -5,8 +5,8 @@ import json
 
 import pytest
 import transformers
-from mmdeploy_llm_plugins.transformers_media.budget import levels_of
 from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor
+from mmdeploy_llm_processors.from_transformers.levels import levels_of
 from PIL import Image
 
 from mmdeploy_llm.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from mmdeploy_llm_plugins.transformers_any.linear import AnyLinear, use_engine_layers
+from mmdeploy_llm_plugins.transformers_parts.linear import AnyLinear, use_engine_layers
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear

@@ -124,7 +124,7 @@ def test_a_processor_that_does_not_return_the_text_of_an_image(tmp_path, picture
 
 def test_no_two_threads_use_the_same_tokenizer(tmp_path):
     processor = AnyImageProcessor(idefics(tmp_path), {})
-    with processor._borrowed() as first, processor._borrowed() as second:
+    with processor._lender.lent() as first, processor._lender.lent() as second:
         assert first.tokenizer is not second.tokenizer
 
 

@@ -53,12 +53,12 @@ def prepare(model: Any) -> None:
         )
 
 
-def compute(model: Any, device: torch.device) -> None:
-    """Allocates all buffers and fills them by transformers' own initialisation.
+def compute(model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    """Allocates all buffers and fills them by transformers' own initialisation. dtype: that of the
+    weights, which buffers follow.
 
     Raises ModelNotSupportedError when that leaves one unset.
     """
-    dtype = model.get_input_embeddings().weight.dtype
     for module in model.modules():
         for own, buffer in module.named_buffers(recurse=False):
             kind = dtype if buffer.dtype == MARK else buffer.dtype

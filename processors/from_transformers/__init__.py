@@ -1,0 +1,7 @@
+"""Media processors on image processors and feature extractors of transformers: a family says which
+tensors its encoder reads and what text an item has. torchvision is not needed."""
+
+from .images import TransformersImages
+from .sounds import TransformersSounds
+
+__all__ = ["TransformersImages", "TransformersSounds"]
