@@ -73,6 +73,7 @@ class PDFSplitter(MediaSplitter):
     Thread-safe."""
 
     kind = "pdf"
+    markers = ("<|pdf|>",)
     part_name = "page"
     range_option = "pages"
 
