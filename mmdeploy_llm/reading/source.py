@@ -83,16 +83,13 @@ class PageSource(FileSource):
                 raise file.error
             return self._page(own, file)
         except RequestError as error:
-            kind, code = type(error).__name__, error.code
-            digest = digest_of(file_state(file.path))
             return BadItem(
                 line=line,
                 id=own,
                 path=file.path,
                 message=str(error),
-                kind=kind,
-                code=code,
-                digest=digest,
+                kind=type(error).__name__,
+                code=error.code,
             )
 
     def _page(self, own: str, file: PageFile) -> Item:
