@@ -12,6 +12,7 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaItem
 
+from .prompts import PromptParts
 from .tokenizer import PromptTokenizer
 
 # Returns what a prompt has for that many items of a kind.
@@ -44,6 +45,17 @@ class Documents:
     def markers(self) -> tuple[str, ...]:
         """Every text that represents a document."""
         return tuple(self._kinds)
+
+    def concern(self, parts: PromptParts) -> bool:
+        """Whether a text or ids have documents or, by mistake, markers of them."""
+        return bool(self._splitters) and self._has(parts)
+
+    def _has(self, parts: PromptParts) -> bool:
+        if any(item.kind in self._splitters for item in parts.media):
+            return True
+        if parts.ids is not None:
+            return any(kind for kind, _ in self._pieces(parts.ids))
+        return self._pattern is not None and self._pattern.search(parts.text or "") is not None
 
     def in_text(
         self,

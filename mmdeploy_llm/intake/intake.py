@@ -81,7 +81,8 @@ class Intake:
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
     ) -> None:
-        self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
+        self._box_rule, self._tokenizer = box_rule, tokenizer
+        self._kinds, self._kind_names = media, media.kinds
         self._placeholders = Placeholders(media, tokenizer)
         self._documents = Documents(media, tokenizer)
         self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
@@ -133,7 +134,7 @@ class Intake:
             prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
-        parts = replace(read_prompt(prompt, self._kinds.kinds), where=where)
+        parts = replace(read_prompt(prompt, self._kind_names), where=where)
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)
@@ -184,7 +185,7 @@ class Intake:
 
         Raises RequestError and its subclasses, but not for a prompt that is too long.
         """
-        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
+        rendered = self._render(read_prompt(prompt, self._kind_names))
         media = self.media.count(rendered.items)
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
@@ -203,7 +204,7 @@ class Intake:
         header again. Raises RequestError."""
         if self._box_rule is None:
             raise RequestError("no plugin says how this model writes boxes (ModelSpec.boxes)")
-        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
+        rendered = self._render(read_prompt(prompt, self._kind_names))
         found = [item for item in self.media.count(rendered.items) if item.size is not None]
         if len(found) != 1 or len(rendered.items) != 1 or found[0].size is None:
             raise RequestError(
@@ -228,54 +229,68 @@ class Intake:
     def _render(self, parts: PromptParts, deadline: Deadline | None = None) -> Rendered:
         """Renders and tokenizes a prompt and matches its media to placeholders, before anything
         is opened but documents."""
+        own: Any = None
+        if parts.processor_kwargs:
+            own, rest = kwargs_of(parts.processor_kwargs, self._kinds.splitters)
+            parts = replace(parts, processor_kwargs=rest)
         if parts.messages is not None:
-            rendered = self._render_chat(parts, deadline)
+            rendered = self._render_chat(parts, own, deadline)
         else:
-            rendered = self._render_text(parts, deadline)
+            self.media.check(parts.media)
+            if self._documents.concern(parts):
+                parts = self._with_documents(parts, own, deadline)
+            rendered = self._render_text(parts)
         counts = Counter(item.kind for item in rendered.items)
-        self._placeholders.check_counts(rendered.ids, counts, rendered.hint)
-        _, rest = kwargs_of(parts.processor_kwargs, self._kinds.splitters)
-        items = with_options(rendered.items, rest, self._kinds.kinds)
+        self._placeholders.check_counts(rendered.ids, counts, parts.hint)
+        if parts.processor_kwargs is None:
+            return rendered
+        items = with_options(rendered.items, parts.processor_kwargs, self._kind_names)
         return replace(rendered, items=items)
 
     def _split(
-        self, items: Sequence[MediaItem], parts: PromptParts, deadline: Deadline | None
+        self, items: Sequence[MediaItem], own: Any, deadline: Deadline | None
     ) -> list[Group]:
-        """Checks the media of a prompt, and splits its documents."""
-        self.media.check(items)
-        own, _ = kwargs_of(parts.processor_kwargs, self._kinds.splitters)
-        items = with_options(items, own, self._kinds.kinds)
+        """Splits the documents among the media of a prompt. own: their mm_processor_kwargs."""
+        items = with_options(items, own, self._kind_names)
         found = self.media.split(items, deadline)
-        return [Group(item=item, parts=own) for item, own in zip(items, found, strict=True)]
+        return [Group(item=item, parts=parts) for item, parts in zip(items, found, strict=True)]
 
-    def _render_text(self, parts: PromptParts, deadline: Deadline | None) -> Rendered:
+    def _with_documents(
+        self, parts: PromptParts, own: Any, deadline: Deadline | None
+    ) -> PromptParts:
+        """Returns a prompt with the parts of its documents in place of them."""
+        groups = self._split(parts.media, own, deadline)
+        hint = self._documents.hint(groups)
+        if parts.ids is not None:
+            self._check_vocabulary(parts.ids)
+            count = self._placeholders.count_in_ids
+            ids, items = self._documents.in_ids(parts.ids, groups, self._written, count)
+            return replace(parts, ids=tuple(ids), media=items, hint=hint)
+        text, items = self._documents.in_text(
+            parts.text or "", groups, self._written, self._placeholders.count_in_text
+        )
+        return replace(parts, text=text, media=items, hint=hint)
+
+    def _render_text(self, parts: PromptParts) -> Rendered:
         settings = (parts.template, parts.template_kwargs, parts.tools)
         if any(setting is not None for setting in settings):
             raise RequestError(
                 "chat_template, chat_template_kwargs and tools need 'messages'; a text prompt is "
                 "used without a template"
             )
-        groups = self._split(parts.media, parts, deadline)
-        hint = self._documents.hint(groups)
         if parts.ids is not None:
             self._check_vocabulary(parts.ids)
-            own, items = self._documents.in_ids(
-                parts.ids, groups, self._written, self._placeholders.count_in_ids
-            )
-            ids = self._placeholders.in_ids(own)
-            text = self._tokenizer.decode(ids)
-            return Rendered(text=text, ids=tuple(ids), items=items, hint=hint)
-        text, items = self._documents.in_text(
-            parts.text or "", groups, self._written, self._placeholders.count_in_text
-        )
+            ids = self._placeholders.in_ids(parts.ids)
+            return Rendered(text=self._tokenizer.decode(ids), ids=tuple(ids), items=parts.media)
+        text = parts.text or ""
         ids = self._tokenizer.encode_prompt(self._placeholders.in_text(text))
-        return Rendered(text=text, ids=self._checked(ids), items=items, pieces=(text,), hint=hint)
+        return Rendered(text=text, ids=self._checked(ids), items=parts.media, pieces=(text,))
 
     def _written(self, kind: str, count: int) -> str:
         """Returns what stands for the parts of a document in a prompt without a template."""
         return self._parts.text(kind, count, self._chat_template)
 
-    def _render_chat(self, parts: PromptParts, deadline: Deadline | None) -> Rendered:
+    def _render_chat(self, parts: PromptParts, kwargs: Any, deadline: Deadline | None) -> Rendered:
         template = self._template(parts.template)
         variables = template_variables(parts.template_kwargs)
         tools = chosen_tools(parts.tools, variables)
@@ -290,7 +305,9 @@ class Intake:
         variables["tools"] = list(conversation.tools) or None
         check_chat(conversation.messages, variables, template)
         warn_of_unread(parts.template_kwargs, template, self._unread)
-        groups = self._split(with_sources(conversation, parts.media), parts, deadline)
+        items = with_sources(conversation, parts.media)
+        self.media.check(items)
+        groups = self._split(items, kwargs, deadline)
         own = [group.parts for group in groups]
         messages = self._parts.messages(conversation.messages, own, template)
         text = self._rendered_text(template, messages, variables)

@@ -38,6 +38,7 @@ class PromptParts:
     processor_kwargs: options for all media of the prompt.
     tools: as the caller passed them.
     where: names the conversation in messages of errors, such as "conversation 3, ".
+    hint: what would help where media have no placeholders.
     """
 
     text: str | None = None
@@ -49,6 +50,7 @@ class PromptParts:
     processor_kwargs: Any = None
     tools: Any = None
     where: str = ""
+    hint: str = ""
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:

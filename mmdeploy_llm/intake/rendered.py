@@ -31,7 +31,6 @@ class Rendered:
     pieces: the pieces of `text`, tokenized separately; () for a prompt given as ids.
     is_template: a chat template rendered the prompt and has added its own special tokens.
     tools: the tools that the template described to the model.
-    hint: what would help where items have no placeholders.
     """
 
     text: str
@@ -40,4 +39,3 @@ class Rendered:
     pieces: tuple[str, ...] = ()
     is_template: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
-    hint: str = ""

@@ -126,7 +126,9 @@ def kinds_of(files: ModelFiles) -> tuple[str, ...]:
     added = (
         spec.kind
         for spec in files.plugins.media_processors
-        if spec.yields is None and name in map(normalise, spec.models)
+        if spec.yields is None
+        and spec.kind not in MEDIA_KINDS  # whether it encodes these, a family says itself
+        and name in map(normalise, spec.models)
     )
     return tuple(dict.fromkeys((*files.spec.media, *added)))
 
