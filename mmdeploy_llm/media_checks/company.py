@@ -107,7 +107,7 @@ def no_other_kind_has_the_token(subject: ProcessorSubject) -> None:
     neighbours = [
         other
         for other in PluginManager.load().media_processors
-        if other.kind != spec.kind and set(other.models) & set(spec.models)
+        if other.kind != spec.kind and not other.yields and set(other.models) & set(spec.models)
     ]
     if not neighbours:
         raise CheckSkipped("no installed processor of another kind serves the same models")
