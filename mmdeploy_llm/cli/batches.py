@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,13 +18,12 @@ from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
-from .running import run_and_report, show_estimate
+from .running import After, nothing_more, run_and_report, show_estimate
 from .shards import shard_names
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
-    from mmdeploy_llm.batch.summary import BatchSummary
 
 Paths = Annotated[
     list[str] | None,
@@ -132,7 +131,7 @@ def start(
     page: str | None,
     *,
     is_caption: bool = False,
-    after: Callable[[BatchSummary], Iterable[str]] | None = None,
+    after: After = nothing_more,
 ) -> None:
     """Tells what a job is about, keeps the command if that is wanted, and runs it."""
     if job.source.about:

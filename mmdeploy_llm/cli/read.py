@@ -19,7 +19,7 @@ from .shards import shard_names
 
 EPILOG = f"""\b
 Examples:
-  mmdeploy-llm read reports/ --markdown text/ --model models/paddleocr-vl
+  mmdeploy-llm read reports/ --markdown text/ --model models/acme-ocr
   mmdeploy-llm read scan.pdf --pages 1-5,-1 --dpi 150
   mmdeploy-llm read reports/ --markdown text/ --resume
   mmdeploy-llm read invoices/ --task table --tables markdown

@@ -26,7 +26,7 @@ from .values import engine_options
 
 
 class RunDesk(Protocol):
-    """What running a job needs of the options of a command."""
+    """The part of a command's options that running a job needs."""
 
     @property
     def model(self) -> ModelOptions: ...

@@ -81,8 +81,7 @@ class Intake:
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
     ) -> None:
-        self._box_rule, self._tokenizer = box_rule, tokenizer
-        self._kinds, self._kind_names = media, media.kinds
+        self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
         self._placeholders = Placeholders(media, tokenizer)
         self._documents = Documents(media, tokenizer)
         self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
@@ -105,7 +104,7 @@ class Intake:
             encode=tokenizer.encode,
         )
         self._config, self._vocab_size, self._eos_token_ids = config, vocab_size, eos_token_ids
-        self._chat_template = chat_template
+        self._kind_names, self._chat_template = media.kinds, chat_template
         self._start_marker, self._end_marker = reasoning_start_marker, reasoning_end_marker
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id

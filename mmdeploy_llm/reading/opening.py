@@ -27,7 +27,7 @@ class HasText(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFacts:
-    """What a prompt may say of a page. width, height: pixels at which it is drawn."""
+    """The facts of a page that a prompt may say. width, height: pixels at which it is drawn."""
 
     text_layer: str = ""
     width: int = 0

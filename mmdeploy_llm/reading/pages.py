@@ -8,7 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.finding.files import FoundFile
-from mmdeploy_llm.media.ranges import parse_pages
+from mmdeploy_llm.page_ranges import parse_pages
 
 from .opening import Documents
 
@@ -29,7 +29,7 @@ class PageFile(FoundFile):
 
     @property
     def number(self) -> int:
-        """Of the page, from 1."""
+        """The number of the page, from 1."""
         return 1 if self.index is None else self.index + 1
 
     def id_of(self, document: str) -> str:

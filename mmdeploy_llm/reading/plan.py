@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a caller says about reading; None leaves it to the preset.
+    """Says how a caller wants documents to be read; None leaves it to the preset.
 
     preset, task, prompt, tables: see choose_asking. options: of documents. pages: see find_pages.
     sampling: values of SamplingParams. markdown: the folder for Markdown. is_marked: whether
