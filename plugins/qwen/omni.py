@@ -1,4 +1,4 @@
-"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: the decoders and towers of Qwen2.5-VL and of Qwen3-VL
+"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: decoders and towers of Qwen2.5-VL and of Qwen3-VL
 with experts, and transformers' tower for sounds.
 
 positions   text and sounds count up on all axes; images and frames have time, rows and columns,
@@ -76,7 +76,8 @@ def _times(own: Tensor, is_sound: Tensor, count: int) -> Tensor:
 
 
 class Omni(GridLM):
-    """What both models share. joins_marks: the marks of a video and of its sound have one position."""
+    """What both models share. joins_marks: the two marks of a video with its sound have one
+    position."""
 
     joins_marks = False
     audio: TransformersTower
@@ -147,9 +148,8 @@ class Omni(GridLM):
         packed = features.permute(0, 2, 1)[mask.bool()].permute(1, 0)
         out = self.audio.inner(packed, feature_lens=mask.sum(-1), return_dict=True)
         rows: Tensor = out.last_hidden_state
-        return nn.functional.pad(
-            rows, (0, getattr(self, "media_size", rows.shape[1]) - rows.shape[1])
-        )
+        missing = getattr(self, "media_size", self.hidden_size) - rows.shape[1]
+        return nn.functional.pad(rows, (0, missing))
 
 
 def _num_sound(item: MediaInput) -> int:

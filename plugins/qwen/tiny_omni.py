@@ -150,7 +150,8 @@ def _qwen3_omni(tokenizer: Any, options: Mapping[str, Any]) -> Any:
         vision_config=vision,
         audio_config={
             **TOWER,
-            "n_window_infer": 80,
+            "n_window": 50,  # transformers counts the tokens of a window as of 50
+            "n_window_infer": 200,
             "downsample_hidden_size": 8,
             "output_dim": text["hidden_size"],
         },
