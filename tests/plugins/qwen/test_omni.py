@@ -3,6 +3,7 @@ transformers' processors, positions and models have them."""
 
 import io
 from dataclasses import replace
+from functools import cached_property
 from types import SimpleNamespace
 
 import av
@@ -95,6 +96,7 @@ class Family:
         begin, end = self.named[f"{side}_bos_token"], self.named[f"{side}_eos_token"]
         return f"{begin}{text or self.named[f'{kind}_token']}{end}"
 
+    @cached_property
     def model(self):
         base = getattr(transformers, self.config.architectures[0])
         return base.from_pretrained(self.folder, attn_implementation="eager").eval()
@@ -117,7 +119,7 @@ def reference(family, text, tensors):
     tokenizer = transformers.AutoTokenizer.from_pretrained(family.folder)
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     with torch.inference_mode():
-        out = family.model().generate(
+        out = family.model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             **tensors,
