@@ -20,8 +20,8 @@ from mmdeploy_llm.params.counterparts import COUNTERPARTS
 
 GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
     "Model": """model tokenizer revision dtype quantization quantization_group_size
-        load_format chat_template reasoning_parser tool_call_parser plugins blocked_plugins use
-        trust_remote_code quiet""",
+        load_format chat_template reasoning_parser tool_call_parser plugins plugin_files
+        blocked_plugins use trust_remote_code quiet""",
     "Device and threads": """device tensor_parallel_size data_parallel_size attention_backend
         native_kernels cpu_level enforce_eager use_warmup num_threads cpu_affinity numa_node
         num_intake_threads""",

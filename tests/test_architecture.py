@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "shown", "weight_formats"),
     ("params", "messages", "option_types", "deadline", "caches"),
-    ("guarding", "plugin_choice"),
+    ("guarding", "plugin_choice", "plugin_files"),
     ("config",),
     ("runtime_config",),
     ("outputs",),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks.discovery import discover, select
 from mmdeploy_llm.intake.template import load_template
 from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_model
+from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.identity import model_digest
 
@@ -26,7 +29,7 @@ NOT_COMPARED = frozenset(
         *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
         *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
         *("enforce_eager", "trust_remote_code", "attention_backend", "guided_decoding_timeout"),
-        "quiet",
+        *("quiet", "plugin_files"),
     )
 )
 
@@ -48,7 +51,8 @@ def describe_engine(config: EngineConfig) -> Configuration:
     plugins = dict(_other_plugins(config))
     if plugins:
         values["plugins"] = plugins
-    return Configuration(model=config.model, values=values)
+    files = {path: sha256(check_file(Path(path))).hexdigest() for path in config.plugin_files}
+    return Configuration(model=config.model, values=values, plugin_files=files)
 
 
 def _other_plugins(config: EngineConfig) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from mmdeploy_llm.command_options.command import Command, CommandGroup
+from mmdeploy_llm.command_options.providers import Plugin, Use
 
 from .exits import SOME_FAILED, print_error
 
@@ -42,6 +43,7 @@ MMDEPLOY_LLM_BLOCKED_PLUGINS=acme      do not load these"""
 EPILOG_LIST = """\b
 Examples:
   mmdeploy-llm plugins list
+  mmdeploy-llm plugins list --plugin my_plugin.py
   mmdeploy-llm plugins list --json
   mmdeploy-llm plugins list --strict             exit code 1 when one is broken"""
 
@@ -49,6 +51,7 @@ EPILOG_CHECK = """\b
 Examples:
   mmdeploy-llm plugins check reasoning
   mmdeploy-llm plugins check acme --model models/acme-vl
+  mmdeploy-llm plugins check ./my_plugin.py
   mmdeploy-llm plugins check sources --json"""
 
 EPILOG_NEW = """\b
@@ -72,10 +75,12 @@ plugins = typer.Typer(
 
 
 @plugins.callback(invoke_without_command=True)
-def default(ctx: typer.Context, as_json: AsJson = False, strict: Strict = False) -> None:
+def default(
+    ctx: typer.Context, as_json: AsJson = False, strict: Strict = False, plugin: Plugin = None
+) -> None:
     """List installed plugins (the default), check one, or write a new one."""
     if ctx.invoked_subcommand is None:
-        list_plugins(ctx, as_json=as_json, strict=strict)
+        list_plugins(ctx, as_json=as_json, strict=strict, plugin=plugin)
 
 
 @plugins.command("list", cls=Command, epilog=EPILOG_LIST)
@@ -86,11 +91,13 @@ def list_plugins(
         bool, typer.Option("--markdown", help="Print a Markdown table of model architectures.")
     ] = False,
     strict: Strict = False,
+    plugin: Plugin = None,
+    use: Use = None,
 ) -> None:
     """List installed plugins, what they provide, and their errors."""
     from .terminal import make_console
 
-    manager = _load(ctx)
+    manager = _load(ctx, plugin or (), use or ())
     if as_json:
         typer.echo(json.dumps([_record(manager, item) for item in manager.plugins], indent=2))
     elif markdown:
@@ -109,7 +116,10 @@ def list_plugins(
 
 @plugins.command(cls=Command, epilog=EPILOG_CHECK)
 def check(
-    name: Annotated[str, typer.Argument(help="Name of an installed plugin.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|FILE", help="Name of an installed plugin, or a Python file."),
+    ],
     model: Annotated[
         Path | None,
         typer.Option(
@@ -118,9 +128,10 @@ def check(
             help="Folder of a checkpoint; without it, checks that build a model are skipped.",
         ),
     ] = None,
+    plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that an installed plugin keeps its contract.
+    """Check that a plugin keeps its contract.
 
     Prints pass, fail or skip for each check; exits with code 1 when one fails.
     """
@@ -128,7 +139,7 @@ def check(
 
     verdicts: list[Verdict] = []
     with quiet_plugins():
-        for verdict in check_plugin(name, model_folder=model):
+        for verdict in check_plugin(name, model_folder=model, plugin_files=plugin or ()):
             verdicts.append(verdict)
             if not as_json:
                 _print_verdict(verdict)
@@ -188,11 +199,11 @@ def quiet_plugins() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _load(ctx: typer.Context) -> PluginManager:
+def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> PluginManager:
     """Loads the plugins with the program's loader; their failures appear in the listing."""
-    load = cast("Callable[[], PluginManager]", ctx.meta[LOAD_PLUGINS])
+    load = cast("Callable[..., PluginManager]", ctx.meta[LOAD_PLUGINS])
     with quiet_plugins():
-        manager = load()
+        manager = load(files, use)
         manager.extend_cli(typer.Typer())
     return manager
 

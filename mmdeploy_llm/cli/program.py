@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -193,12 +194,12 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def load_plugins() -> PluginManager:
-    """Loads the plugins that the environment selects."""
+def load_plugins(files: Sequence[Path] = (), use: Sequence[str] = ()) -> PluginManager:
+    """Loads the plugins that the environment selects, and those of files."""
     from mmdeploy_llm.hooks import PluginManager
+    from mmdeploy_llm.plugin_choice import PluginChoice
 
-    names = plugin_names()
-    return PluginManager.load(names.get("plugins"), names.get("blocked_plugins", ()))
+    return PluginManager.of(PluginChoice(**plugin_names(), plugin_files=files, use=use))
 
 
 def has_other_plugins() -> bool:

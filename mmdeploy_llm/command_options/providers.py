@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import typer
 
 from .groups import Group
+
+Plugin = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        hidden=True,
+        help="A Python file that is loaded as a plugin, besides those that are installed: its "
+        "code runs. May be repeated.",
+    ),
+]
+Use = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=PLUGIN",
+        hidden=True,
+        help="Which plugin serves what several could, by the name of an architecture, parser "
+        "or kind of media, such as AcmeForCausalLM=acme. May be repeated.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,16 +38,9 @@ class ProviderOptions(Group):
 
     title: ClassVar[str] = "Model"
 
-    use: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PLUGIN",
-            hidden=True,
-            help="Which plugin serves what several could, by the name of an architecture, parser "
-            "or kind of media, such as AcmeForCausalLM=acme. May be repeated.",
-        ),
-    ] = None
+    plugin: Plugin = None
+    use: Use = None
 
     def to_engine(self) -> dict[str, Any]:
-        """Returns the choice of plugins."""
-        return {"use": self.use}
+        """Returns the files of plugins, and which plugin serves what."""
+        return {"plugin_files": self.plugin, "use": self.use}

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -170,6 +171,23 @@ def _meant(installed: Sequence[InstalledPlugin], name: str) -> list[InstalledPlu
     """Returns the plugins that a name means: one, or a package's and the built-in one of the same
     name; "package:name" means one of them."""
     return [plugin for plugin in installed if normalise(name) in plugin.origin.names]
+
+
+def files_of(files: Sequence[str | Path], blocked: Sequence[str]) -> tuple[PluginOrigin, ...]:
+    """Returns the plugins that single files are, each called as its file, with as many folders as
+    tell it from the others. Raises ConfigError for one that is blocked, too."""
+    paths = list(dict.fromkeys(Path(file).expanduser().absolute() for file in files))
+    out = set(map(normalise, blocked))
+    found = []
+    for path in paths:
+        others = [other.parts for other in paths if other != path]
+        tails = (path.parts[-count:] for count in range(1, len(path.parts)))
+        tail = next(tail for tail in tails if all(o[-len(tail) :] != tail for o in others))
+        origin = PluginOrigin(name="/".join(tail), module=str(path), file=path)
+        if out.intersection(origin.names):
+            raise ConfigError(f"the plugin file {str(path)!r} is in blocked_plugins; leave one out")
+        found.append(origin)
+    return tuple(found)
 
 
 def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:

@@ -37,6 +37,8 @@ def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
     is_preset = isinstance(spec, ReadingPreset)
     name = (spec.convert or KEEP) if isinstance(spec, ReadingPreset) else spec.factory
     about = f"{origin}: {name}, the {'converter' if is_preset else 'factory'} of {describe(spec)},"
+    if origin.file is not None and name.partition(":")[0] == origin.file.stem:
+        about += " which a file names with its __name__,"  # such as f"{__name__}:Parser"
     found = imported_for(name, about)
     if not callable(found):
         raise PluginContractError(

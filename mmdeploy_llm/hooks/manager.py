@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -20,6 +22,7 @@ import pluggy
 from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
+from mmdeploy_llm.plugin_files import load_file
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -79,6 +82,7 @@ class PluginManager:
         plugins: Sequence[str] | None = None,
         blocked: Sequence[str] = (),
         use: Mapping[str, str] = NO_CHOICE,
+        files: Sequence[str | Path] = (),
     ) -> PluginManager:
         """Returns a manager with the installed plugins, loaded in the order of their names.
 
@@ -86,6 +90,7 @@ class PluginManager:
         blocked: plugins that are not loaded.
         use: name of an architecture, parser, logits processor or kind of media -> the plugin that
             serves it, whatever the priorities.
+        files: Python files, each a plugin of its own, none of which may be missing or fail.
 
         Raises PluginLoadError, with the cause, for a named plugin that is missing or fails, and
         ConfigError for one that is both named and blocked, or in `use` and not loaded.
@@ -99,6 +104,9 @@ class PluginManager:
             manager._registry.add(
                 plugin.origin, plugin.entry_point.load, is_strict=plugins is not None
             )
+        for origin in discovery.files_of(files, blocked):
+            assert origin.file is not None
+            manager._registry.add(origin, partial(load_file, origin.file), is_strict=True)
         out = f". blocked_plugins: {listing(blocked)}" if blocked else ""
         selection.check_use(use, manager._registry.all_provided, f"{out}{manager._note()}")
         return manager
@@ -106,7 +114,7 @@ class PluginManager:
     @classmethod
     def of(cls, config: PluginChoice) -> PluginManager:
         """Returns a manager with the plugins that an engine's options choose, see `load`."""
-        return cls.load(config.plugins, config.blocked_plugins, config.use)
+        return cls.load(config.plugins, config.blocked_plugins, config.use, config.plugin_files)
 
     @property
     def choices(self) -> Mapping[str, str]:

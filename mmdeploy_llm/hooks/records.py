@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
@@ -36,31 +37,34 @@ NamedSpecT = TypeVar(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
     """The origin of a plugin. distribution, version: of its package; None when it is not
-    installed. is_builtin: it comes with this package."""
+    installed. is_builtin: it comes with this package. file: of a plugin that is a single file."""
 
     name: str
     module: str
     distribution: str | None = None
     version: str | None = None
     is_builtin: bool = False
+    file: Path | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a caller may mean it, in the form in which they are compared."""
+        if self.file is not None:
+            return tuple(map(normalise, (self.name, self.file.stem, str(self.file))))
         own = self.name.rpartition(":")[2]
         package = (self.distribution or "").replace(".", "-")
         return tuple(dict.fromkeys(map(normalise, (self.name, own, f"{package}:{own}"))))
 
     @property
     def standing(self) -> int:
-        """The rank of its specs among others of the same priority: what somebody has added comes
-        before what is built in."""
-        return 0 if self.is_builtin else 1
+        """The rank of its specs among others of the same priority: a file that this program has
+        named comes before what somebody has installed, and that before what is built in."""
+        return 2 if self.file is not None else 0 if self.is_builtin else 1
 
     def __str__(self) -> str:
         """Text for messages, such as: plugin 'acme' (mmdeploy-llm 0.1.0)."""
         package = " ".join(part for part in (self.distribution, self.version) if part)
-        return f"plugin {self.name!r} ({package or 'registered in process'})"
+        return f"plugin {self.name!r} ({package or self.file or 'registered in process'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,5 @@ def describe(spec: Spec) -> str:
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:
     """Builds the record of one failure of the plugin from `origin`."""
-    return PluginFailure(
-        plugin=origin.name, phase=phase, error=error, distribution=origin.distribution
-    )
+    place = origin.distribution or (None if origin.file is None else str(origin.file))
+    return PluginFailure(plugin=origin.name, phase=phase, error=error, distribution=place)

@@ -20,6 +20,7 @@ import numpy as np
 from mmdeploy_llm import errors
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError, RequestError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.plugin_files import file_of
 
 from .wire import PeerGoneError, receive, send
 
@@ -108,12 +109,14 @@ class Workers:
         that the function raised, MediaTimeoutError when time is up, MediaError when the process
         dies.
         """
+        file = file_of(function.partition(":")[0])
+        call = {"function": function, "file": None if file is None else str(file)}
         worker = self._take()
         is_sound = False
         try:
             yield from self._answers(
                 worker,
-                {"function": function, "args": dict(args), "max_memory": max_memory},
+                {**call, "args": dict(args), "max_memory": max_memory},
                 blob,
                 timeout,
             )

@@ -13,9 +13,11 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.errors import MediaLimitError, RequestError
+from mmdeploy_llm.errors import MediaLimitError, PluginLoadError, RequestError
+from mmdeploy_llm.plugin_files import load_named
 
 from .wire import PeerGoneError, receive, send
 
@@ -44,6 +46,8 @@ def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
     try:
         _limit_memory(call["max_memory"])
         module, _, name = call["function"].partition(":")
+        if call.get("file") is not None:  # of a plugin that is a single file
+            load_named(Path(call["file"]), module)
         function = getattr(importlib.import_module(module), name)
         for fields, array in function(blob, **call["args"]):
             shape = list(array.shape) if array is not None else None
@@ -53,6 +57,8 @@ def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
         raise
     except RequestError as error:
         send(peer, {"error": type(error).__name__, "message": str(error)})
+    except PluginLoadError as error:
+        send(peer, {"error": "MediaError", "message": str(error)})
     except MemoryError:
         limit = call["max_memory"] // 2**20
         message = f"decoding it needs more than the {limit} MiB that a worker may use; shrink it"

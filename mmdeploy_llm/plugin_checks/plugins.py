@@ -11,19 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import typer
-
 from mmdeploy_llm.errors import MediaError, PluginError
 from mmdeploy_llm.hooks import (
-    EngineInfo,
-    MediaLimits,
-    MediaRef,
     PluginManager,
-    RequestRecord,
-    StepStats,
 )
 from mmdeploy_llm.hooks.discovery import NAME_TAKEN, InstalledPlugin, discover
 from mmdeploy_llm.hooks.names import normalise
@@ -32,21 +26,28 @@ from mmdeploy_llm.hooks.selection import use_keys
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.hooks.validation import _claims as claims
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
-from mmdeploy_llm.outputs import RequestMetrics
+from mmdeploy_llm.plugin_choice import is_path
+from mmdeploy_llm.plugin_files import load_file
+
+from .arguments import example_arguments
 
 MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0
 HEAVY = ("torch", "transformers")
 
-# Runs in a fresh process. argv[1]: sys.path, name of the module, provide_ hooks; argv[2]: HEAVY.
+# Runs in a fresh process. argv[1]: sys.path, name of the module, its file if it is a single one,
+# provide_ hooks; argv[2]: HEAVY.
 PROBE = """
 import json, sys, time
-path, name, hooks = json.loads(sys.argv[1])
+path, name, file, hooks = json.loads(sys.argv[1])
 sys.path[:] = path
-import importlib, mmdeploy_llm.hooks
+import importlib, pathlib, mmdeploy_llm.hooks, mmdeploy_llm.plugin_files
 before = set(sys.modules)
 start = time.perf_counter()
-module = importlib.import_module(name)
+if file is None:
+    module = importlib.import_module(name)
+else:
+    module = mmdeploy_llm.plugin_files.load_file(pathlib.Path(file))
 seconds = time.perf_counter() - start
 print("IMPORTED", flush=True)
 for hook in hooks:
@@ -58,32 +59,51 @@ print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy}))
 
 @dataclass(kw_only=True)
 class PluginSubject:
-    """A plugin to check. name: of its entry point, or of its module if it is not installed."""
+    """A plugin to check. name: of its entry point, or of its module if it is not installed. file:
+    of a plugin that is a single file. beside: files of other plugins."""
 
     name: str
     module_name: str
     module: ModuleType | None = None
+    file: Path | None = None
+    beside: Sequence[Path] = ()
     max_import_seconds: float = MAX_IMPORT_SECONDS
     _reported: set[str] = field(default_factory=set, init=False)  # failures seen by _report_once
 
     @classmethod
     def of(
-        cls, plugin: ModuleType | str, *, max_import_seconds: float = MAX_IMPORT_SECONDS
+        cls,
+        plugin: ModuleType | str,
+        *,
+        max_import_seconds: float = MAX_IMPORT_SECONDS,
+        beside: Sequence[Path] = (),
     ) -> PluginSubject:
-        """Returns the subject for a module, its name, or the name of an installed plugin."""
-        if isinstance(plugin, ModuleType):
+        """Returns the subject for a module, its name, the name of an installed plugin, or the path
+        of a file. beside: see the class."""
+        file: Path | None = None
+        module: ModuleType | None = None
+        if isinstance(plugin, str) and is_path(plugin):
+            file = Path(plugin).expanduser().absolute()
+            name = module_name = file.name
+        elif isinstance(plugin, ModuleType):
             name = module_name = plugin.__name__
-            module: ModuleType | None = plugin
+            module = plugin
         else:
             found = installed(plugin)
             name, module_name = plugin, plugin if found is None else found.origin.module
-            module = None
         return cls(
             name=name,
             module_name=module_name,
             module=module,
+            file=file,
+            beside=beside,
             max_import_seconds=max_import_seconds,
         )
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether no installed package has the plugin."""
+        return self.module is not None or self.file is not None
 
     @cached_property
     def loaded(self) -> ModuleType:
@@ -94,6 +114,8 @@ class PluginSubject:
             f"importing {self.module_name!r}",
             "correct the module, or the entry point that names it in pyproject.toml",
         ):
+            if self.file is not None:
+                return load_file(self.file)
             return importlib.import_module(self.module_name)
 
     @contextmanager
@@ -113,6 +135,8 @@ class PluginSubject:
         with self._report_once("the plugin does not load"):
             module = self.loaded
             try:
+                if self.file is not None:
+                    return PluginManager.load(plugins=(), files=(self.file,))
                 if self.module is None and (found := installed(self.name)) is not None:
                     return PluginManager.load(plugins=(found.full_name,))
                 manager = PluginManager()
@@ -141,7 +165,9 @@ class PluginSubject:
             return self._probed()
 
     def _probed(self) -> Mapping[str, Any]:
-        arguments = json.dumps([sys.path, self.module_name, list(PROVIDED)]), json.dumps(HEAVY)
+        file = None if self.file is None else str(self.file)
+        about = [sys.path, self.module_name, file, list(PROVIDED)]
+        arguments = json.dumps(about), json.dumps(HEAVY)
         command = [sys.executable, "-c", PROBE, *arguments]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT)
@@ -175,14 +201,18 @@ def imports_in_a_fresh_process(subject: PluginSubject) -> None:
     demand(subject.probe is not None, "unreachable")
 
 
-def lists_without_torch(subject: PluginSubject) -> None:
-    """Importing the module and listing what it provides imports neither torch nor transformers."""
+def lists_without_torch(subject: PluginSubject) -> str | None:
+    """Importing the module and listing what it provides imports neither torch nor transformers; a
+    single file may, since it is loaded only where it is named."""
     heavy = subject.probe["heavy"]
+    if subject.file is not None:
+        return f"it imports {', '.join(heavy)}: fine in a file, not in a package" if heavy else None
     demand(
         not heavy,
         f"importing {subject.module_name!r} and listing imports {', '.join(heavy)}; move the code "
         'that needs it into another module, and name that in the spec\'s factory "module:Class"',
     )
+    return None
 
 
 def imports_quickly(subject: PluginSubject) -> None:
@@ -225,7 +255,7 @@ def factories_can_be_imported(subject: PluginSubject) -> None:
 
 def the_name_is_its_own(subject: PluginSubject) -> str | None:
     """No other package has a plugin of the same name: only one of them is loaded by it."""
-    found = None if subject.module is not None else installed(subject.name)
+    found = None if subject.is_loose else installed(subject.name)
     if found is None:
         raise CheckSkipped("the plugin is not installed")
     lost = [each for each in discover().failures if each.error.endswith(NAME_TAKEN)]
@@ -244,13 +274,13 @@ def the_name_is_its_own(subject: PluginSubject) -> str | None:
 def names_are_unique(subject: PluginSubject) -> str | None:
     """No other package claims the same name or architecture at the same priority; a built-in plugin
     may: what somebody has installed comes first."""
-    found = None if subject.module is not None else installed(subject.name)
-    is_builtin = found is not None and found.origin.is_builtin
+    found = None if subject.is_loose else installed(subject.name)
+    own = 2 if subject.file is not None else 1 if found is None else found.origin.standing
     taken: dict[tuple[str, int], PluginOrigin] = {}
-    others = PluginManager.load()
+    others = PluginManager.load(files=subject.beside)
     for spec in _specs(others):
         origin = others.origin(spec)
-        if origin.module != subject.module_name:
+        if origin.module not in (subject.module_name, str(subject.file)):
             taken |= {(claim, spec.priority): origin for claim in claims(spec)}
     notes = []
     for spec in subject.specs:
@@ -259,13 +289,14 @@ def names_are_unique(subject: PluginSubject) -> str | None:
             if owner is None:
                 continue
             demand(
-                owner.is_builtin != is_builtin,
+                owner.standing != own,
                 f"{describe(spec)} claims {claim} at priority {spec.priority}, as the installed "
                 f"plugin {owner.name!r} does, so the choice is ambiguous; rename it, or set "
                 "another `priority` (the highest wins)",
             )
-            first, second = (owner.name, subject.name) if is_builtin else (subject.name, owner.name)
-            notes.append(f"{claim} is served by {first!r}, not by the built-in {second!r}")
+            pair = [subject.name, owner.name]
+            first, second = pair if own > owner.standing else pair[::-1]
+            notes.append(f"{claim} is served by {first!r}, not by {second!r}")
     if not notes:
         return None
     key = next(iter(use_keys(subject.specs[0])))
@@ -275,7 +306,7 @@ def names_are_unique(subject: PluginSubject) -> str | None:
 def hooks_take_what_is_documented(subject: PluginSubject) -> None:
     """Observers, fetchers and CLI extensions accept the documented arguments and do not raise."""
     checked = False
-    for hook, arguments in _arguments().items():
+    for hook, arguments in example_arguments().items():
         if not subject.has_hook(hook):
             continue
         checked = True
@@ -326,50 +357,3 @@ def _names(specs: Sequence[Spec]) -> str:
 
 def _packages(failures: Sequence[PluginFailure]) -> str:
     return " and ".join(str(failure.distribution) for failure in failures)
-
-
-def _arguments() -> dict[str, dict[str, Any]]:
-    """Returns hook -> name of each argument -> an example."""
-    info = EngineInfo(
-        model="folder",
-        architecture="ExampleForCausalLM",
-        device="cpu",
-        dtype="float32",
-        num_blocks=8,
-        block_size=16,
-        max_num_seqs=4,
-        max_model_len=128,
-    )
-    stats = StepStats(
-        step_id=1,
-        num_scheduled_tokens=5,
-        num_scheduled_requests=1,
-        num_sampled_tokens=1,
-        num_encoded_media=0,
-        num_running=1,
-        num_waiting=0,
-        num_free_blocks=7,
-        num_preemptions=0,
-        plan_time=0.001,
-        run_time=0.01,
-        deliver_time=0.001,
-    )
-    record = RequestRecord(
-        request_id="1",
-        finish_reason="stop",
-        error_code=200,
-        num_prompt_tokens=5,
-        num_output_tokens=1,
-        num_cached_tokens=0,
-        num_media_tokens={},
-        metrics=RequestMetrics(arrival_time=0.0),
-    )
-    ref = MediaRef(kind="image", uri="conformance-check://nothing/here")
-    return {
-        "fetch_media": {"ref": ref, "limits": MediaLimits()},
-        "on_engine_start": {"info": info},
-        "on_step": {"stats": stats},
-        "on_request_finished": {"record": record},
-        "on_engine_stop": {"info": info},
-        "extend_cli": {"app": typer.Typer()},
-    }

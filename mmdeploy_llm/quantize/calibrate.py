@@ -60,6 +60,7 @@ def engine_options(config: EngineConfig) -> dict[str, Any]:
         "plugins": config.plugins,
         "blocked_plugins": config.blocked_plugins,
         "use": config.use,
+        "plugin_files": config.plugin_files,
         "device": "cpu",
         "dtype": "bfloat16",
         "native_kernels": True,

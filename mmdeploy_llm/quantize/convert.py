@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels.coded import Bits
 from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
+from mmdeploy_llm.plugin_choice import PluginChoice
 from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
 from mmdeploy_llm.saving.rounding import Scheme
@@ -50,13 +51,12 @@ def quantize_checkpoint(
     calibrate_with: str | None = None,
     rounds_towers: bool = False,
     overwrite: bool = False,
-    plugins: Sequence[str] | None = None,
-    blocked_plugins: Sequence[str] = (),
-    use: Mapping[str, str] | Sequence[str] = (),
+    **choice: Any,
 ) -> Quantized:
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
-    group_size: columns that share a scale, or -1 for whole rows.
+    group_size: columns that share a scale, or -1 for whole rows. choice: plugins, plugin_files,
+    blocked_plugins, use, as of an engine.
     calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; what
     was lost is written to quantization_loss.json. rounds_towers: to 8 bits in groups of 128.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
@@ -67,8 +67,7 @@ def quantize_checkpoint(
     """
     scheme = _scheme(bits, group_size)
     nearest = GroupRounder(scheme, TOWERS if rounds_towers else None)
-    options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins), "use": use}
-    config = EngineConfig.from_options(model, options)
+    config = EngineConfig.from_options(model, PluginChoice(**choice).model_dump())
     checkpoint, values = _read(model)
     check_output(output, checkpoint.folder, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(checkpoint.folder)

@@ -85,6 +85,9 @@ def actor_size(model: str, options: Mapping[str, Any], *, has_gpus: bool) -> Act
     share that as many CPUs have of it.
     """
     config = EngineConfig.from_options(model, options)
+    if config.plugin_files:  # absolute: an actor works in a folder of its own
+        own = {"plugins": config.plugins, "plugin_files": config.plugin_files}
+        options = {**options, **own}
     kind, _, number = config.device.partition(":")
     if number:
         raise ConfigError(

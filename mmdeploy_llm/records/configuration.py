@@ -2,7 +2,7 @@
 resumed run is compared with, and what it names when they differ.
 
 {digest: {"model": as the caller named it, "values": {name: value}, "accepts": [digest, ...],
-          "root": path}}
+          "root": path, "plugin_files": {path: digest}}}
 
 accepts: earlier configurations whose results a run with this one was told to keep.
 root: the folder that ids of files are relative to; of a batch over files only.
@@ -11,6 +11,7 @@ root: the folder that ids of files are relative to; of a batch over files only.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,15 +28,20 @@ from .unicode_text import escaped, unescaped
 MAX_BYTES = 64 * 2**20
 MAX_SHOWN = 60  # characters of a value in a message
 FILES = ("model", "tokenizer")  # values that are digests of files
+PRIVATE = ("root", "plugin_files")  # paths of this machine
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """The settings that decide the answers of a run besides its items. model: its name, for
-    messages; it is compared by its files, whose digest is in `values`."""
+    messages; it is compared by its files, whose digest is in `values`. plugin_files: path -> digest
+    of single files that are plugins; another one is told, not refused."""
 
     model: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
+    plugin_files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -71,10 +77,10 @@ class ConfigurationFile:
 
     @property
     def text(self) -> str:
-        """All configurations, as they are embedded in the files of an output: without the root, a
-        path of this machine that is nobody else's business."""
+        """All configurations, as they are embedded in the files of an output: without paths of this
+        machine, which are nobody else's business."""
         known = self._read()
-        return _as_json({digest: _without_root(entry) for digest, entry in known.items()})
+        return _as_json({digest: _without(PRIVATE, entry) for digest, entry in known.items()})
 
     @property
     def root(self) -> str | None:
@@ -91,6 +97,7 @@ class ConfigurationFile:
         """Raises ConfigError when an output has results of configurations (digests) that are
         neither this one nor accepted by it, and names the differences."""
         known = self._read()
+        self._tell_files(mine, known)
         accepted = known.get(mine.digest, {}).get("accepts", ())
         others = sorted(set(found) - {mine.digest, *accepted})
         if not others:
@@ -103,6 +110,22 @@ class ConfigurationFile:
             f"{self._output!r} has results of another configuration: {words}. --resume-anyway "
             'keeps them and does the rest with this one (in Python: resume="anyway"); --overwrite '
             "does all again, --output writes elsewhere"
+        )
+
+    def _tell_files(self, mine: Configuration, known: Mapping[str, Any]) -> None:
+        """Warns of plugin files that are not those of the earlier results."""
+        then = known.get(mine.digest, {}).get("plugin_files")
+        if not isinstance(then, dict) or then == mine.plugin_files:
+            return
+        paths = sorted({*then, *mine.plugin_files})
+        words = [
+            f"{path!r} {'is not given now' if path not in mine.plugin_files else word}"
+            for path in paths
+            if then.get(path) != mine.plugin_files.get(path)
+            for word in ["has changed" if path in then else "was not given then"]
+        ]
+        logger.warning(
+            "%r has results with other plugin files: %s; they stay", self._output, "; ".join(words)
         )
 
     def write(
@@ -120,9 +143,10 @@ class ConfigurationFile:
         before = known.get(mine.digest, {}).get("accepts", ())
         accepts = sorted({*before, *found} - {mine.digest})
         entry = {"model": mine.model, "values": mine.values, "accepts": accepts}
+        entry |= {"plugin_files": mine.plugin_files} if mine.plugin_files else {}
         own = {} if root is None else {"root": escaped(root)}
         entries = {**known, mine.digest: entry}
-        self._save({name: {**_without_root(each), **own} for name, each in entries.items()})
+        self._save({name: {**_without(("root",), each), **own} for name, each in entries.items()})
 
     def adopt(self, others: Iterable[ConfigurationFile]) -> None:
         """Replaces the configurations by those of other outputs, whose results were copied."""
@@ -159,8 +183,8 @@ class ConfigurationFile:
         return known
 
 
-def _without_root(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name != "root"}
+def _without(names: Collection[str], entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in names}
 
 
 def _as_json(value: Any) -> str:

@@ -28,6 +28,8 @@ from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, fac
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.plugin_checks import logits, parsers, plugins, tools
+from mmdeploy_llm.plugin_choice import is_path
+from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.tiny import make_tokenizer
 
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
@@ -56,23 +58,29 @@ class Verdict:
     seconds: float
 
 
-def check_plugin(name: str, *, model_folder: Path | None = None) -> Iterator[Verdict]:
-    """Checks the installed plugin `name`; yields one verdict per check as it finishes.
+def check_plugin(
+    name: str, *, model_folder: Path | None = None, plugin_files: Sequence[Path] = ()
+) -> Iterator[Verdict]:
+    """Checks the installed plugin `name`, or the file with this path; yields one verdict per check
+    as it finishes.
 
     Parsers are run on texts built from their markers, processors on generated media of their kind,
     models on transformers' default config of their architecture with few layers.
     model_folder: a checkpoint; the model that serves it gets all checks, processors get its files.
-    Raises PluginLoadError when no such plugin is installed, CheckpointError for an unreadable
-    folder.
+    plugin_files: plugins whose names are compared, too, as those of installed ones are.
+    Raises PluginLoadError when no such plugin is installed, or the file cannot be read, and
+    CheckpointError for an unreadable folder.
     """
-    if plugins.installed(name) is None:
+    if is_path(name):
+        check_file(Path(name).expanduser().absolute())
+    elif plugins.installed(name) is None:
         known = [plugin.origin.name for plugin in discover().plugins]
         raise PluginLoadError(
             f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: "
             f"{listing(known)}"
         )
     checkpoint = None if model_folder is None else read_checkpoint(model_folder)
-    return _verdicts(plugins.PluginSubject.of(name), checkpoint)
+    return _verdicts(plugins.PluginSubject.of(name, beside=plugin_files), checkpoint)
 
 
 def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> Iterator[Verdict]:

@@ -8,6 +8,7 @@ import sys
 import types
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import typer
@@ -652,7 +653,7 @@ def plugged(monkeypatch):
         manager = PluginManager()
         for plugin in plugins:
             manager.register(plugin, type(plugin).__name__)
-        monkeypatch.setattr(cli.program, "load_plugins", lambda: manager)
+        monkeypatch.setattr(cli.program, "load_plugins", lambda *args: manager)
         monkeypatch.setattr(cli.program, "has_other_plugins", lambda: True)
 
     return plug
@@ -710,6 +711,22 @@ class TestPlugins:
         run("caption", "pics")
         assert made[0].options["plugins"] == ("ernie", "sources")
         assert made[0].options["blocked_plugins"] == ("qwen",)
+
+    @pytest.mark.parametrize(
+        "words", [("caption", "pics"), ("generate", "Hello"), ("count", "-p", "Hello")]
+    )
+    def test_files_and_choices(self, run, made, monkeypatch, pictures, words):
+        source = "from mmdeploy_llm.hooks import hookimpl\n@hookimpl\ndef on_step(): ..."
+        Path("my.py").write_text(source)
+        seen = []
+        monkeypatch.setattr(
+            "mmdeploy_llm.client.counting.TokenCounter",
+            lambda model, **options: seen.append(options) or sys.exit(),
+        )
+        run(*words, "--plugin", "my.py", "--use", "qwen3=reasoning", "--use", "image=qwen")
+        options = seen[0] if seen else made[0].options
+        assert options["plugin_files"] == [Path("my.py")]
+        assert options["use"] == ["qwen3=reasoning", "image=qwen"]
 
     def test_an_empty_variable_means_none(self, run, monkeypatch):
         monkeypatch.setenv(cli.PLUGINS_VARIABLE, "")

@@ -41,7 +41,7 @@ def run(monkeypatch, tmp_path):
     manager = PluginManager()
     manager.register(Acme(), "acme")
     manager.register(Broken(), "broken")
-    monkeypatch.setattr(cli.program, "load_plugins", lambda: manager)
+    monkeypatch.setattr(cli.program, "load_plugins", lambda *args: manager)
     monkeypatch.chdir(tmp_path)
     return lambda *words: CliRunner().invoke(cli.app, ["plugins", *words])
 
@@ -76,6 +76,62 @@ class TestList:
         assert run("lst").exit_code == 2
 
 
+FILE = """
+from mmdeploy_llm.hooks import ReasoningParserSpec, hookimpl
+
+@hookimpl
+def provide_reasoning_parsers():
+    return [ReasoningParserSpec(name="qwen3", factory="mmdeploy_llm.testing.fakes:Echo")]
+"""
+
+
+class TestFiles:
+    """Single files, with the real loader."""
+
+    @pytest.fixture
+    def run(self, monkeypatch, tmp_path):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "my.py").write_text(FILE)
+        return lambda *words: CliRunner().invoke(cli.app, ["plugins", *words])
+
+    @pytest.mark.parametrize("words", [(), ("list",)])
+    def test_who_serves(self, run, tmp_path, words):
+        result = run(*words, "--plugin", "my.py")
+        assert result.exit_code == 0
+        assert "reasoning parser qwen3 is served by 'my.py'" in " ".join(result.stdout.split())
+        found = {
+            each["name"]: each for each in json.loads(run("--plugin", "my.py", "--json").stdout)
+        }
+        assert found["my.py"]["module"] == str(tmp_path / "my.py")
+        assert found["my.py"]["served_by_others"] == []
+        assert found["reasoning"]["served_by_others"] == [
+            "reasoning parser qwen3 is served by 'my.py'"
+        ]
+
+    def test_another_choice(self, run):
+        result = run("list", "--plugin", "my.py", "--use", "qwen3=reasoning", "--json")
+        found = {each["name"]: each for each in json.loads(result.stdout)}
+        assert found["my.py"]["served_by_others"] == [
+            "reasoning parser qwen3 is served by 'reasoning'"
+        ]
+
+    def test_what_is_wrong(self, run, tmp_path):
+        assert run("list", "--plugin", "no.py").exit_code == 2
+        (tmp_path / "my.py").write_text("x = (")
+        result = run("list", "--plugin", "my.py")
+        assert result.exit_code == 2
+        assert "(my.py, line 1)" in result.stderr
+        assert run("list", "--use", "qwen3=acne").exit_code == 2
+
+    @pytest.mark.full  # fresh processes import the file
+    def test_check(self, run):
+        result = run("check", "./my.py")
+        assert "reasoning parser qwen3 is served by 'my.py', not by 'reasoning'" in result.stdout
+        assert "fail  factories_can_be_imported" in result.stdout
+        assert result.exit_code == 1
+        assert run("check", "./no.py").exit_code == 2
+
+
 VERDICTS = (
     Verdict(check="registers", subject="", outcome="pass", message="", seconds=0.1),
     Verdict(check="builds", subject="model acme", outcome="skip", message="no folder", seconds=0),
@@ -91,8 +147,8 @@ class TestCheck:
         asked = []
 
         def check(verdicts):
-            def check_plugin(name, *, model_folder=None):
-                asked.append((name, model_folder))
+            def check_plugin(name, *, model_folder=None, plugin_files=()):
+                asked.append((name, model_folder, *plugin_files))
                 yield from verdicts
 
             monkeypatch.setattr("mmdeploy_llm.testing.check.check_plugin", check_plugin)
@@ -173,4 +229,4 @@ class TestNew:
 
 
 def test_the_kit_has_what_the_program_calls():
-    assert testing.check_plugin.__kwdefaults__ == {"model_folder": None}
+    assert testing.check_plugin.__kwdefaults__ == {"model_folder": None, "plugin_files": ()}

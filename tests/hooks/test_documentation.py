@@ -181,6 +181,13 @@ def test_the_first_plugin_answers(monkeypatch, capsys):
     assert re.search(r"[Aa] large green cross", capsys.readouterr().out)
 
 
+def test_the_single_file_of_the_readme_works(tmp_path):
+    (source,) = [code for code in code_blocks(PLUGINS, "python") if 'name="loud"' in code]
+    (tmp_path / "my_plugin.py").write_text(source)
+    manager = PluginManager.load(files=[tmp_path / "my_plugin.py"])
+    assert manager.build(manager.reasoning_parser("loud")).parse("a")[0].text == "A"
+
+
 def test_the_fetcher_of_the_readme_works(site):
     (source,) = [code for code in code_blocks(PROCESSORS, "python") if "fetch_media" in code]
     site.install("store", source)

@@ -198,7 +198,7 @@ def test_a_cluster_holds_as_many_actors_as_its_machines():
     assert cards.resources == {"num_cpus": 1, "num_gpus": 4}
 
 
-def test_an_actor_is_as_large_as_its_engines(tmp_path):
+def test_an_actor_is_as_large_as_its_engines(tmp_path, monkeypatch):
     model = str(write_tiny("qwen2", tmp_path, num_hidden_layers=1))
     options = {"num_threads": 3, "max_num_seqs": 5, "kv_cache_memory": 2**22}
     size = actor_size(model, options, has_gpus=False)
@@ -218,5 +218,10 @@ def test_an_actor_is_as_large_as_its_engines(tmp_path):
     cards = actor_size(model, ranks, has_gpus=True)
     assert cards.resources == {"num_cpus": 3, "num_gpus": 6}
     assert (cards.num_seqs, cards.options) == (3 * 256, {**ranks, "device": "cuda"})
+    # An actor works in another folder.
+    (tmp_path / "my.py").touch()
+    monkeypatch.chdir(tmp_path)
+    options = actor_size(model, {"plugins": ["my.py"]}, has_gpus=True).options
+    assert (options["plugins"], options["plugin_files"]) == (None, (str(tmp_path / "my.py"),))
     with pytest.raises(ConfigError, match="Ray chooses the cards"):
         actor_size(model, {"device": "cuda:1"}, has_gpus=True)

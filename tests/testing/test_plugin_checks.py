@@ -8,7 +8,7 @@ import pytest
 from mmdeploy_llm.errors import PluginLoadError
 from mmdeploy_llm.hooks.registry import PluginRegistry
 from mmdeploy_llm.hooks.validation import PROVIDED
-from mmdeploy_llm.plugin_checks import plugins
+from mmdeploy_llm.plugin_checks.arguments import example_arguments
 from mmdeploy_llm.plugin_checks.plugins import CHECKS, PluginSubject
 from mmdeploy_llm.testing import check_plugin
 
@@ -166,7 +166,7 @@ def test_what_two_packages_claim_is_told(install):
 def test_what_is_built_in_too_is_no_fault(install):
     """The kit says who serves, to the author of either."""
     install("acme", PARSER.format(name="Qwen3", factory=FAKE))
-    told = "reasoning parser qwen3 is served by 'acme', not by the built-in 'reasoning'"
+    told = "reasoning parser qwen3 is served by 'acme', not by 'reasoning'"
     for name in ("acme", "reasoning"):
         ((outcome, message),) = verdicts(name, "names_are_unique")
         assert outcome == "pass"
@@ -198,7 +198,7 @@ def test_a_module_that_no_other_process_has(failures):
 
 def test_every_hook_is_checked():
     """A new hook needs an example of its arguments."""
-    assert set(plugins._arguments()) | set(PROVIDED) == set(PluginRegistry().hooks)
+    assert set(example_arguments()) | set(PROVIDED) == set(PluginRegistry().hooks)
 
 
 def test_check_plugin_names_the_installed_ones():
