@@ -76,7 +76,7 @@ def _times(own: Tensor, is_sound: Tensor, count: int) -> Tensor:
 
 
 class Omni(GridLM):
-    """What both models share. joins_marks: the two marks of a video with its sound have one
+    """Joins what both models share. joins_marks: the two marks of a video with its sound have one
     position."""
 
     joins_marks = False

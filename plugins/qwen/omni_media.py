@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -55,22 +57,16 @@ class OmniAudioProcessor(AnyAudioProcessor):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OmniVideo:
-    """A video, and its sound; None for a list of frames."""
+class OmniVideo(VideoItem):
+    """A video with its sound, which is decoded when it is used; None for a list of frames."""
 
-    video: VideoItem
     sound: OpenSound | None
-
-    @property
-    def digest(self) -> str:
-        """Hash of the video's content."""
-        return self.video.digest
 
 
 class OmniVideoProcessor(QwenVideoProcessor):
-    """What the videos of both have in common: frames without text between them, and with the option
-    use_audio_in_video the sound of the video, ordered by time. A video without a sound track is
-    then its frames alone, as in transformers.
+    """Makes frames without text between them, and with the option use_audio_in_video the sound of
+    the video too, ordered by time. A video without a sound track is then its frames alone, as in
+    transformers. A budget holds for both together.
 
     chunk_seconds: seconds that come in turn, frames then sound; None: token by token.
     sound_marks: the texts around a sound.
@@ -80,24 +76,21 @@ class OmniVideoProcessor(QwenVideoProcessor):
     sound_marks: ClassVar[tuple[str, str]]
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        checkpoint = _thinker(checkpoint)
-        given = dict(options)
+        checkpoint, given = _thinker(checkpoint), dict(options)
         self._uses_sound = _as_bool(given.pop(PREFIX + USE_SOUND, False), ConfigError)
         super().__init__(checkpoint, given)
-        self._sounds = OmniAudioProcessor(checkpoint, {})
-        self._position_rate = checkpoint.config.position_id_per_seconds
+        # Found when the first sound is used: most videos are used without.
+        self._sounds = cache(lambda: OmniAudioProcessor(checkpoint, {}))
+        self._position_rate = getattr(checkpoint.config, "position_id_per_seconds", 0)
 
-    def close(self) -> None:
-        """Ends the decoder processes."""
-        self._sounds.close()
-        super().close()
-
-    def decode(self, source: Any, limits: MediaLimits) -> Any:
-        """See VideoProcessor; the sound is decoded where it is used."""
+    def decode(self, source: Any, limits: MediaLimits) -> VideoItem:
+        """See VideoProcessor."""
         video = super().decode(source, limits)
-        is_file = isinstance(source, (bytes, bytearray, memoryview))
-        sound = self._sounds.decode(source, limits) if is_file else None
-        return OmniVideo(video=video, sound=sound)
+        sound = None
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            workers = None if limits.isolation == "thread" else self._workers
+            sound = OpenSound(bytes(source), video.digest, limits, workers)
+        return OmniVideo(video=video.video, limits=limits, sound=sound)
 
     def extras(self, plan: VideoPlan) -> dict[str, torch.Tensor]:
         """Returns the seconds between two steps of the grid: those of the option fps, as
@@ -105,15 +98,15 @@ class OmniVideoProcessor(QwenVideoProcessor):
         fps = plan.options.fps if plan.options.fps > 0 else self.default.fps
         return {SECONDS: torch.tensor(GROUP / fps)}
 
-    def process(self, item: OmniVideo, options: Mapping[str, Any]) -> MediaInput:
+    def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
         """See VideoProcessor."""
-        uses_sound, others = self._split(options)
-        made = super().process(item.video, others)
-        samples = self._heard(item) if uses_sound else None
+        samples, others = self._heard(item, options)
         if samples is None:
-            return made
-        sound = self._sounds.prepare(samples, {})
-        order = self._order(made, sound.text.count(self._sounds.token))
+            return super().process(item, others)
+        sound = self._sounds().prepare(samples, {})
+        count = sound.text.count(self._sounds().token)
+        made = QwenVideoProcessor.process(self._beside(count), item, others)
+        order = self._order(made, count)
         digest = blake2b(f"{made.key}\0{USE_SOUND}".encode(), digest_size=20)
         return replace(
             made,
@@ -121,42 +114,58 @@ class OmniVideoProcessor(QwenVideoProcessor):
             num_tokens=len(order),
             key=digest.hexdigest(),
             prompt_text=self._text(len(order)),
-            other_tokens=((self._sounds.token, tuple(order.nonzero()[:, 0].tolist())),),
+            other_tokens=((self._sounds().token, tuple(order.nonzero()[:, 0].tolist())),),
         )
 
-    def count_tokens(self, item: OmniVideo, options: Mapping[str, Any]) -> int:
+    def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
         """See VideoProcessor."""
-        uses_sound, others = self._split(options)
-        count = super().count_tokens(item.video, others)
-        samples = self._heard(item) if uses_sound else None
+        samples, others = self._heard(item, options)
         if samples is None:
-            return count
-        return count + self._sounds.text(len(samples), {}).count(self._sounds.token)
+            return super().count_tokens(item, others)
+        count = self._sounds().text(len(samples), {}).count(self._sounds().token)
+        return count + QwenVideoProcessor.count_tokens(self._beside(count), item, others)
 
-    def prompt_text(self, item: OmniVideo, options: Mapping[str, Any]) -> str | None:
+    def prompt_text(self, item: VideoItem, options: Mapping[str, Any]) -> str | None:
         """See MediaProcessor."""
-        uses_sound, others = self._split(options)
-        if not uses_sound or self._heard(item) is None:
-            return super().prompt_text(item.video, others)
+        samples, others = self._heard(item, options)
+        if samples is None:
+            return super().prompt_text(item, others)
         return self._text(self.count_tokens(item, options))
 
-    def previews(self, item: OmniVideo, options: Mapping[str, Any]) -> Sequence[bytes]:
+    def previews(self, item: VideoItem, options: Mapping[str, Any]) -> list[bytes]:
         """See VideoProcessor."""
-        return super().previews(item.video, self._split(options)[1])
+        return super().previews(item, self._split(options)[1])
 
     def _split(self, options: Mapping[str, Any]) -> tuple[bool, Mapping[str, Any]]:
         given = options.get(USE_SOUND, self._uses_sound)
         others = {name: value for name, value in options.items() if name != USE_SOUND}
         return _as_bool(given, MediaError), others
 
-    def _heard(self, item: OmniVideo) -> np.ndarray | None:
-        """Returns the samples of the sound; None for a video without one."""
-        if item.sound is None:
-            return None
+    def _heard(
+        self, item: VideoItem, options: Mapping[str, Any]
+    ) -> tuple[np.ndarray | None, Mapping[str, Any]]:
+        """Returns the samples of the sound, None where there is none or it is not wanted, and the
+        options of the frames."""
+        uses_sound, others = self._split(options)
+        sound = item.sound if isinstance(item, OmniVideo) else None
+        if not uses_sound or sound is None:
+            return None, others
         try:
-            return self._sounds.content_of(item.sound, {})
+            return self._sounds().content_of(sound, {}), others
         except UnsupportedMediaError:
-            return None
+            return None, others
+
+    def _beside(self, num_sound: int) -> Self:
+        """Returns the processor of frames beside a sound of so many tokens. Raises MediaError where
+        the budget is used up by the sound."""
+        if self._max_tokens is None:
+            return self
+        if num_sound >= self._max_tokens:
+            raise MediaError(
+                f"the sound of the video has {num_sound} tokens, and video_tokens allows "
+                f"{self._max_tokens} for both: raise it, or leave {USE_SOUND} out"
+            )
+        return self.with_budget(self._max_tokens - num_sound)
 
     def _text(self, num_tokens: int) -> str:
         begin, end = self.sound_marks
@@ -210,4 +219,4 @@ class Qwen3OmniVideoProcessor(OmniVideoProcessor):
     default = replace(
         QwenVideoProcessor.default, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32
     )
-    normalisation: ClassVar[Mapping[str, Any]] = {"image_mean": HALF, "image_std": HALF}
+    normalisation = MappingProxyType({"image_mean": HALF, "image_std": HALF})

@@ -238,6 +238,18 @@ def test_a_video_with_its_sound(family, seconds):
     assert_same(output, reference(family, text, tensors))
 
 
+def test_a_budget_is_for_frames_and_sound(family):
+    films, options = family.processor("Video"), {"fps": 2, "use_audio_in_video": True}
+    item = films.decode(video(2.0), HERE)
+    whole = films.process(item, options)
+    num_sound = int(whole.tensors[IS_SOUND].sum())
+    limited = films.with_budget(whole.num_tokens - 2)
+    assert limited.count_tokens(item, options) <= whole.num_tokens - 2
+    assert limited.process(item, options).num_tokens == limited.count_tokens(item, options)
+    with pytest.raises(MediaError, match=f"the sound of the video has {num_sound} tokens"):
+        films.with_budget(num_sound).count_tokens(item, options)
+
+
 def test_a_silent_video_is_its_frames(family):
     films = family.processor("Video", video_use_audio_in_video=True)
     silent = films.decode(video(1.0, has_sound=False), HERE)
