@@ -58,7 +58,8 @@ EPILOG_NEW = """\b
 Examples:
   mmdeploy-llm plugins new acme --kind reasoning-parser    write the package acme-llm
   mmdeploy-llm plugins new acme --kind vision-model
-  mmdeploy-llm plugins new acme --kind fetcher --directory packages/"""
+  mmdeploy-llm plugins new acme --kind fetcher --directory packages/
+  mmdeploy-llm plugins new acme --from models/acme-7b    what does this checkpoint need?"""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Strict = Annotated[
@@ -157,13 +158,24 @@ def check(
 def new(
     name: Annotated[str, typer.Argument(help="Name of the plugin, such as acme.")],
     kind: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="What the plugin provides: model, vision-model, reasoning-parser, tool-parser, "
             "logits-processor, media-kind (items that are several images each), "
             "media-processor (items with tensors of their own), fetcher or observer."
         ),
-    ],
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            exists=True,
+            file_okay=False,
+            metavar="FOLDER",
+            help="Begin with the model of a checkpoint: say which parts it needs, and write those "
+            "that are known. Reads its config and words, no weights.",
+        ),
+    ] = None,
     media: Annotated[
         str | None,
         typer.Option(help="image: the same as --kind vision-model."),
@@ -178,7 +190,11 @@ def new(
     """
     from mmdeploy_llm.scaffold import write_package
 
-    made = write_package(name, kind, directory, media=media)
+    from .terminal import printable
+
+    made = write_package(name, kind, directory, media=media, checkpoint=checkpoint)
+    for line in made.findings:
+        typer.echo(printable(line))
     typer.echo(f"{made.folder}: {made.summary}")
     for file in made.files:
         typer.echo(f"  {file}")

@@ -18,7 +18,7 @@ from mmdeploy_llm.sinks.base import Readable
 
 if TYPE_CHECKING:
     from mmdeploy_llm.hooks import MediaLimits
-    from mmdeploy_llm.media_loading.loader import CanPreview
+    from mmdeploy_llm.media_loading.protocols import CanPreview
 
 # Returns the JPEGs or MP3s of one media item, none without a preview.
 MakePreviews = Callable[[Media], Sequence[bytes]]
