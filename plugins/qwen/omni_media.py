@@ -107,10 +107,11 @@ class OmniVideoProcessor(QwenVideoProcessor):
         count = sound.text.count(self._sounds().token)
         made = QwenVideoProcessor.process(self._beside(count), item, others)
         order = self._order(made, count)
+        tensors = {name: torch.as_tensor(value) for name, value in sound.tensors.items()}
         digest = blake2b(f"{made.key}\0{USE_SOUND}".encode(), digest_size=20)
         return replace(
             made,
-            tensors={**made.tensors, **sound.tensors, IS_SOUND: order},
+            tensors={**made.tensors, **tensors, IS_SOUND: order},
             num_tokens=len(order),
             key=digest.hexdigest(),
             prompt_text=self._text(len(order)),
@@ -189,7 +190,8 @@ class OmniVideoProcessor(QwenVideoProcessor):
 def _chunks(times: torch.Tensor, length: int) -> torch.Tensor:
     """Returns the number of the chunk of each token, as transformers' get_chunked_index cuts them:
     a token that is beyond the next chunk begins it all the same."""
-    found, chunk = [], 0
+    found: list[int] = []
+    chunk = 0
     for time in times.tolist():
         chunk += time >= (chunk + 1) * length and bool(found)
         found.append(chunk)
