@@ -99,7 +99,8 @@ def list_plugins(
 
     manager = _load(ctx, plugin or (), use or ())
     if as_json:
-        typer.echo(json.dumps([_record(manager, item) for item in manager.plugins], indent=2))
+        records = [_record(manager, item) for item in manager.plugins]
+        typer.echo(json.dumps(records, indent=2, default=_as_text))
     elif markdown:
         from mmdeploy_llm.scaffold.architectures import table
 
@@ -211,7 +212,7 @@ def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> Plug
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
     them another plugin serves."""
-    from mmdeploy_llm.hooks.rivals import rivals_of
+    from .rivals import rivals_of
 
     specs: Mapping[str, tuple[Spec, ...]] = {
         "models": manager.models,
@@ -228,12 +229,17 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     return {**asdict(plugin), **own, "served_by_others": rivals_of(manager, plugin.name)}
 
 
+def _as_text(value: object) -> str:
+    """Returns what JSON does not have as text: the first bytes of files in hexadecimal."""
+    return value.hex(" ") if isinstance(value, bytes) else str(value)
+
+
 def _plugin_table(manager: PluginManager) -> Table:
     """Builds a table: name, package and version, what each plugin provides; failures in red."""
     from rich.table import Table
     from rich.text import Text
 
-    from mmdeploy_llm.hooks.rivals import rivals_of
+    from .rivals import rivals_of
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("plugin", "package", "provides"):
@@ -249,6 +255,8 @@ def _plugin_table(manager: PluginManager) -> Table:
         cell = Text("\n".join(lines))
         for line in rivals_of(manager, plugin.name):
             cell.append(f"\n{line}", style="yellow")
+        for warning in plugin.warnings:
+            cell.append(f"\n{warning}", style="yellow")
         for failure in plugin.failures:
             cell.append("\n" if cell else "")
             cell.append(f"{failure.phase} failed: {failure.error}", style="red")

@@ -28,6 +28,7 @@ from mmdeploy_llm.hooks.validation import _claims as claims
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import load_file
+from mmdeploy_llm.plugin_versions import api_problems
 
 from .arguments import example_arguments
 
@@ -244,13 +245,27 @@ def provides_the_same_twice(subject: PluginSubject) -> None:
 
 def factories_can_be_imported(subject: PluginSubject) -> None:
     """Every spec's factory, and converter of a preset, exists and can be called."""
+    faults = []
     for spec in subject.specs:
         try:
             subject.manager.resolve(spec)
         except PluginError as error:
-            raise CheckFailed(
-                f'{error}; correct the spec\'s `factory` ("module:Class"), or the module it names'
-            ) from error
+            faults.append(str(error))
+    demand(
+        not faults,
+        f'{"; ".join(faults)}; correct the spec\'s `factory` ("module:Class"), or the module it '
+        "names",
+    )
+
+
+def fits_the_installed_version(subject: PluginSubject) -> None:
+    """The plugin's package allows the installed version of mmdeploy-llm, and the plugin was written
+    for this version of the plugin API or an older one."""
+    found = None if subject.is_loose else installed(subject.name)
+    problems = () if found is None else found.problems
+    demand(not problems, "; ".join(problems))
+    problems = api_problems(subject.loaded)
+    demand(not problems, "; ".join(problems))
 
 
 def the_name_is_its_own(subject: PluginSubject) -> str | None:
@@ -281,22 +296,27 @@ def names_are_unique(subject: PluginSubject) -> str | None:
     for spec in _specs(others):
         origin = others.origin(spec)
         if origin.module not in (subject.module_name, str(subject.file)):
-            taken |= {(claim, spec.priority): origin for claim in claims(spec)}
-    notes = []
-    for spec in subject.specs:
-        for claim in claims(spec):
-            owner = taken.get((claim, spec.priority))
-            if owner is None:
-                continue
-            demand(
-                owner.standing != own,
+            taken |= dict.fromkeys(((each, spec.priority) for each in claims(spec)), origin)
+    notes, ties = [], []
+    claimed = [(spec, claim) for spec in subject.specs for claim in claims(spec)]
+    for spec, claim in claimed:
+        owner = taken.get((claim, spec.priority))
+        if owner is None:
+            continue
+        if owner.standing == own:
+            ties.append(
                 f"{describe(spec)} claims {claim} at priority {spec.priority}, as the installed "
-                f"plugin {owner.name!r} does, so the choice is ambiguous; rename it, or set "
-                "another `priority` (the highest wins)",
+                f"plugin {owner.name!r} does"
             )
-            pair = [subject.name, owner.name]
-            first, second = pair if own > owner.standing else pair[::-1]
-            notes.append(f"{claim} is served by {first!r}, not by {second!r}")
+            continue
+        pair = [subject.name, owner.name]
+        first, second = pair if own > owner.standing else pair[::-1]
+        notes.append(f"{claim} is served by {first!r}, not by {second!r}")
+    demand(
+        not ties,
+        f"{'; '.join(ties)}, so the choice is ambiguous; rename it, or set another `priority` (the "
+        "highest wins)",
+    )
     if not notes:
         return None
     key = next(iter(use_keys(subject.specs[0])))
@@ -334,6 +354,7 @@ CHECKS: tuple[Check, ...] = (
     hooks_are_valid,
     provides_the_same_twice,
     factories_can_be_imported,
+    fits_the_installed_version,
     the_name_is_its_own,
     names_are_unique,
     hooks_take_what_is_documented,

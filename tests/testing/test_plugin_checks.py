@@ -76,6 +76,11 @@ BROKEN = [
         "NoSuchParser.*cannot be imported.*; correct the spec's `factory`",
     ),
     (
+        f"MMDEPLOY_LLM_API = (99, 0)\n{GOOD}",
+        {"fits_the_installed_version"},
+        "was written for version 99.0 of the plugin API",
+    ),
+    (
         "@hookimpl\ndef on_step(stats):\n    print(stats.no_such_count)",
         {"hooks_take_what_is_documented"},
         "on_step.stats. raised AttributeError: .*; let the hook accept any valid argument",
