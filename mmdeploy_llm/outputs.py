@@ -225,6 +225,7 @@ class RequestOutput:
     outputs: the completions.
     finished: whether all completions have ended; in a stream, whether this one has.
     num_cached_tokens: prompt tokens that the first completion found in the prefix cache.
+    num_input_tokens_by_kind: tokens of the prompt's media, kind by kind.
     num_input_video_frames, input_video_seconds: frames used of the prompt's videos, and the seconds
         from the first to the end of the last of each.
     error_code: 200 means success. Otherwise the code of the first completion that failed: the
@@ -243,6 +244,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_input_image_tokens: int = 0
     num_input_video_tokens: int = 0
+    num_input_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
     num_input_video_frames: int = 0
     input_video_seconds: float = 0.0
     error_code: int = OK

@@ -55,7 +55,7 @@ def caption(
     from mmdeploy_llm.batch.job import plan_source
 
     desk, output, page = named(desk, output, page_beside(output))
-    options = desk.llm_options(ctx)
+    options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
     settings = batch_settings(ctx, desk, options)
     source = source_of_files(files_of(desk, *(paths or [])), settings)
     if desk.estimate.estimate is not None:

@@ -58,7 +58,8 @@ EPILOG_NEW = """\b
 Examples:
   mmdeploy-llm plugins new acme --kind reasoning-parser    write the package acme-llm
   mmdeploy-llm plugins new acme --kind vision-model
-  mmdeploy-llm plugins new acme --kind fetcher --directory packages/"""
+  mmdeploy-llm plugins new acme --kind fetcher --directory packages/
+  mmdeploy-llm plugins new acme --from models/acme-7b    what does this checkpoint need?"""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Strict = Annotated[
@@ -99,8 +100,8 @@ def list_plugins(
 
     manager = _load(ctx, plugin or (), use or ())
     if as_json:
-        records = [_record(manager, item) for item in manager.plugins]
-        typer.echo(json.dumps(records, indent=2, default=_as_text))
+        found = [_record(manager, item) for item in manager.plugins]
+        typer.echo(json.dumps(found, indent=2, default=_as_text))  # first bytes of files
     elif markdown:
         from mmdeploy_llm.scaffold.architectures import table
 
@@ -158,13 +159,24 @@ def check(
 def new(
     name: Annotated[str, typer.Argument(help="Name of the plugin, such as acme.")],
     kind: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="What the plugin provides: model, vision-model, reasoning-parser, tool-parser, "
             "logits-processor, media-kind (items that are several images each), "
             "media-processor (items with tensors of their own), fetcher or observer."
         ),
-    ],
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            exists=True,
+            file_okay=False,
+            metavar="FOLDER",
+            help="Begin with the model of a checkpoint: say which parts it needs, and write those "
+            "that are known. Reads its config and words, no weights.",
+        ),
+    ] = None,
     media: Annotated[
         str | None,
         typer.Option(help="image: the same as --kind vision-model."),
@@ -179,7 +191,11 @@ def new(
     """
     from mmdeploy_llm.scaffold import write_package
 
-    made = write_package(name, kind, directory, media=media)
+    from .terminal import printable
+
+    made = write_package(name, kind, directory, media=media, checkpoint=checkpoint)
+    for line in made.findings:
+        typer.echo(printable(line))
     typer.echo(f"{made.folder}: {made.summary}")
     for file in made.files:
         typer.echo(f"  {file}")
@@ -229,11 +245,6 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     return {**asdict(plugin), **own, "served_by_others": rivals_of(manager, plugin.name)}
 
 
-def _as_text(value: object) -> str:
-    """Returns what JSON does not have as text: the first bytes of files in hexadecimal."""
-    return value.hex(" ") if isinstance(value, bytes) else str(value)
-
-
 def _plugin_table(manager: PluginManager) -> Table:
     """Builds a table: name, package and version, what each plugin provides; failures in red."""
     from rich.table import Table
@@ -279,3 +290,8 @@ def _print_verdict(verdict: Verdict) -> None:
     typer.echo(f"{outcome}  {subject}{verdict.check}{seconds}")
     if verdict.message:
         typer.echo("\n".join(f"      {line}" for line in printable(verdict.message).splitlines()))
+
+
+def _as_text(value: object) -> str:
+    """Returns bytes as Python writes them, and anything else that JSON does not have as text."""
+    return ascii(value)[2:-1] if isinstance(value, bytes) else str(value)

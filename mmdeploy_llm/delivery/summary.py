@@ -69,7 +69,10 @@ def num_media_tokens(request: Request) -> dict[str, int]:
 
 def media_fields(request: Request) -> dict[str, Any]:
     """Returns what an output says about the media of its request."""
+    tokens: dict[str, Any]
     tokens = {f"num_input_{kind}_tokens": request.num_media_tokens(kind) for kind in MEDIA_KINDS}
+    by_kind = {span.item.kind: request.num_media_tokens(span.item.kind) for span in request.media}
+    tokens["num_input_tokens_by_kind"] = by_kind
     return {**tokens, **{n: sum(getattr(s.item, f) for s in request.media) for n, f in VIDEOS}}
 
 

@@ -25,7 +25,7 @@ from mmdeploy_llm.schedule.scheduler import SchedulerConfig
 from mmdeploy_llm.startup.host import Host
 from mmdeploy_llm.startup.loaded import LoadedModel, RankGroup, load_model
 from mmdeploy_llm.startup.machine import read_machine
-from mmdeploy_llm.startup.media import build_processors
+from mmdeploy_llm.startup.media import build_media
 from mmdeploy_llm.startup.model_files import ModelFiles, read_model_files
 from mmdeploy_llm.startup.options import final_options
 from mmdeploy_llm.startup.rooms import build_intake
@@ -63,10 +63,8 @@ def check_determinism(config: EngineConfig, longest: int) -> Iterator[Comparison
         loaded = load_model(runtime, files, machine, host.threads, RankGroup())
         if not isinstance(loaded.model, nn.Module):
             raise ConfigError("the model is not a torch.nn.Module: its operations have no names")
-        processors = build_processors(files, config)
-        intake = build_intake(
-            files, loaded.runtime, processors, media_size=media_size(loaded.model)
-        )
+        media = build_media(files, config)
+        intake = build_intake(files, loaded.runtime, media, media_size=media_size(loaded.model))
         stack.callback(intake.close)
         requests = _requests(files, intake, min(longest, loaded.runtime.max_model_len - NUM_TOKENS))
         yield from _ways(loaded, requests).compare(loaded.model, WAYS)

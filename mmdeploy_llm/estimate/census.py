@@ -135,7 +135,7 @@ def _counts(
         yield (
             name_of(item),
             own.num_prompt_tokens,
-            own.num_input_image_tokens + own.num_input_video_tokens,
+            sum(own.num_input_tokens_by_kind.values()),
         )
         if time.monotonic() > deadline:
             return

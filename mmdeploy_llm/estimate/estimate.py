@@ -140,7 +140,7 @@ class _Total:
 
 
 def _media_tokens(record: Record) -> int:
-    return record.num_image_tokens + record.num_video_tokens
+    return record.num_media_tokens
 
 
 @contextmanager

@@ -49,6 +49,7 @@ from .records import (
     Provided,
     Spec,
     SpecT,
+    describe,
 )
 from .registry import PluginRegistry, call
 from .splitting import MediaSplitter
@@ -269,6 +270,10 @@ class PluginManager:
     def owner(self, spec: Spec) -> str:
         """Returns the name of the plugin that provided `spec`."""
         return self._registry.origin(spec).name
+
+    def described(self, spec: Spec) -> str:
+        """Names `spec` and the plugin that provided it, for messages."""
+        return f"{describe(spec)} of {self._registry.origin(spec)}"
 
     def resolve(self, spec: Spec) -> Callable[..., Any]:
         """Imports the factory of `spec`, of a preset what converts answers. Raises PluginError

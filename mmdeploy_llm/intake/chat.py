@@ -13,7 +13,8 @@ from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media_loading.forms import normalised
-from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+from mmdeploy_llm.media_loading.kinds import ModelMedia
+from mmdeploy_llm.messages import MediaItem
 
 from .tools import template_calls
 
@@ -43,17 +44,16 @@ def read_messages(
     *,
     markers: Sequence[str],
     template: str,
-    kinds: Sequence[str] = MEDIA_KINDS,
+    kinds: ModelMedia,
     tools: Sequence[Mapping[str, Any]] = (),
     where: str = "",
 ) -> Conversation:
-    """Returns checked copies of the messages with their media taken out; the originals are
-    unchanged.
+    """Returns checked copies of the messages with their media taken out, each of which leaves a
+    part {"type": kind}; the originals are unchanged.
 
     markers: texts that represent media in a prompt.
-    template: decides the type of media parts (`image_url` where the template mentions it, else
-        `image`).
-    kinds: kinds of media that parts may have.
+    template: whose characters are no mark.
+    kinds: the kinds of media that parts may have.
     tools: the result of `read_tools`; their texts are made harmless too.
     where: names the conversation, before the number of a message.
 
@@ -66,7 +66,7 @@ def read_messages(
     if not messages:
         raise RequestError(f"{where}messages must not be empty")
     messages = [_with_calls(message, f"{where}message {i}") for i, message in enumerate(messages)]
-    reader = _Reader(markers, _free_mark([*messages, *tools], template), template, kinds)
+    reader = _Reader(markers, _free_mark([*messages, *tools], template), kinds)
     copies = tuple(
         reader.message(message, f"{where}message {index}") for index, message in enumerate(messages)
     )
@@ -118,17 +118,14 @@ class _Reader:
     """Copies the messages of one conversation and collects their media. Only its methods write
     `media`, `locations` and `has_marked`."""
 
-    def __init__(
-        self, markers: Sequence[str], mark: str, template: str, kinds: Sequence[str]
-    ) -> None:
+    def __init__(self, markers: Sequence[str], mark: str, kinds: ModelMedia) -> None:
         self.mark = mark
         self.has_marked = False
         self.media: list[MediaItem] = []
         self.locations: list[str] = []
         texts = sorted(markers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
-        self._template = template
-        self._part_types = ("text", *(f"{kind}_url" for kind in kinds), *kinds)
+        self._kinds = kinds
 
     def message(self, message: Any, location: str) -> Mapping[str, Any]:
         """Returns a copy of a message for the template. `location` names it in errors."""
@@ -153,11 +150,12 @@ class _Reader:
 
     def _part(self, part: Any, location: str) -> Mapping[str, Any]:
         part_type = part.get("type") if isinstance(part, Mapping) else None
-        if part_type not in self._part_types:
+        kind = None if part_type == "text" else self._kinds.kind_of_part(part_type)
+        if part_type != "text" and kind is None:
             found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
             raise RequestError(
                 f"{location}: Unknown content part type: {found}; known: "
-                f"{', '.join(self._part_types)}"
+                f"{', '.join(('text', *self._kinds.types))}"
             )
         if part_type == "text":
             if not isinstance(part.get("text"), str):
@@ -165,9 +163,11 @@ class _Reader:
                     f"{location}: a text part needs a 'text', got {_brief(part.get('text'))}"
                 )
             return {"type": "text", "text": self.copy(part["text"])}
-        self.media.append(_media_item(part, part_type))
+        assert kind is not None
+        assert isinstance(part_type, str)
+        self.media.append(_media_item(part, part_type, kind, location))
         self.locations.append(location)
-        return _template_part(self.media[-1].kind, self._template)
+        return {"type": kind}
 
     def copy(self, value: Any) -> Any:
         """Copies nested lists and dicts; breaks every marker text in them with the mark."""
@@ -221,24 +221,24 @@ def _texts(value: Any) -> list[str]:
     return []
 
 
-def _media_item(part: Mapping[str, Any], part_type: str) -> MediaItem:
+def _media_item(part: Mapping[str, Any], part_type: str, kind: str, location: str) -> MediaItem:
     """Reads the media of a part: under the part's own type, as a value or as {"url": ...}."""
-    kind = part_type.removesuffix("_url")
-    names = (part_type, kind, f"{kind}_url", "url", "path")
-    name = next((name for name in names if part.get(name) is not None), None)
+    names = dict.fromkeys((part_type, kind, f"{kind}_url", "url", "path"))
+    given = [name for name in names if part.get(name) is not None]
+    if any(not _is_same(part[given[0]], part[name]) for name in given[1:]):
+        raise RequestError(
+            f"{location}: the part has {' and '.join(map(repr, given))}; give one of them"
+        )
     options = {key: part[key] for key in part if key not in (*names, "type", *IGNORED)}
-    source = part[name] if name else None
+    source = part[given[0]] if given else None
     if isinstance(source, Mapping) and "url" in source:
         own = {key: value for key, value in source.items() if key not in ("url", *IGNORED)}
         source, options = source["url"], {**options, **own}
     return MediaItem(kind=kind, source=source, options=options)
 
 
-def _template_part(kind: str, template: str) -> Mapping[str, Any]:
-    """Returns the part that the template sees: the type it tests for, and both keys for a
-    template that tests keys."""
-    url = f"{kind}_url"
-    return {"type": url if url in template else kind, kind: kind, url: {"url": kind}}
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, str) and isinstance(other, str) and one == other)
 
 
 def _brief(value: Any) -> str:

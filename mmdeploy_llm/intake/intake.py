@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from mmdeploy_llm.boxes.reading import FoundBoxes, find_boxes
@@ -19,10 +20,12 @@ from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.guarding.calls import CallGuard
-from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
+from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.request import Request
@@ -30,8 +33,10 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
+from .documents import Documents, Group
+from .parts import TemplateParts
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, read_prompt, with_options
+from .prompts import PromptParts, kwargs_of, read_prompt, with_options
 from .rendered import Rendered, TokenCount
 from .template import load_template, render, template_variables, warn_of_unread
 from .tokenizer import PromptTokenizer, marker_ids
@@ -42,7 +47,7 @@ from .unicode_text import check_chat
 class Intake:
     """Turns prompts into Requests (room 1). Methods may be called from several threads at once.
 
-    tokenizer, processors (by kind), fetch, config, limits: ready collaborators.
+    tokenizer, media (what reads each kind), fetch, config, limits: ready collaborators.
     vocab_size: number of ids that the model knows. eos_token_ids: ids that end a sequence.
     generation: generation_config.json. chat_template: the one that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
@@ -58,7 +63,7 @@ class Intake:
         self,
         *,
         tokenizer: PromptTokenizer,
-        processors: Mapping[str, MediaProcessor],
+        media: ModelMedia,
         fetch: Fetch,
         config: RuntimeConfig,
         limits: MediaLimits,
@@ -76,12 +81,12 @@ class Intake:
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
     ) -> None:
-        self._box_rule = box_rule
-        self._tokenizer = tokenizer
-        self._placeholders = Placeholders(processors, tokenizer)
-        self._renderer = Renderer()
+        self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
+        self._placeholders = Placeholders(media, tokenizer)
+        self._documents = Documents(media, tokenizer)
+        self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
         self.media = MediaLoader(
-            processors=processors,
+            media=media,
             fetch=fetch,
             limits=limits,
             max_items=config.limit_mm_per_prompt,
@@ -99,7 +104,7 @@ class Intake:
             encode=tokenizer.encode,
         )
         self._config, self._vocab_size, self._eos_token_ids = config, vocab_size, eos_token_ids
-        self._chat_template = chat_template
+        self._kind_names, self._chat_template = media.kinds, chat_template
         self._start_marker, self._end_marker = reasoning_start_marker, reasoning_end_marker
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
@@ -128,11 +133,11 @@ class Intake:
             prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
-        parts = replace(read_prompt(prompt, self.media.kinds), where=where)
+        parts = replace(read_prompt(prompt, self._kind_names), where=where)
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)
-        rendered = self._render(parts)
+        rendered = self._render(parts, deadline)
         self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
         expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
         request = Request(
@@ -179,7 +184,7 @@ class Intake:
 
         Raises RequestError and its subclasses, but not for a prompt that is too long.
         """
-        rendered = self._render(read_prompt(prompt, self.media.kinds))
+        rendered = self._render(read_prompt(prompt, self._kind_names))
         media = self.media.count(rendered.items)
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
@@ -189,6 +194,7 @@ class Intake:
             num_prompt_tokens=len(expanded.ids),
             num_input_image_tokens=sums["image"],
             num_input_video_tokens=sums["video"],
+            num_input_tokens_by_kind=dict(sums),
             shown=media[0].shown if len(media) == 1 else None,
         )
 
@@ -197,7 +203,7 @@ class Intake:
         header again. Raises RequestError."""
         if self._box_rule is None:
             raise RequestError("no plugin says how this model writes boxes (ModelSpec.boxes)")
-        rendered = self._render(read_prompt(prompt, self.media.kinds))
+        rendered = self._render(read_prompt(prompt, self._kind_names))
         found = [item for item in self.media.count(rendered.items) if item.size is not None]
         if len(found) != 1 or len(rendered.items) != 1 or found[0].size is None:
             raise RequestError(
@@ -219,18 +225,50 @@ class Intake:
             block_ids=[],
         )
 
-    def _render(self, parts: PromptParts) -> Rendered:
+    def _render(self, parts: PromptParts, deadline: Deadline | None = None) -> Rendered:
         """Renders and tokenizes a prompt and matches its media to placeholders, before anything
-        is opened."""
+        is opened but documents."""
+        own: Any = None
+        if parts.processor_kwargs:
+            own, rest = kwargs_of(parts.processor_kwargs, self._kinds.splitters)
+            parts = replace(parts, processor_kwargs=rest)
         if parts.messages is not None:
-            rendered = self._render_chat(parts)
+            rendered = self._render_chat(parts, own, deadline)
         else:
             self.media.check(parts.media)
+            if self._documents.concern(parts):
+                parts = self._with_documents(parts, own, deadline)
             rendered = self._render_text(parts)
         counts = Counter(item.kind for item in rendered.items)
-        self._placeholders.check_counts(rendered.ids, counts)
-        items = with_options(rendered.items, parts.processor_kwargs, self.media.kinds)
+        self._placeholders.check_counts(rendered.ids, counts, parts.hint)
+        if parts.processor_kwargs is None:
+            return rendered
+        items = with_options(rendered.items, parts.processor_kwargs, self._kind_names)
         return replace(rendered, items=items)
+
+    def _split(
+        self, items: Sequence[MediaItem], own: Any, deadline: Deadline | None
+    ) -> list[Group]:
+        """Splits the documents among the media of a prompt. own: their mm_processor_kwargs."""
+        items = with_options(items, own, self._kind_names)
+        found = self.media.split(items, deadline)
+        return [Group(item=item, parts=parts) for item, parts in zip(items, found, strict=True)]
+
+    def _with_documents(
+        self, parts: PromptParts, own: Any, deadline: Deadline | None
+    ) -> PromptParts:
+        """Returns a prompt with the parts of its documents in place of them."""
+        groups = self._split(parts.media, own, deadline)
+        hint = self._documents.hint(groups)
+        if parts.ids is not None:
+            self._check_vocabulary(parts.ids)
+            count = self._placeholders.count_in_ids
+            ids, items = self._documents.in_ids(parts.ids, groups, self._written, count)
+            return replace(parts, ids=tuple(ids), media=items, hint=hint)
+        text, items = self._documents.in_text(
+            parts.text or "", groups, self._written, self._placeholders.count_in_text
+        )
+        return replace(parts, text=text, media=items, hint=hint)
 
     def _render_text(self, parts: PromptParts) -> Rendered:
         settings = (parts.template, parts.template_kwargs, parts.tools)
@@ -247,15 +285,19 @@ class Intake:
         ids = self._tokenizer.encode_prompt(self._placeholders.in_text(text))
         return Rendered(text=text, ids=self._checked(ids), items=parts.media, pieces=(text,))
 
-    def _render_chat(self, parts: PromptParts) -> Rendered:
+    def _written(self, kind: str, count: int) -> str:
+        """Returns what stands for the parts of a document in a prompt without a template."""
+        return self._parts.text(kind, count, self._chat_template)
+
+    def _render_chat(self, parts: PromptParts, kwargs: Any, deadline: Deadline | None) -> Rendered:
         template = self._template(parts.template)
         variables = template_variables(parts.template_kwargs)
         tools = chosen_tools(parts.tools, variables)
         conversation = read_messages(
             parts.messages,
-            markers=self._placeholders.markers,
+            markers=(*self._placeholders.markers, *self._documents.markers),
             template=template,
-            kinds=self.media.kinds,
+            kinds=self._kinds,
             tools=tools,
             where=parts.where,
         )
@@ -264,19 +306,28 @@ class Intake:
         warn_of_unread(parts.template_kwargs, template, self._unread)
         items = with_sources(conversation, parts.media)
         self.media.check(items)
-        text = render(
-            self._tokenizer.raw, template, conversation.messages, variables, renderer=self._renderer
-        )
+        groups = self._split(items, kwargs, deadline)
+        own = [group.parts for group in groups]
+        messages = self._parts.messages(conversation.messages, own, template)
+        text = self._rendered_text(template, messages, variables)
         pieces = text.split(conversation.mark) if conversation.mark else [text]
         ids = self._encode_pieces([self._placeholders.in_text(piece) for piece in pieces])
         return Rendered(
             text="".join(pieces),
             ids=self._checked(ids),
-            items=items,
+            items=tuple(item for group in own for item in group),
             pieces=tuple(pieces),
             is_template=True,
             tools=tools,
         )
+
+    def _rendered_text(
+        self,
+        template: str,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        return render(self._tokenizer.raw, template, messages, variables, renderer=self._renderer)
 
     def _encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         return [token_id for piece in pieces for token_id in self._tokenizer.encode(piece)]

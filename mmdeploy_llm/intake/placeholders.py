@@ -19,7 +19,9 @@ from itertools import accumulate
 
 from mmdeploy_llm.errors import CheckpointError, MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput, MediaProcessor, MediaSpan
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 
+from .clashes import check_clashes
 from .tokenizer import PromptTokenizer
 
 
@@ -34,18 +36,18 @@ class Expanded:
 class Placeholders:
     """The markers and placeholder ids of all processors of a model.
 
-    Raises CheckpointError when the tokenizer has no token for a processor's placeholder.
+    Raises CheckpointError when the tokenizer has no token for a processor's placeholder,
+    PluginConflictError when two kinds have one.
     """
 
-    def __init__(
-        self, processors: Mapping[str, MediaProcessor], tokenizer: PromptTokenizer
-    ) -> None:
+    def __init__(self, media: ModelMedia, tokenizer: PromptTokenizer) -> None:
+        check_clashes(media, tokenizer)
         self._kinds: dict[int, str] = {}  # placeholder id -> kind
         self._aliases: dict[tuple[int, ...], int] = {}  # ids of another marker -> placeholder id
         self._tokens: dict[str, str] = {}  # marker -> placeholder token
         self._kind_of: dict[str, str] = {}  # placeholder token -> kind
         self._written: dict[str, int] = {}  # kind -> id that replaces its placeholder at the end
-        for kind, processor in processors.items():
+        for kind, processor in media.processors.items():
             self._add(kind, processor, tokenizer)
         texts = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
@@ -78,15 +80,27 @@ class Placeholders:
             start += 1 if alias is None else len(alias)
         return found
 
-    def check_counts(self, ids: Sequence[int], num_items: Mapping[str, int]) -> None:
+    def count_in_text(self, text: str) -> Counter[str]:
+        """Counts the markers in a text by kind."""
+        found = self._pattern.findall(text) if self._pattern is not None else []
+        return Counter(self._kind_of[self._tokens[marker]] for marker in found)
+
+    def count_in_ids(self, ids: Sequence[int]) -> Counter[str]:
+        """Counts the placeholders in token ids by kind."""
+        found = self.in_ids(ids)
+        return Counter(self._kinds[token_id] for token_id in found if token_id in self._kinds)
+
+    def check_counts(
+        self, ids: Sequence[int], num_items: Mapping[str, int], hint: str = ""
+    ) -> None:
         """Checks that media and placeholders can match, before anything is opened; placeholders
         may be more, for items that are written out in full. Raises MediaError, with both counts,
-        for media without placeholders and placeholders without media."""
+        for media without placeholders and placeholders without media, with `hint` at its end."""
         counts = Counter(self._kinds[token_id] for token_id in ids if token_id in self._kinds)
         for kind in sorted(set(self._kinds.values())):
             found, given = counts[kind], num_items.get(kind, 0)
             if found < given or (found and not given):
-                raise MediaError(_mismatch(kind, found, given))
+                raise MediaError(f"{_mismatch(kind, found, given)}{hint}")
 
     def fill(self, texts: Sequence[str], media: Sequence[MediaInput]) -> list[str]:
         """Returns `texts` with the i-th marker of a kind replaced by the text of its i-th item.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class PromptParts:
     processor_kwargs: options for all media of the prompt.
     tools: as the caller passed them.
     where: names the conversation in messages of errors, such as "conversation 3, ".
+    hint: what would help where media have no placeholders.
     """
 
     text: str | None = None
@@ -49,6 +50,7 @@ class PromptParts:
     processor_kwargs: Any = None
     tools: Any = None
     where: str = ""
+    hint: str = ""
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
@@ -139,6 +141,17 @@ def with_options(
     return tuple(
         replace(item, options={**by_kind.get(item.kind, {}), **item.options}) for item in items
     )
+
+
+def kwargs_of(kwargs: Any, kinds: Iterable[str]) -> tuple[Any, Any]:
+    """Divides mm_processor_kwargs: returns those that begin with one of `kinds`, and the others;
+    None where there are none. Anything but a dict counts as the others."""
+    if not isinstance(kwargs, Mapping):
+        return None, kwargs
+    prefixes = tuple(f"{kind}_" for kind in kinds)
+    own = {name for name in kwargs if isinstance(name, str) and name.startswith(prefixes)}
+    rest = {name: kwargs[name] for name in kwargs if name not in own}
+    return {name: kwargs[name] for name in own} or None, rest if rest or not own else None
 
 
 def _content(value: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmdeploy_llm.messages import MediaItem
@@ -11,12 +11,16 @@ from mmdeploy_llm.messages import MediaItem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """Token counts of a prompt. num_prompt_tokens includes the media placeholders. shown: (width,
-    height) at which the model sees the only item, where that is known."""
+    """Token counts of a prompt. num_prompt_tokens includes the media placeholders.
+
+    num_input_tokens_by_kind: of its media, kind by kind. shown: (width, height) at which the model
+    sees the only item, where that is known.
+    """
 
     num_prompt_tokens: int
     num_input_image_tokens: int
     num_input_video_tokens: int
+    num_input_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
     shown: tuple[int, int] | None = None
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
+# A function at the top level of a module or of a plugin's single file, or "module:function".
+Function = str | Callable[..., Iterable[Any]]
 
 
 class _ReportedError(Exception):
@@ -95,22 +97,25 @@ class Workers:
 
     def stream(
         self,
-        function: str,
+        function: Function,
         blob: bytes,
         args: Mapping[str, Any],
         *,
         timeout: float,
         max_memory: int,
     ) -> Iterator[Answer]:
-        """Runs the generator "module:function"(blob, **args) in a worker and yields its pairs.
+        """Runs the generator function(blob, **args) in a worker and yields its pairs.
 
-        args and the first of each pair are JSON values; the second is a uint8 array or None.
+        function: at the top level of its module, which the worker's Python can import or which is a
+        plugin's single file; or its name, "module:function". args and the first of each pair are
+        JSON values; the second is a uint8 array or None.
         timeout: total seconds of waiting for the worker. max_memory: bytes. Raises the RequestError
         that the function raised, MediaTimeoutError when time is up, MediaError when the process
         dies.
         """
-        file = file_of(function.partition(":")[0])
-        call = {"function": function, "file": None if file is None else str(file)}
+        name = _name_of(function)
+        file = file_of(name.partition(":")[0])
+        call = {"function": name, "file": None if file is None else str(file)}
         worker = self._take()
         is_sound = False
         try:
@@ -128,7 +133,7 @@ class Workers:
             self._give_back(worker, is_sound)
 
     def decode(
-        self, function: str, blob: bytes, limits: MediaLimits, **args: Any
+        self, function: Function, blob: bytes, limits: MediaLimits, **args: Any
     ) -> Iterator[Answer]:
         """Calls `stream` with the timeout and memory limit of one item. The function also gets the
         item's other limits as `limits`, a dict for MediaLimits(**limits)."""
@@ -197,6 +202,18 @@ class Workers:
                 self._idle.append(worker)
                 return
         worker.kill()
+
+
+def _name_of(function: Function) -> str:
+    """Returns "module:function". Raises ValueError for a function inside another or a class, which
+    a worker does not find."""
+    if isinstance(function, str):
+        return function
+    if "." in function.__qualname__:
+        raise ValueError(
+            f"{function.__qualname__} is no function at the top level of a module; move it there"
+        )
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 def _kill_all(workers: list[_Worker], owner: int) -> None:

@@ -83,6 +83,13 @@ def standard_decoder(
     return decoder
 
 
+def unread_keys(config: Any) -> dict[str, Any]:
+    """Returns the keys that standard_decoder(config, own=()) refuses, with their values."""
+    reader = ConfigReader(config)
+    reader.first(*(key for keys in KEYS.values() for key in keys))
+    return reader.unread(())
+
+
 def _options(reader: ConfigReader) -> dict[str, Any]:
     """Returns the fields of DecoderConfig whose defaults a config may change."""
     flags = ("qkv_bias", "out_bias", "mlp_bias", "head_bias", "is_parallel")

@@ -83,6 +83,18 @@ class EmbedsReader:
         digest.update(data)
         return replace(made, embeds=embeds, key=digest.hexdigest())
 
+    def adopt(self, made: MediaInput) -> MediaInput:
+        """Returns an item whose processor has encoded it, in the model's dtype. Raises MediaError
+        for embeddings that the model cannot take."""
+        values = _tensor(f"the embeds of the {made.kind}", made.embeds)
+        wanted = (made.num_tokens, self.media_size or values.shape[1])
+        if tuple(values.shape) != wanted:
+            raise MediaError(
+                f"the embeds of the {made.kind} must have the shape {list(wanted)} [tokens, "
+                f"media_size], got {list(values.shape)}"
+            )
+        return replace(made, embeds=values.detach().cpu().to(getattr(torch, self.dtype)))
+
 
 def _tensor(name: str, values: Any) -> Tensor:
     """Returns the values as a dense tensor [tokens, width]. Raises MediaError and its

@@ -11,6 +11,7 @@ from typing import Any
 from mmdeploy_llm.errors import MediaError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
+from mmdeploy_llm.shown import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +55,22 @@ def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem
 
 def normalised(item: MediaItem, caller: str) -> MediaItem:
     """Returns the item with names as MediaRef, bytes-like objects as bytes, a dict with embeddings
-    as Embeds. Raises RequestError."""
+    as Embeds. A dict may give an item with its options, {"pdf": ..., "pages": "1-5"}, and one as
+    OpenAI's input_audio does, {"data": base64, "format": ...}. Raises RequestError."""
     source, options, embeds = item.source, item.options, f"{item.kind}_embeds"
     if isinstance(source, Mapping) and embeds in source:
         others = {key: source[key] for key in source if key not in (embeds, "grid")}
         given = Embeds(values=source[embeds], grid=source.get("grid"))
         return MediaItem(kind=item.kind, source=given, options={**options, **others})
-    if item.kind == "video" and isinstance(source, Mapping) and "video" in source:
-        options = {**options, **{key: source[key] for key in source if key != "video"}}
-        source = source["video"]
+    if isinstance(source, Mapping) and item.kind in source:
+        options = {**options, **{key: source[key] for key in source if key != item.kind}}
+        source = source[item.kind]
+        if isinstance(source, Mapping) and item.kind in source:
+            raise RequestError(
+                f"the {item.kind} is a dict in a dict; give {{{item.kind!r}: ..., and its options}}"
+            )
+    if isinstance(source, Mapping) and set(source) == {"data", "format"}:
+        source = _data_url(item.kind, source)
     if source is None:
         raise MediaError(f"the {item.kind} is None; give a path, bytes or a loaded object")
     if isinstance(source, os.PathLike):
@@ -72,6 +80,17 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
     if isinstance(source, (bytearray, memoryview)):
         source = bytes(source)
     return MediaItem(kind=item.kind, source=source, options=options)
+
+
+def _data_url(kind: str, source: Mapping[str, Any]) -> str:
+    """Returns the data: URL of an item given as base64."""
+    data, form = source["data"], source["format"]
+    if not isinstance(data, str) or not isinstance(form, str) or not form.isalnum():
+        raise MediaError(
+            f"the {kind} must have its bytes in base64 as 'data' and the name of their format as "
+            f"'format', got {shown(data)} and {shown(form)}"
+        )
+    return f"data:{kind}/{form};base64,{data}"
 
 
 def read_file(file: Any, kind: str, limits: MediaLimits) -> bytes:

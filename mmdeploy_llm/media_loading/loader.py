@@ -6,9 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from hashlib import blake2b
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from mmdeploy_llm import errors
 from mmdeploy_llm.boxes.pictures import sizes_of
@@ -22,15 +20,20 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.guarding.calls import CallGuard
-from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
+from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef, MediaSplitter
 from mmdeploy_llm.hooks.names import error_text, with_file
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.option_types import TokenBudget
 
 from .cache import ByteCache, CacheStats
 from .embeds import EmbedsReader, Grid
 from .forms import Embeds, read_file
+from .keys import key_of, keyed, num_bytes
+from .kinds import ModelMedia
+from .paths import local_path
+from .protocols import CanPeek, CanPreview, HasDigest, KeepsTime
+from .splitting import Part, Splitting
 
 CACHE_BYTES = 64 * 2**20
 FETCHED_BYTES = 64 * 2**20
@@ -40,46 +43,10 @@ Result = TypeVar("Result")
 Fetch = Callable[[MediaRef, MediaLimits], bytes]
 
 
-@runtime_checkable
-class HasDigest(Protocol):
-    """Decoded media with a digest of their content: the cache is searched before processing."""
-
-    digest: str
-
-
-@runtime_checkable
-class CanPeek(Protocol):
-    """A processor that reads what `count_tokens` needs from headers, without a full decode."""
-
-    def peek(self, source: Any, limits: MediaLimits) -> Any:
-        """Returns what `count_tokens` accepts in place of a decoded item."""
-
-
-@runtime_checkable
-class CanPreview(Protocol):
-    """A processor, or a maker of previews alone, that shows people a decoded item."""
-
-    kind: ClassVar[str]
-
-    def decode(self, source: Any, limits: MediaLimits) -> Any:
-        """Returns what `previews` accepts."""
-
-    def previews(self, item: Any, options: Mapping[str, Any]) -> Sequence[bytes]:
-        """Returns small JPEGs, in order."""
-
-
-@runtime_checkable
-class KeepsTime(Protocol):
-    """A processor with deadlines of its own, such as those of the processes it decodes in."""
-
-    def max_seconds(self, limits: MediaLimits) -> float:
-        """Returns the seconds that one call of its methods may take before it counts as hanging."""
-
-
 class MediaLoader:
     """Turns media as the caller gave them into MediaInputs. Safe for use from several threads.
 
-    processors: kind -> processor.
+    media: what reads each kind.
     fetch: returns the bytes of a MediaRef within `limits.fetch_timeout`.
     max_items: kind -> maximum number of items per prompt.
     guard: runs the processors' methods, each within `limits.decode_timeout`; None: a new one.
@@ -90,7 +57,7 @@ class MediaLoader:
     def __init__(
         self,
         *,
-        processors: Mapping[str, MediaProcessor],
+        media: ModelMedia,
         fetch: Fetch,
         limits: MediaLimits,
         max_items: Mapping[str, int],
@@ -99,14 +66,17 @@ class MediaLoader:
         embeds: EmbedsReader | None = None,
         budgets: Mapping[str, TokenBudget] | None = None,
     ) -> None:
-        self._budgets = Budgets(processors, budgets or {})
+        self._media, self._processors = media, media.processors
+        self._budgets = Budgets(media.processors, budgets or {})
         self._embeds = embeds or EmbedsReader()
         self._guard = guard or CallGuard()
-        self._processors = processors
         self._fetch = fetch
         self._limits = limits
         self._max_items = max_items
         self._file_lock = threading.Lock()
+        self._splitting = Splitting(
+            media=media, max_items=max_items, open=self._opened, call=self._call
+        )
         self._processed: ByteCache[MediaInput] = ByteCache(cache_bytes, num_bytes)
         # The content of a URL may change; within one batch it counts as the same.
         self._fetched: ByteCache[bytes] = ByteCache(FETCHED_BYTES, len, max_age=FETCHED_AGE)
@@ -122,9 +92,9 @@ class MediaLoader:
         return self._limits
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """MEDIA_KINDS and the kinds of the model's processors."""
-        return tuple(dict.fromkeys((*MEDIA_KINDS, *self._processors)))
+    def media(self) -> ModelMedia:
+        """The kinds of media that the model takes."""
+        return self._media
 
     def check(self, items: Sequence[MediaItem]) -> None:
         """Refuses kinds without a processor and too many items of a kind; opens nothing.
@@ -132,7 +102,7 @@ class MediaLoader:
         Raises UnsupportedMediaError, MediaLimitError.
         """
         for kind in dict.fromkeys(item.kind for item in items):
-            if kind not in self._processors:
+            if kind not in self._processors and kind not in self._media.splitters:
                 raise UnsupportedMediaError(self._no_processor(kind))
             count = sum(item.kind == kind for item in items)
             limit = self._max_items.get(kind, 1)
@@ -141,6 +111,13 @@ class MediaLoader:
                     f"Too many {kind} items in prompt, got {count} but limit is {limit}; "
                     f"raise it with limit_mm_per_prompt={{{kind!r}: {count}}}"
                 )
+
+    def split(
+        self, items: Sequence[MediaItem], deadline: Deadline | None = None
+    ) -> list[tuple[MediaItem, ...]]:
+        """Returns for each item its parts, not made yet, where its kind yields another, else
+        itself. Raises MediaError and its subclasses, and RequestTimeoutError at `deadline`."""
+        return self._splitting.split(items, lambda item: self._limits_until(deadline, item))
 
     def load(
         self, items: Sequence[MediaItem], deadline: Deadline | None = None
@@ -154,17 +131,20 @@ class MediaLoader:
         return self._each(items, self._count)
 
     def previews(self, item: MediaItem, maker: CanPreview | None = None) -> Sequence[bytes]:
-        """Returns JPEGs of what the model sees of the item; none where its processor makes none.
+        """Returns JPEGs of what the model sees of the item, which may be a part; none where its
+        processor makes none.
 
         maker: makes the previews instead of the processor. The item is fetched and decoded within
         the same limits as by `load`. Raises MediaError and its subclasses.
         """
+        limits = self._limits
+        if isinstance(item.source, Part):
+            item = item.source.made(item, self._call, limits)
         chosen: MediaProcessor | CanPreview | None = maker
         if maker is None and item.kind in self._processors:
             chosen, item = self._budgets.of(item)
         if not isinstance(chosen, CanPreview) or isinstance(item.source, Embeds):
             return ()
-        limits = self._limits
         decoded = self._decode(chosen, self._opened(item, limits), limits)
         return self._call(chosen, lambda: chosen.previews(decoded, item.options), limits)
 
@@ -175,8 +155,7 @@ class MediaLoader:
     def close(self) -> None:
         """Interrupts loads in progress and closes the processors."""
         self.interrupt()
-        for processor in self._processors.values():
-            processor.close()
+        self._media.close()
 
     def _each(
         self, items: Sequence[MediaItem], work: Callable[[MediaItem], MediaInput]
@@ -187,6 +166,8 @@ class MediaLoader:
                 done.append(work(item))
             except RequestError as error:
                 source = item.source
+                if isinstance(source, Part):
+                    raise _own_class(error)(f"{source.name}: {error}") from error
                 named = with_file(error, source) if isinstance(source, MediaRef) else error
                 if len(items) == 1:
                     raise named from error.__cause__
@@ -212,27 +193,45 @@ class MediaLoader:
         return self._embeds.describe(item.kind, given, limits, embedded)
 
     def _load(self, item: MediaItem, limits: MediaLimits) -> MediaInput:
+        if isinstance(item.source, Part):
+            return self._load_part(item, item.source, limits)
         if isinstance(item.source, Embeds):
             described = self._described(item, item.source, limits)
             return self._embeds.read(item.source, described)
         source, (processor, own) = self._opened(item, limits), self._budgets.of(item)
         if isinstance(source, bytes):
-            key = _key(item, "encoded", source)
+            key = key_of(item, "encoded", source)
 
             def decode_and_process() -> MediaInput:
                 decoded = self._decode(processor, source, limits)
-                return _keyed(key, self._process(processor, own, decoded, limits))
+                return keyed(key, self._process(processor, own, decoded, limits))
 
             return self._processed.get_or_make(key, decode_and_process, limits.deadline)
         decoded = self._decode(processor, source, limits)
         if not isinstance(decoded, HasDigest):
             return self._process(processor, own, decoded, limits)
-        key = _key(item, "decoded", decoded.digest.encode())
+        key = key_of(item, "decoded", decoded.digest.encode())
         make = lambda: self._process(processor, own, decoded, limits)  # noqa: E731
         return self._processed.get_or_make(key, make, limits.deadline)
 
+    def _load_part(self, item: MediaItem, part: Part, limits: MediaLimits) -> MediaInput:
+        """Returns the input of a part, which is made only if it is not known yet."""
+        key = part.key(item)
+
+        def make() -> MediaInput:
+            made = part.made(item, self._call, limits)
+            if not key or isinstance(made.source, Embeds):
+                return self._load(made, limits)
+            processor, own = self._budgets.of(made)
+            decoded = self._decode(processor, self._opened(made, limits), limits)
+            return keyed(key, self._process(processor, own, decoded, limits))
+
+        return self._processed.get_or_make(key, make, limits.deadline) if key else make()
+
     def _count(self, item: MediaItem) -> MediaInput:
         limits = self._limits
+        if isinstance(item.source, Part):
+            item = item.source.made(item, self._call, limits)
         if isinstance(item.source, Embeds):
             return self._described(item, item.source, limits)
         source, (processor, item) = self._opened(item, limits), self._budgets.of(item)
@@ -256,6 +255,15 @@ class MediaLoader:
         made = self._call(processor, lambda: processor.process(decoded, item.options), limits)
         usable = self._checked(processor, item, made)
         self._budgets.check(item, usable)
+        if usable.embeds is not None:
+            return self._embeds.adopt(usable)
+        encoded = self._media.encoded
+        if encoded is not None and item.kind not in encoded:
+            raise MediaError(
+                f"{_owner(processor)} returned the {item.kind} without `embeds`, and the model "
+                f"encodes {', '.join(encoded) or 'nothing'} only (its ModelSpec.media): a "
+                f"processor that adds a kind to a model encodes it itself"
+            )
         return usable
 
     def _checked(self, processor: MediaProcessor, item: MediaItem, made: Any) -> MediaInput:
@@ -267,8 +275,14 @@ class MediaLoader:
         return usable
 
     def _opened(self, item: MediaItem, limits: MediaLimits) -> Any:
-        """Returns bytes when the item is encoded or given by name, else the loaded object."""
+        """Returns bytes when the item is encoded or given by name, else the loaded object; the path
+        of a local file for a splitter that wants it."""
         if isinstance(item.source, MediaRef):
+            splitter = self._media.splitters.get(item.kind)
+            if splitter is not None and splitter.wants_path:
+                path = local_path(item.source, limits)
+                if path is not None:
+                    return path
             return self._named(item.source, limits)
         if callable(getattr(item.source, "read", None)):
             with self._file_lock:  # several prompts may share a file object
@@ -290,7 +304,7 @@ class MediaLoader:
 
     def _call(
         self,
-        processor: MediaProcessor | CanPreview,
+        processor: MediaProcessor | MediaSplitter | CanPreview,
         call: Callable[[], Result],
         limits: MediaLimits,
     ) -> Result:
@@ -342,7 +356,7 @@ class MediaLoader:
             )
         return (
             f"no installed plugin processes {kind} for this model; "
-            f"it accepts {', '.join(sorted(self._processors))}"
+            f"it accepts {', '.join(sorted((*self._processors, *self._media.splitters)))}"
         )
 
 
@@ -362,26 +376,6 @@ def _preparing(kind: str) -> str:
     return f"its {kind} was being prepared"
 
 
-def num_bytes(item: MediaInput) -> int:
-    """Returns the bytes of an item's tensors."""
-    return sum(tensor.nbytes for tensor in item.tensors.values())
-
-
-def _keyed(key: str, made: MediaInput) -> MediaInput:
-    """Returns the item with a key that differs wherever its file or options do, whatever the
-    processor's own key says: two pictures with one key would share what is cached."""
-    both = blake2b(f"{key}\0{made.key}".encode(), digest_size=20)
-    return replace(made, key=both.hexdigest())
-
-
-def _key(item: MediaItem, form: str, content: bytes) -> str:
-    """Returns a key for content and options, distinct for encoded and decoded items."""
-    options = sorted(item.options.items())
-    digest = blake2b(f"{item.kind}\0{form}\0{options!r}\0".encode(), digest_size=20)
-    digest.update(content)
-    return digest.hexdigest()
-
-
 def _is_usable(made: object) -> bool:
     """Whether a processor returned what every later stage relies on."""
     if not isinstance(made, MediaInput) or made.num_tokens < 1:
@@ -389,8 +383,9 @@ def _is_usable(made: object) -> bool:
     return all(hasattr(tensor, "nbytes") for tensor in made.tensors.values())
 
 
-def _owner(processor: MediaProcessor | CanPreview) -> str:
-    return f"media processor {type(processor).__name__} (plugin {type(processor).__module__})"
+def _owner(processor: MediaProcessor | MediaSplitter | CanPreview) -> str:
+    noun = "splitter" if isinstance(processor, MediaSplitter) else "processor"
+    return f"media {noun} {type(processor).__name__} (plugin {type(processor).__module__})"
 
 
 def _own_class(error: RequestError) -> type[RequestError]:

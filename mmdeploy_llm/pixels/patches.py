@@ -63,16 +63,7 @@ def normalise(pixels: np.ndarray, options: PatchOptions) -> np.ndarray:
 
 
 def patchify(pixels: np.ndarray, options: PatchOptions) -> np.ndarray:
-    """Converts uint8 [H, W, 3] to patch rows, float32 [N, 3 * T * P * P]; see Patchifier.
-
-    Raises ValueError where height or width is no multiple of options.factor.
-    """
-    height, width = pixels.shape[:2]
-    if height % options.factor or width % options.factor:
-        raise ValueError(
-            f"{height} x {width} pixels are no multiple of patch_size * merge_size = "
-            f"{options.factor}; resize them first"
-        )
+    """Converts uint8 [H, W, 3] to patch rows, float32 [N, 3 * T * P * P], as Patchifier.rows."""
     return Patchifier(options).rows(pixels)
 
 
@@ -119,8 +110,16 @@ class Patchifier:
         self._kernels = kernels
 
     def rows(self, pixels: np.ndarray) -> np.ndarray:
-        """Turns uint8 [H, W, 3] into float32 [N, 3 * T * P * P]; the image is used as T frames."""
-        options = self._options
+        """Turns uint8 [H, W, 3] into float32 [N, 3 * T * P * P]; the image is used as T frames.
+
+        Raises ValueError where height or width is no multiple of options.factor.
+        """
+        options, (height, width) = self._options, pixels.shape[:2]
+        if height % options.factor or width % options.factor:
+            raise ValueError(
+                f"{height} x {width} pixels are no multiple of patch_size * merge_size = "
+                f"{options.factor}; resize them first"
+            )
         num_patches = pixels.shape[0] * pixels.shape[1] // options.patch_size**2
         row_size = 3 * options.temporal_patch_size * options.patch_size**2
         out = np.empty((num_patches, row_size), dtype=np.float32)

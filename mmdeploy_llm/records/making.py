@@ -8,6 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ABORTED, InvalidAnswerError
+from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 from .item import Item
@@ -61,6 +62,7 @@ def record_of(
         error_class=None if failed is None else _class_of(code, error),
         num_image_tokens=output.num_input_image_tokens,
         num_video_tokens=output.num_input_video_tokens,
+        num_tokens_by_kind=_by_kind(output),
         num_prompt_tokens=len(output.prompt_token_ids),
         num_output_tokens=sum(len(own.token_ids) for own in samples),
         num_cached_tokens=output.num_cached_tokens,
@@ -78,6 +80,12 @@ def record_of(
         columns=item.columns,
         endpoint=item.endpoint,
     )
+
+
+def _by_kind(output: RequestOutput) -> dict[str, int]:
+    """Returns the tokens of media by kind; {} where the fields of images and videos say it all."""
+    found = dict(output.num_input_tokens_by_kind)
+    return found if set(found) - set(MEDIA_KINDS) else {}
 
 
 def _samples(output: RequestOutput) -> tuple[dict[str, Any], ...]:

@@ -14,6 +14,7 @@ error          {"code", "message"} with the same values; null for success
 outcome        "ok", "empty", "truncated", "repetition" or "failed", see outcome.py
 outcome_reason why, where the outcome alone does not say it; absent otherwise
 num_*_tokens   num_prompt_tokens includes those of images and videos
+num_tokens_by_kind   {kind: tokens} of an item with other media than images and videos
 num_video_frames, video_seconds   frames used of the item's videos, and the seconds that they
                cover; absent without videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
@@ -50,7 +51,7 @@ from .unicode_text import escaped, replaced, unescaped
 
 # Left out of the JSON when empty.
 OPTIONAL = (
-    *("num_video_frames", "video_seconds"),
+    *("num_video_frames", "video_seconds", "num_tokens_by_kind"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
     *("item_digest", "config_digest", "columns", "answers", "endpoint", "outcome_reason"),
     *("content", "same_as", "boxes", "picture_size"),
@@ -102,6 +103,7 @@ class Record:
     num_cached_tokens: int = 0
     num_video_frames: int = 0
     video_seconds: float = 0.0
+    num_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
     timings: Timings = Timings()
     error: ItemError | None = None
     outcome: Outcome | None = None  # derived where it is not given, so never None afterwards
@@ -129,6 +131,19 @@ class Record:
     def is_ok(self) -> bool:
         """Whether the item ended without an error; its outcome may be "empty" all the same."""
         return self.error_code == OK
+
+    @property
+    def num_media_tokens(self) -> int:
+        """Tokens of the item's media of all kinds."""
+        own = self.num_image_tokens + self.num_video_tokens
+        return sum(self.num_tokens_by_kind.values()) if self.num_tokens_by_kind else own
+
+    @property
+    def media_tokens(self) -> dict[str, int]:
+        """Tokens of the item's media by kind, those of which there are any."""
+        own = {"image": self.num_image_tokens, "video": self.num_video_tokens}
+        found = {**own, **self.num_tokens_by_kind}
+        return {kind: count for kind, count in found.items() if count}
 
     @property
     def lack(self) -> str | None:
@@ -208,7 +223,13 @@ def _check(values: Mapping[str, Any]) -> None:
     for name in COUNTS:
         if not isinstance(values.get(name, 0), int):
             raise ValueError(f"its {name} is not an integer")
+    _check_by_kind(values.get("num_tokens_by_kind", {}))
     check_boxes(values.get("boxes", ()), values.get("picture_size", ()))
+
+
+def _check_by_kind(value: Any) -> None:
+    if not isinstance(value, dict) or not all(isinstance(each, int) for each in value.values()):
+        raise ValueError("its num_tokens_by_kind is not an object of integers")
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

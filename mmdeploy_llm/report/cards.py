@@ -69,14 +69,13 @@ class Card:
     @property
     def num_text_tokens(self) -> int:
         """Prompt tokens that are not media tokens."""
-        record = self.record
-        return record.num_prompt_tokens - record.num_image_tokens - record.num_video_tokens
+        return self.record.num_prompt_tokens - self.record.num_media_tokens
 
     @property
     def media_tokens(self) -> str:
         """Token counts by media kind, each followed by a plus: "64 image + "."""
-        counts = {"image": self.record.num_image_tokens, "video": self.record.num_video_tokens}
-        return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items() if num)
+        counts = self.record.media_tokens
+        return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items())
 
     @property
     def overlay(self) -> Markup:

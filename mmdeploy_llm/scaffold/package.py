@@ -50,6 +50,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 KINDS = tuple(SUMMARIES)
+FROM_CHECKPOINT = "from-checkpoint"  # the templates of a text model that is known
 MEDIA = ("image",)  # what a model may read
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 503, first a letter
 TAKEN = frozenset({"mmdeploy"})  # mmdeploy-llm is this package itself
@@ -58,37 +59,52 @@ SUFFIX = ".tmpl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPackage:
-    """The package that was written. files: paths below `folder`, sorted. steps: next commands."""
+    """The package that was written. files: paths below `folder`, sorted. steps: next commands.
+    findings: what the checkpoint needs that it was begun from."""
 
     folder: Path
     summary: str
     files: tuple[str, ...]
+    findings: tuple[str, ...]
     steps: tuple[str, ...]
 
 
-def write_package(name: str, kind: str, directory: Path, *, media: str | None = None) -> NewPackage:
+def write_package(
+    name: str,
+    kind: str | None,
+    directory: Path,
+    *,
+    media: str | None = None,
+    checkpoint: Path | None = None,
+) -> NewPackage:
     """Writes the folder NAME-llm below `directory`, which is created if it does not exist.
 
     name: name of the plugin. kind: one of KINDS, or short for one. media: one of MEDIA makes a
-    model one that reads it beside text. Raises ConfigError for a name that is not valid for a
+    model one that reads it beside text. checkpoint: a folder whose model the package begins with;
+    the kind may then be None. Raises ConfigError for a name that is not valid for a
     package and a module, an unknown kind, media of another kind, and a folder that already exists.
     """
-    template = template_of(kind, media)
+    template = template_of(kind, media, is_known=checkpoint is not None)
     names = package_names(name)
     folder = directory / names["package"]
     if os.path.lexists(folder):
         raise ConfigError(
             f"{str(folder)!r} exists; nothing is overwritten: use another name or --directory"
         )
-    texts = render(template, names)
+    findings: tuple[str, ...] = ()
+    if checkpoint is None:
+        texts = render(template, names)
+    else:
+        texts, template, findings = _from_checkpoint(checkpoint, template, names)
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with (folder / path).open("x", encoding="utf-8") as file:  # follows no planted link
             file.write(text)
     return NewPackage(
         folder=folder,
-        summary=SUMMARIES[template],
+        summary=SUMMARIES[template] if checkpoint is None else f"a {template} for {checkpoint}",
         files=tuple(sorted(texts)),
+        findings=findings,
         steps=(
             f"cd {folder}",
             'pip install -e ".[test]"',
@@ -98,13 +114,35 @@ def write_package(name: str, kind: str, directory: Path, *, media: str | None = 
     )
 
 
-def template_of(kind: str, media: str | None = None) -> str:
-    """Returns the folder of the kind's templates. Raises ConfigError for an unknown kind, for
-    unknown media, and for media of a kind that is no model."""
+def _from_checkpoint(
+    checkpoint: Path, template: str, names: Mapping[str, str]
+) -> tuple[Mapping[str, str], str, tuple[str, ...]]:
+    """Returns the files that begin with a checkpoint's model, their template, and the findings."""
+    from .from_checkpoint import needs, values  # they import transformers
+    from .survey import survey
+
+    found = survey(checkpoint)
+    template = template or found.kind
+    is_begun = template == "model" and found.decoder is not None
+    texts = dict(render(FROM_CHECKPOINT if is_begun else template, {**names, **values(found)}))
+    texts["README.md"] += needs(found)
+    return texts, template, found.lines
+
+
+def template_of(kind: str | None, media: str | None = None, *, is_known: bool = False) -> str:
+    """Returns the folder of the kind's templates. is_known: a checkpoint says the kind where none
+    is given, "" is then returned. Raises ConfigError for an unknown kind, for unknown media, and
+    for media or a checkpoint of a kind that is no model."""
+    if kind is None and is_known:
+        return ""
+    if kind is None:
+        raise ConfigError(f"give --kind, or --from and a checkpoint; kinds: {', '.join(KINDS)}")
     kind = SHORT.get(kind, kind)
     if kind not in KINDS:
         hint = did_you_mean(kind, (*KINDS, *SHORT))
         raise ConfigError(f"there is no kind {kind!r}{hint}; kinds: {', '.join(KINDS)}")
+    if is_known and kind not in ("model", "vision-model"):
+        raise ConfigError(f"--from is for models, not for a {kind}")
     if media is None:
         return kind
     if kind not in ("model", "vision-model"):
@@ -148,10 +186,12 @@ def _requirement(version: str) -> str:
 def render(template: str, names: Mapping[str, str]) -> Mapping[str, str]:
     """Returns path -> text of every file of a package. template: see template_of."""
     root = resources.files(__package__) / "templates"
-    needs = (names["requirement"], *NEEDS.get(template, ()))
+    kind = "model" if template == FROM_CHECKPOINT else template
+    needs = (names["requirement"], *NEEDS.get(kind, ()))
+    summary = f"a model, {names['architecture']}" if kind != template else SUMMARIES[kind]
     names = {
         **names,
-        "summary": SUMMARIES[template][0].upper() + SUMMARIES[template][1:],
+        "summary": summary[0].upper() + summary[1:],
         "dependencies": "\n".join(f'    "{need}",' for need in needs),
     }
     found = {**_texts(root / "common"), **_texts(root / template)}

@@ -37,7 +37,7 @@ LAST = (
 )
 LEFT_OUT = (  # of a record: only the lines have them
     *("item_digest", "config_digest", "timings", "num_cached_tokens", "outputs", "tool_calls"),
-    *("exact", "content"),
+    *("exact", "content", "num_tokens_by_kind"),
 )
 ORDER = ("answers", "columns", "")  # of the other columns: where they come from
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")

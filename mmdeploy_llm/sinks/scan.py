@@ -81,7 +81,7 @@ class RecordIndex:
         if record.lack is not None:
             self.lacks[record.lack] += 1
         self.num_output_tokens += record.num_output_tokens
-        self.num_media_tokens += record.num_image_tokens + record.num_video_tokens
+        self.num_media_tokens += record.num_media_tokens
         self.num_video_frames += record.num_video_frames
         self.video_seconds += record.video_seconds
 

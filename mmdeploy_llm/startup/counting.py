@@ -10,7 +10,7 @@ from mmdeploy_llm.model_folder import PROMPT_FILES
 
 from .cards import CudaSetup
 from .machine import Machine
-from .media import build_processors
+from .media import build_media
 from .model_files import read_model_files
 from .options import final_options
 from .rooms import build_intake
@@ -34,4 +34,4 @@ def open_intake(config: EngineConfig) -> Intake:
     nothing = CudaSetup(torch=torch.__version__)
     machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=None)
     runtime = final_options(config, files, machine)
-    return build_intake(files, runtime, build_processors(files, config))
+    return build_intake(files, runtime, build_media(files, config))

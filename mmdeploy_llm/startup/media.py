@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMediaError
-from mmdeploy_llm.hooks import BoxRule, MediaLimits, MediaProcessor, PluginManager
+from mmdeploy_llm.hooks import (
+    BoxRule,
+    KindTable,
+    MediaLimits,
+    MediaProcessor,
+    MediaProcessorSpec,
+    MediaSplitter,
+    PluginManager,
+)
 from mmdeploy_llm.hooks.factories import imported_for
+from mmdeploy_llm.hooks.names import did_you_mean, normalise
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES
@@ -26,9 +37,9 @@ def open_media(config: EngineConfig) -> MediaLoader:
     `read_model_files` raises."""
     files = read_model_files(config, PROMPT_FILES)
     with naming(config.model):
-        processors = build_processors(files, config)
+        media = build_media(files, config)
     return MediaLoader(
-        processors=processors,
+        media=media,
         fetch=files.plugins.fetch_media,
         limits=media_limits(config),
         max_items=config.limit_mm_per_prompt or {},
@@ -42,12 +53,84 @@ def open_reader(config: EngineConfig) -> MediaLoader:
     needs no files of the model. Raises PluginError for plugins that are named and missing."""
     plugins = PluginManager.of(config)
     return MediaLoader(
-        processors={},
+        media=ModelMedia(),
         fetch=plugins.fetch_media,
         limits=media_limits(config),
         max_items={},
         guard=plugins.guard,
     )
+
+
+def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
+    """Builds what reads the media of a model: the processors of the kinds that its family takes, or
+    that a plugin adds to it by its name, and the splitters of kinds that yield one of these.
+
+    Raises what `build_processors` raises.
+    """
+    plugins, table = files.plugins, files.plugins.kinds
+    _check_limits(config, table)
+    chosen = {
+        kind: plugins.media_processor(kind, files.spec.name, spec=files.spec)
+        for kind in table.kinds
+    }
+    processors = build_processors(files, config)
+    splitters, yields = _build_splitters(files, config, chosen, tuple(processors))
+    read = (*processors, *splitters)
+    specs = {kind: spec for kind, spec in chosen.items() if spec is not None and kind in read}
+    return ModelMedia(
+        processors=processors,
+        splitters=splitters,
+        yields=yields,
+        known=table.kinds,
+        part_types={
+            name: kind
+            for name, kind in table.part_types.items()
+            if name.removesuffix("_url") not in table.kinds
+        },
+        part_texts={kind: spec.part_text for kind, spec in specs.items() if spec.part_text},
+        encoded=files.spec.media,
+        owners={kind: plugins.described(spec) for kind, spec in specs.items()},
+    )
+
+
+def _build_splitters(
+    files: ModelFiles,
+    config: EngineConfig,
+    chosen: Mapping[str, MediaProcessorSpec | None],
+    read: tuple[str, ...],
+) -> tuple[dict[str, MediaSplitter], dict[str, str]]:
+    """Builds the splitters of kinds that yield what the model reads, and says what they yield; one
+    may yield the kind of another, and a ring of them yields nothing."""
+    split = {kind: spec for kind, spec in chosen.items() if spec and spec.yields}
+    left = {kind: spec for kind, spec in split.items() if kind not in read}
+    splitters: dict[str, MediaSplitter] = {}
+    yields: dict[str, str] = {}
+    while ready := [kind for kind, spec in left.items() if spec.yields in (*read, *splitters)]:
+        for kind in ready:
+            spec = left.pop(kind)
+            options = _with_prefix(config.mm_processor_kwargs or {}, kind)
+            try:
+                splitters[kind] = files.plugins.build_splitter(spec, files.checkpoint, options)
+            except UnsupportedMediaError as reason:
+                logger.info("the model takes no %s: %s", kind, reason)
+            else:
+                assert spec.yields is not None
+                yields[kind] = spec.yields
+    return splitters, yields
+
+
+def kinds_of(files: ModelFiles) -> tuple[str, ...]:
+    """Returns the kinds that a model may have processors of: those of its family, and those that a
+    plugin adds to it by the family's name."""
+    name = normalise(files.spec.name)
+    added = (
+        spec.kind
+        for spec in files.plugins.media_processors
+        if spec.yields is None
+        and spec.kind not in MEDIA_KINDS  # whether it encodes these, a family says itself
+        and name in map(normalise, spec.models)
+    )
+    return tuple(dict.fromkeys((*files.spec.media, *added)))
 
 
 def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, MediaProcessor]:
@@ -62,11 +145,13 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
         if name in given:
             raise ConfigError(f"{name} is an option of its own: give LLM({name}=...)")
     found = {}
-    for kind in files.spec.media:
+    kinds = kinds_of(files)
+    known = dict.fromkeys((*kinds, *files.plugins.kinds.yields))
+    for kind in kinds:
         spec = files.plugins.media_processor(kind, files.spec.name, spec=files.spec)
-        if spec is None:
+        if spec is None or spec.yields is not None:
             continue
-        others = [other for other in files.spec.media if other not in (kind, *MEDIA_KINDS)]
+        others = [other for other in known if other not in (kind, *MEDIA_KINDS)]
         options = _own_options(given, others)
         try:
             made = files.plugins.build(spec, files.checkpoint, options)
@@ -74,6 +159,21 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
         except UnsupportedMediaError as reason:
             logger.info("the model takes no %s: %s", kind, reason)
     return found
+
+
+def _check_limits(config: EngineConfig, table: KindTable) -> None:
+    """Raises ConfigError for a limit of a kind that nobody has."""
+    for kind in config.limit_mm_per_prompt or ():
+        if kind not in table.kinds:
+            raise ConfigError(
+                f"limit_mm_per_prompt has an unknown kind {kind!r}"
+                f"{did_you_mean(kind, table.kinds)}; known: {', '.join(table.kinds)}"
+            )
+
+
+def _with_prefix(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Returns the options of a splitter, which begin with its kind."""
+    return {name: value for name, value in options.items() if name.startswith(f"{kind}_")}
 
 
 def box_rule_of(files: ModelFiles) -> BoxRule | None:

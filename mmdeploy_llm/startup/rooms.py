@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.hooks import (
     EngineInfo,
-    MediaProcessor,
     Model,
     PluginManager,
     ReasoningParser,
@@ -18,6 +17,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
@@ -48,16 +48,16 @@ def build_rooms(
     files: ModelFiles,
     machine: Machine,
     computer: Computer,
-    processors: Mapping[str, MediaProcessor],
+    media: ModelMedia,
 ) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
     executor, plugins = computer.info, files.plugins
     scheduling = _scheduler_config(files, executor)
     if machine.kernels is not None and machine.kernels.pixels is not None:
-        for processor in processors.values():
+        for processor in media.processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(files, executor.runtime, processors, executor.media_size)
+    intake = build_intake(files, executor.runtime, media, executor.media_size)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
@@ -145,13 +145,13 @@ def _delivery(files: ModelFiles) -> Delivery:
 def build_intake(
     files: ModelFiles,
     runtime: RuntimeConfig,
-    processors: Mapping[str, MediaProcessor],
+    media: ModelMedia,
     media_size: int | None = None,
 ) -> Intake:
     """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one."""
     return Intake(
         tokenizer=files.tokenizer,
-        processors=processors,
+        media=media,
         fetch=files.plugins.fetch_media,
         config=runtime,
         limits=media_limits(runtime.options),

@@ -17,7 +17,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .computer import Computer, build_computer, build_ranks
 from .host import Host
 from .machine import Machine, read_machine
-from .media import build_processors
+from .media import build_media
 from .model_files import ModelFiles, naming, read_model_files
 from .options import final_options
 from .rooms import Assembly, build_rooms
@@ -58,12 +58,11 @@ def _start(config: EngineConfig) -> Assembly:
     machine = read_machine(config)
     runtime = final_options(config, files, machine)
     # Before the weights are read, so that wrong options are told at once.
-    processors = build_processors(files, runtime.options)
+    media = build_media(files, runtime.options)
     try:
         computer = _computer(config, runtime, files, machine)
     except BaseException:
-        for processor in processors.values():
-            processor.close()
+        media.close()
         raise
     info = computer.info
     if info.runtime.dtype_choice is not None:
@@ -85,7 +84,7 @@ def _start(config: EngineConfig) -> Assembly:
             info.num_window_blocks,
             info.num_window_blocks * info.shape.bytes_per_window_block / 2**20,
         )
-    return build_rooms(files, machine, computer, processors)
+    return build_rooms(files, machine, computer, media)
 
 
 def _computer(

@@ -73,6 +73,9 @@ class PDFSplitter(MediaSplitter):
     Thread-safe."""
 
     kind = "pdf"
+    markers = ("<|pdf|>",)
+    part_name = "page"
+    range_option = "pages"
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._workers = Workers()
@@ -171,6 +174,10 @@ class Pages(Sequence[SplitPart]):
             raise MediaError(f"page {index + 1} cannot be read; its object is damaged")
         source = PageDrawing(self._document, index, self._options.size(width, height))
         return SplitPart(source=source, label=f"page {index + 1}")
+
+    def label(self, place: int) -> str:
+        """Names a page by its number in the document."""
+        return f"page {self._indexes[place] + 1}"
 
     def text(self, place: int) -> str:
         """Returns the text layer of a page, "" for a page that is a picture. Raises MediaError."""

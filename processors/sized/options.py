@@ -7,10 +7,22 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from mmdeploy_llm.errors import ConfigError, MediaError
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 FROM_LLM = "give it for all of them, in LLM(mm_processor_kwargs=...)"
+
+
+def file_settings(
+    defaults: Mapping[str, Any], file: Mapping[str, Any], names: Collection[str]
+) -> dict[str, Any]:
+    """Returns the defaults, those of `names` overridden by the checkpoint's file. Raises
+    CheckpointError for a wrong value."""
+    found = {name: file[name] for name in names if file.get(name) is not None}
+    checked = {
+        name: _checked(name, value, defaults[name], _wrong_file) for name, value in found.items()
+    }
+    return {**defaults, **checked}
 
 
 def engine_settings(
@@ -23,7 +35,7 @@ def engine_settings(
     """
     settings = dict(defaults)
     for name, value in given.items():
-        own = name.removeprefix(f"{kind}_")
+        own = name if name in defaults else name.removeprefix(f"{kind}_")
         if own in defaults:
             settings[own] = _checked(own, value, defaults[own], _wrong_option)
         elif _is_of(kind, name):
@@ -85,6 +97,10 @@ def _a(kind: str) -> str:
 
 def _wrong_option(message: str) -> ConfigError:
     return ConfigError(f"mm_processor_kwargs: {message}")
+
+
+def _wrong_file(message: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint's preprocessor: {message}")
 
 
 def _wrong_value(message: str) -> MediaError:

@@ -7,13 +7,26 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from mmdeploy_llm_processors.image.budget import AUTO_TOKENS
 from mmdeploy_llm_processors.image.embedded import check_names
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
-from mmdeploy_llm.media import DecodedImage, ImageDecoder, ImageHeader
+from mmdeploy_llm.hooks import (
+    Checkpoint,
+    MediaInput,
+    MediaLimits,
+    MediaProcessor,
+    PixelKernels,
+)
+from mmdeploy_llm.media import (
+    DecodedImage,
+    ImageDecoder,
+    ImageHeader,
+    Patchifier,
+    PatchOptions,
+)
 
 from .bounded import BoundedPictures
 from .processor import SizedProcessor
@@ -37,6 +50,23 @@ class PictureProcessor(SizedProcessor):
         if set(self.bounds) & self.given:  # the user's bound is what "auto" stands for
             self.auto_tokens = None
         self._decoder = ImageDecoder()
+        self._kernels: PixelKernels | None = None
+        self._patchifiers: dict[PatchOptions, Patchifier] = {}
+
+    def use_kernels(self, kernels: PixelKernels) -> None:
+        """See MediaProcessor: `patchify` computes with them."""
+        self._kernels, self._patchifiers = kernels, {}
+
+    def patchify(self, pixels: np.ndarray, options: PatchOptions) -> np.ndarray:
+        """Converts uint8 [H, W, 3] to patch rows as media.patchify does, with the kernels if there
+        are some."""
+        found = self._patchifiers.get(options)
+        if found is None:
+            found = Patchifier(options)
+            if self._kernels is not None:
+                found.use_kernels(self._kernels)
+            self._patchifiers[options] = found
+        return found.rows(pixels)
 
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
         """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image."""

@@ -15,7 +15,7 @@ import torch
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaProcessor
 
-from .options import engine_settings, item_settings
+from .options import engine_settings, file_settings, item_settings
 
 MAX_SIZES = 4096  # sizes of items whose text is kept
 
@@ -44,18 +44,24 @@ class SizedProcessor(MediaProcessor):
 
     defaults: options of mm_processor_kwargs with their defaults, whose types the values must have:
         bool, int, float, str, or a tuple of numbers. Their values are `settings`.
+    from_file: names of those whose defaults the checkpoint's preprocessor file overrides.
     item_options: names of those that one prompt or item may set.
     bounds: names of those that bound the tokens: an item's may not be above the engine's.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    from_file: ClassVar[tuple[str, ...]] = ()
     item_options: ClassVar[tuple[str, ...]] = ()
     bounds: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self.checkpoint = checkpoint
-        self.settings: Mapping[str, Any] = engine_settings(self.kind, self.defaults, options)
-        self.given = frozenset(name.removeprefix(f"{self.kind}_") for name in options)
+        is_video = self.kind == "video"
+        file = checkpoint.video_preprocessor if is_video else checkpoint.preprocessor
+        defaults = file_settings(self.defaults, file, self.from_file)
+        self.settings: Mapping[str, Any] = engine_settings(self.kind, defaults, options)
+        # Names may begin with the kind; so may those of options themselves (image_mean).
+        self.given = frozenset(options) | {name.removeprefix(f"{self.kind}_") for name in options}
         self._texts: dict[tuple[Hashable, str], str] = {}
 
     @abstractmethod

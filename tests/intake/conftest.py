@@ -12,6 +12,7 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
@@ -164,10 +165,12 @@ def make_intake(tokenizer, processor, config):
     def make(**changes):
         names = set(RuntimeConfig.__dataclass_fields__) & set(changes)
         own = replace(config, **{name: changes.pop(name) for name in names})
+        names = set(ModelMedia.__dataclass_fields__) & set(changes)
+        media = {name: changes.pop(name) for name in names}
         numbers = itertools.count()
         arguments = {
             "tokenizer": tokenizer,
-            "processors": {"image": processor},
+            "media": ModelMedia(**{"processors": {"image": processor}, **media}),
             "fetch": lambda ref, limits: ref.uri.encode(),
             "config": own,
             "limits": MediaLimits(),

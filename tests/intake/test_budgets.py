@@ -9,6 +9,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.intake.prompts import with_options
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.startup.budgets import within_budget
@@ -47,7 +48,7 @@ class Careless(Bounded):
 def loader(processor, budget="full"):
     processors = {"image": within_budget(processor, budget)}
     return MediaLoader(
-        processors=processors,
+        media=ModelMedia(processors=processors),
         fetch=lambda ref, limits: ref.uri.encode(),
         limits=MediaLimits(),
         max_items={"image": 9},

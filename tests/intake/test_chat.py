@@ -6,6 +6,8 @@ import pytest
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.intake.chat import read_messages
+from mmdeploy_llm.intake.parts import part_for
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 
 ERNIE = "{% if part.type == 'image_url' %}"
 QWEN = "{% if part.type == 'image' or 'image' in part or 'image_url' in part %}"
@@ -13,7 +15,9 @@ PLAIN = "{% if part.type == 'image' %}"
 
 
 def read(messages, template=ERNIE, markers=("<|pad|>", "<|pad|>x"), where=""):
-    return read_messages(messages, markers=markers, template=template, where=where)
+    return read_messages(
+        messages, markers=markers, template=template, kinds=ModelMedia(), where=where
+    )
 
 
 def user(*parts):
@@ -47,15 +51,28 @@ def test_video_parts():
 
 @pytest.mark.parametrize(("template", "expected"), [(ERNIE, "image_url"), (PLAIN, "image")])
 def test_templates_find_media_by_type_or_by_key(template, expected):
-    for part in ({"type": "image", "image": object()}, {"type": "image_url", "image_url": "x"}):
-        (seen,) = read(user(part), template).messages[0]["content"]
-        assert seen == {"type": expected, "image": "image", "image_url": {"url": "image"}}
+    seen = part_for("image", template)
+    assert seen == {"type": expected, "image": "image", "image_url": {"url": "image"}}
 
 
 def test_qwens_test_for_videos_finds_them_by_key():
-    (seen,) = read(user({"type": "video_url", "video_url": "x"}), QWEN).messages[0]["content"]
+    seen = part_for("video", QWEN)
     assert seen["type"] == "video"
     assert "video" in seen
+
+
+def test_a_template_finds_a_kind_by_its_other_types():
+    template = "{% if part.type == 'input_audio' %}"
+    assert part_for("audio", template, ("input_audio",))["type"] == "input_audio"
+    assert part_for("audio", template)["type"] == "audio"
+
+
+def test_a_part_has_its_media_once():
+    same = {"type": "image", "image": "a", "image_url": "a"}
+    assert read(user(same)).media[0].source == "a"
+    both = {"type": "image", "image": "a", "image_url": {"url": "b"}}
+    with pytest.raises(RequestError, match=r"part 0: the part has 'image' and 'image_url'"):
+        read(user(both))
 
 
 def test_other_fields_are_copied():

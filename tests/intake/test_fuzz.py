@@ -18,6 +18,7 @@ from PIL import Image
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.media.image.decode import FORMATS
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MediaItem
 
@@ -58,7 +59,7 @@ def loader():
         "video": ErnieVideoProcessor(checkpoint, small),
     }
     found = MediaLoader(
-        processors=processors,
+        media=ModelMedia(processors=processors),
         fetch=lambda ref, limits: b"",
         limits=LIMITS,
         max_items={"image": FILES_AT_A_TIME, "video": FILES_AT_A_TIME},

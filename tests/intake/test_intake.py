@@ -434,6 +434,7 @@ def test_count_tokens_processes_nothing(intake, processor):
         num_prompt_tokens=430 + 4 + len(intake.accept("a ", PARAMS)[0].prompt_token_ids),
         num_input_image_tokens=430,
         num_input_video_tokens=0,
+        num_input_tokens_by_kind={"image": 430},
     )
     assert {name for name, _ in processor.calls} == {"decode"}
     messages = [{"role": "user", "content": [{"type": "image", "image": b"9"}]}]

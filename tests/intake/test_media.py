@@ -17,7 +17,9 @@ from mmdeploy_llm.errors import (
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
 from mmdeploy_llm.media_loading.cache import ByteCache
 from mmdeploy_llm.media_loading.forms import media_items
-from mmdeploy_llm.media_loading.loader import MediaLoader, num_bytes
+from mmdeploy_llm.media_loading.keys import num_bytes
+from mmdeploy_llm.media_loading.kinds import ModelMedia
+from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MediaItem
 
 
@@ -25,7 +27,7 @@ from mmdeploy_llm.messages import MediaItem
 def make_loader(processor):
     def make(fetch=lambda ref, limits: ref.uri.encode(), limits=None, **options):
         return MediaLoader(
-            processors={"image": processor},
+            media=ModelMedia(processors={"image": processor}),
             fetch=fetch,
             limits=limits or MediaLimits(),
             max_items={"image": 9},

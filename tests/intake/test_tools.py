@@ -5,6 +5,7 @@ import pytest
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.intake.chat import read_messages
 from mmdeploy_llm.intake.tools import read_tools
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.params import SamplingParams
 
@@ -142,7 +143,7 @@ def test_arguments_that_are_no_object_stay_as_they_are():
     call = {"function": {"name": "f", "arguments": "not JSON"}}
     bare = {"name": "f", "arguments": '{"x": 1}'}
     message = {"role": "assistant", "content": None, "tool_calls": [call, bare]}
-    (seen,) = read_messages([message], markers=(), template="").messages
+    (seen,) = read_messages([message], markers=(), template="", kinds=ModelMedia()).messages
     assert list(seen["tool_calls"]) == [call, {"name": "f", "arguments": {"x": 1}}]
 
 

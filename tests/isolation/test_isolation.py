@@ -13,6 +13,7 @@ import pytest
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, MediaTimeoutError
 from mmdeploy_llm.isolation import Workers
+from mmdeploy_llm.plugin_files import load_file
 
 FUNCTIONS = """
 import os, signal, time
@@ -194,3 +195,16 @@ def test_no_worker_outlives_its_parent(tmp_path):
     while is_alive(int(done.stdout)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(int(done.stdout))
+
+
+def test_a_function_of_a_single_file_is_given_itself(workers, tmp_path):
+    file = tmp_path / "one_file.py"
+    file.write_text('def count(blob, step):\n    yield {"size": len(blob) * step}, None\n')
+    [(found, _)] = workers.stream(load_file(file).count, b"abc", {"step": 2}, **LIMITS)
+    assert found == {"size": 6}
+
+    def inner(blob):
+        yield {}, None
+
+    with pytest.raises(ValueError, match="no function at the top level of a module"):
+        next(workers.stream(inner, b"", {}, **LIMITS))

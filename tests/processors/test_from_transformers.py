@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from mmdeploy_llm.plugin_checks.samples import pixels
 from mmdeploy_llm_processors.from_transformers import TransformersImages, TransformersSounds
 from PIL import Image
 
@@ -21,6 +20,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
 from mmdeploy_llm.media import ImageHeader
+from mmdeploy_llm.media_checks.samples.pictures import pixels
 from mmdeploy_llm.testing import MediaProcessorConformance
 
 SIDE = 56

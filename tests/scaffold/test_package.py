@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import transformers
 
 from mmdeploy_llm import ConfigError, __version__
 from mmdeploy_llm.hooks import discovery
@@ -167,6 +168,16 @@ NUM_TESTS = {"model": 15, "vision-model": 40, "reasoning-parser": 8, "tool-parse
 def test_a_package_passes_its_own_tests(kind, install):
     said = install(kind)(*PYTEST)
     assert int(re.search(r"(\d+) passed", said)[1]) >= NUM_TESTS.get(kind, 5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["Cohere2", "GPTNeoX", "Olmo2"])
+def test_a_package_from_a_checkpoint_passes_its_own_tests(kind, install, tmp_path):
+    config = getattr(transformers, f"{kind}Config")()
+    config.architectures = [f"{kind}ForCausalLM"]
+    config.save_pretrained(tmp_path / "config")
+    said = install("model", checkpoint=tmp_path / "config")(*PYTEST)
+    assert int(re.search(r"(\d+) passed", said)[1]) >= 15
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ import pytest
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.startup import start as starting
 
 
@@ -17,7 +18,8 @@ def test_processors_are_closed_when_the_weights_cannot_be_read(monkeypatch):
     def fails(*_):
         raise CheckpointError("a file is missing")
 
-    monkeypatch.setattr(starting, "build_processors", lambda *_: {"image": processor})
+    media = ModelMedia(processors={"image": processor})
+    monkeypatch.setattr(starting, "build_media", lambda *_: media)
     monkeypatch.setattr(starting, "build_computer", fails)
     with pytest.raises(CheckpointError, match="a file is missing"):
         starting.start(EngineConfig(model="shapes-vl"))

@@ -31,7 +31,7 @@ class LlavaForConditionalGeneration(CausalLM):
     """
 
     def __init__(self, config: Any) -> None:
-        super().__init__(standard_decoder(config.text_config))
+        super().__init__(standard_decoder(config.text_config, own=()))
         vision, layer = config.vision_config, config.vision_feature_layer
         known = (vision.model_type, vision.hidden_act, config.projector_hidden_act)
         if known != ("clip_vision_model", "quick_gelu", "gelu") or not isinstance(layer, int):
