@@ -9,7 +9,8 @@ from mmdeploy_llm.errors import PluginLoadError
 from mmdeploy_llm.hooks.registry import PluginRegistry
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.plugin_checks.arguments import example_arguments
-from mmdeploy_llm.plugin_checks.plugins import CHECKS, PluginSubject
+from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
+from mmdeploy_llm.plugin_checks.plugins import CHECKS
 from mmdeploy_llm.testing import check_plugin
 
 NAMES = [check.__name__ for check in CHECKS]
