@@ -228,7 +228,7 @@ def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> Plug
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
     them another plugin serves."""
-    from .rivals import rivals_of
+    from mmdeploy_llm.scaffold.rivals import rivals_of
 
     specs: Mapping[str, tuple[Spec, ...]] = {
         "models": manager.models,
@@ -250,7 +250,7 @@ def _plugin_table(manager: PluginManager) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from .rivals import rivals_of
+    from mmdeploy_llm.scaffold.rivals import rivals_of
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("plugin", "package", "provides"):
