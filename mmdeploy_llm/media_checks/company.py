@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import cycle, islice
 from threading import Barrier
 
@@ -32,7 +32,7 @@ def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
     items of a new processor."""
     names = tuple(subject.sources())
     expected = {name: subject.made(name) for name in names}
-    processor = _new_or_shared(subject, names[0])
+    processor, is_slow = _new_or_shared(subject, names[0])
     barrier = Barrier(NUM_THREADS)
 
     def work(number: int) -> list[tuple[str, MediaInput]]:
@@ -44,7 +44,9 @@ def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
                 return found
         return found
 
-    with ThreadPoolExecutor(NUM_THREADS) as pool, _switching():
+    # What waits for other processes needs no changes between threads, and suffers from them.
+    often = nullcontext() if is_slow else _switching()
+    with ThreadPoolExecutor(NUM_THREADS) as pool, often:
         for found in pool.map(work, range(NUM_THREADS)):
             for name, made in found:
                 problem = difference(expected[name], made)
@@ -56,12 +58,13 @@ def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
                 )
 
 
-def _new_or_shared(subject: ProcessorSubject, name: str) -> MediaProcessor:
-    """Returns a processor that nothing has used yet, or the common one where beginning is slow."""
+def _new_or_shared(subject: ProcessorSubject, name: str) -> tuple[MediaProcessor, bool]:
+    """Returns a processor that nothing has used yet, or the common one where beginning is slow, and
+    whether it is."""
     start = time.monotonic()
     subject.run(name, subject.build())
     is_slow = time.monotonic() - start > SECONDS  # it starts processes
-    return subject.processor if is_slow else subject.build()
+    return (subject.processor if is_slow else subject.build()), is_slow
 
 
 @contextmanager
@@ -117,7 +120,8 @@ def no_other_kind_has_the_token(subject: ProcessorSubject) -> None:
         except (MMDeployLLMError, *FAULTS):
             continue  # it does not serve this checkpoint
         try:
-            shared = {mine.token, *mine.markers} & {its.token, *its.markers}
+            theirs = {getattr(its, "token", None), *its.markers}  # a splitter has no token
+            shared = ({mine.token, *mine.markers} & theirs) - {None}
         finally:
             its.close()
         demand(

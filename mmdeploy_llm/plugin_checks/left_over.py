@@ -20,8 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 GRACE = 3.0  # seconds in which threads and processes may end
 # Modules whose functions and classes belong to all; those that are not imported are left out.
 SHARED = (
@@ -41,6 +39,7 @@ CLASSES = {
     "PIL.Image": ("Image",),
     "transformers": ("PreTrainedModel", "PreTrainedTokenizerFast", "ProcessorMixin"),
 }
+REPLACED = "do not replace what others use, make a subclass or a function of your own"
 SIMPLE = (bool, int, float, str, bytes, type(None))
 OWN_ENVIRONMENT = ("PYTEST_CURRENT_TEST",)
 
@@ -60,21 +59,17 @@ class Left:
         return self._changed() or self._running()
 
     def _changed(self) -> str | None:
-        after = _shared()
-        for name, value in self._shared.items():
-            # A function that a library puts in place at its first use has another name first.
-            if name in after and after[name] is not value:
-                return (
-                    f"{name} is another object; do not replace what others use, make a subclass or "
-                    "a function of your own"
-                )
         settings = _settings()
         for name, value in self._settings.items():
             if settings.get(name, value) != value:
-                return (
-                    f"{name} is {settings[name]!r:.80}, it was {value!r:.80}; leave settings of "
-                    "the process as they are, or restore them at once"
-                )
+                how = f"is {settings[name]!r:.80}, it was {value!r:.80}"
+                if isinstance(value, bytes | tuple) or len(repr(value)) > 80:
+                    how = f"has changed{_added(value, settings[name])}"
+                return f"{name} {how}; leave settings of the process as they are, or restore them"
+        after = _shared()
+        for name, value in self._shared.items():
+            if name in after and _is_replaced(name, value, after[name]):
+                return f"{name} is another object; {REPLACED}"
         return None
 
     def _running(self) -> str | None:
@@ -97,6 +92,40 @@ class Left:
         if files > 0:
             return f"{files} more files or sockets are open than before; close them in close()"
         return None
+
+
+def replaced_by(module: str) -> str | None:
+    """Says which shared function or class is now one of the package of `module`; None for none."""
+    package = module.partition(".")[0] + "."
+    for name, value in _shared().items():
+        origin = f"{_origin(value)}."
+        if origin.startswith(package) and not name.startswith(package):
+            return f"{name} has been replaced by one of {origin[:-1]}; {REPLACED}"
+    return None
+
+
+def _is_replaced(name: str, before: Any, after: Any) -> bool:
+    """Whether another function took the place of a shared one. Libraries do so with their own at
+    their first use, under the same name."""
+    if after is before:
+        return False
+    is_own = _origin(after).partition(".")[0] == name.partition(".")[0]
+    return not is_own or getattr(after, "__name__", "") != getattr(before, "__name__", "")
+
+
+def _origin(value: Any) -> str:
+    """Returns the module whose code a function, method or class is."""
+    value = getattr(value, "__func__", getattr(value, "fget", value))
+    globals_of_it = getattr(value, "__globals__", {})  # functools.wraps leaves them
+    return str(globals_of_it.get("__name__") or getattr(value, "__module__", ""))
+
+
+def _added(before: Any, after: Any) -> str:
+    """Names what has come into a list."""
+    if not isinstance(after, list):
+        return ""
+    new = [item for item in after if item not in before]
+    return f", new is {new[0]!r:.80}" if new else ""
 
 
 def _shared() -> dict[str, Any]:
@@ -124,18 +153,10 @@ def _settings() -> dict[str, Any]:
     """Returns name -> value of settings that all of a process share."""
     root = logging.getLogger()
     found: dict[str, Any] = {
-        "torch.get_default_dtype()": torch.get_default_dtype(),
-        "torch.get_default_device()": str(torch.get_default_device()),
-        "torch.get_num_threads()": torch.get_num_threads(),
-        "torch.is_grad_enabled()": torch.is_grad_enabled(),
-        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-        "torch.are_deterministic_algorithms_enabled()": (
-            torch.are_deterministic_algorithms_enabled()
-        ),
-        "torch's random seed": torch.random.initial_seed(),
-        "torch's random state": torch.get_rng_state().numpy().tobytes(),
+        **_torch_settings(),
         "random's state": random.getstate(),
-        "warnings.filters": list(warnings.filters),
+        # Libraries add filters for categories of their own.
+        "warnings.filters": [it for it in warnings.filters if it[2].__module__ == "builtins"],
         "sys.path": list(sys.path),
         "sys.getrecursionlimit()": sys.getrecursionlimit(),
         "sys.excepthook": sys.excepthook,
@@ -162,6 +183,25 @@ def _settings() -> dict[str, Any]:
             if key.isupper() and isinstance(value, SIMPLE):
                 found[f"{name}.{key}"] = value
     return found
+
+
+def _torch_settings() -> dict[str, Any]:
+    """Returns those of torch, where it is imported."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_rng_state"):
+        return {}
+    return {
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.get_default_device()": str(torch.get_default_device()),
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch.are_deterministic_algorithms_enabled()": (
+            torch.are_deterministic_algorithms_enabled()
+        ),
+        "torch's random seed": torch.random.initial_seed(),
+        "torch's random state": torch.get_rng_state().numpy().tobytes(),
+    }
 
 
 def _children() -> set[int]:

@@ -33,6 +33,7 @@ from .arguments import example_arguments
 
 MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0
+IMPORTTIME = "import time:"
 HEAVY = ("torch", "transformers")
 
 # Runs in a fresh process. argv[1]: sys.path, name of the module, its file if it is a single one,
@@ -41,11 +42,21 @@ PROBE = """
 import json, sys, time
 path, name, file, hooks = json.loads(sys.argv[1])
 sys.path[:] = path
-import importlib, pathlib, mmdeploy_llm.hooks, mmdeploy_llm.plugin_files
-before = set(sys.modules)
+import mmdeploy_llm.hooks
+importers = {}
+class Finder:
+    def find_spec(self, module, *_):
+        frame = sys._getframe(1)
+        while "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        importers.setdefault(module, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+sys.meta_path.insert(0, Finder())
+import pathlib, mmdeploy_llm.plugin_files
+print("BEGIN", file=sys.stderr, flush=True)
 start = time.perf_counter()
 if file is None:
-    module = importlib.import_module(name)
+    __import__(name)  # of which Python tells the time of each module
+    module = sys.modules[name]
 else:
     module = mmdeploy_llm.plugin_files.load_file(pathlib.Path(file))
 seconds = time.perf_counter() - start
@@ -53,7 +64,8 @@ print("IMPORTED", flush=True)
 for hook in hooks:
     list(getattr(module, hook, list)())
 heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
-print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy}))
+by = {name: importers.get(name, "") for name in heavy}
+print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy, "by": by}))
 """
 
 
@@ -168,7 +180,7 @@ class PluginSubject:
         file = None if self.file is None else str(self.file)
         about = [sys.path, self.module_name, file, list(PROVIDED)]
         arguments = json.dumps(about), json.dumps(HEAVY)
-        command = [sys.executable, "-c", PROBE, *arguments]
+        command = [sys.executable, "-X", "importtime", "-c", PROBE, *arguments]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -177,7 +189,9 @@ class PluginSubject:
                 "work at import, move it into the factory"
             ) from None
         _, mark, answer = done.stdout.rpartition("PROBE")
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        told = done.stderr.partition("BEGIN")[2] or done.stderr
+        lines = [line for line in told.splitlines() if not line.startswith(IMPORTTIME)]
+        last = ([line for line in lines if line.strip()] or [f"exit status {done.returncode}"])[-1]
         is_imported = "IMPORTED" in done.stdout
         doing = "calling the provide_ hooks of" if is_imported else "importing"
         demand(
@@ -185,8 +199,18 @@ class PluginSubject:
             f"{doing} {self.module_name!r} in a fresh process failed: {last}; a plugin must be "
             "importable on its own and list what it provides",
         )
-        found: Mapping[str, Any] = json.loads(answer)
-        return found
+        return {**json.loads(answer), "slowest": _slowest(done.stderr)}
+
+
+def _slowest(told: str) -> str:
+    """Returns the module that took longest by itself after BEGIN, from what Python tells."""
+    timed = []
+    for line in told.partition("BEGIN")[2].splitlines():
+        own, _, rest = line.removeprefix(IMPORTTIME).partition("|")
+        if line.startswith(IMPORTTIME) and own.strip().isdigit():
+            timed.append((int(own), rest.rpartition("|")[2].strip()))
+    micros, name = max(timed, default=(0, "nothing"))
+    return f"{name} ({micros / 1e6:.1f} s)"
 
 
 def installed(name: str) -> InstalledPlugin | None:
@@ -204,12 +228,13 @@ def imports_in_a_fresh_process(subject: PluginSubject) -> None:
 def lists_without_torch(subject: PluginSubject) -> str | None:
     """Importing the module and listing what it provides imports neither torch nor transformers; a
     single file may, since it is loaded only where it is named."""
-    heavy = subject.probe["heavy"]
+    heavy = subject.probe["by"]
     if subject.file is not None:
         return f"it imports {', '.join(heavy)}: fine in a file, not in a package" if heavy else None
+    shown = ", ".join(f"{name} (at {where})" for name, where in heavy.items())
     demand(
         not heavy,
-        f"importing {subject.module_name!r} and listing imports {', '.join(heavy)}; move the code "
+        f"importing {subject.module_name!r} and listing imports {shown}; move the code "
         'that needs it into another module, and name that in the spec\'s factory "module:Class"',
     )
     return None
@@ -220,7 +245,8 @@ def imports_quickly(subject: PluginSubject) -> None:
     seconds, allowed = subject.probe["seconds"], subject.max_import_seconds
     demand(
         seconds <= allowed,
-        f"importing {subject.module_name!r} took {seconds:.1f} s, {allowed:g} s are allowed; do "
+        f"importing {subject.module_name!r} took {seconds:.1f} s, {allowed:g} s are allowed, most "
+        f"of it for {subject.probe['slowest']}; do "
         "nothing at import (no file, no network, no model), move the work into the factory",
     )
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
+        FetcherConformance,
         LogitsProcessorConformance,
         MediaProcessorConformance,
         PluginConformance,
@@ -42,6 +43,7 @@ __all__ = [
     "FakeMediaProcessor",
     "FakeModel",
     "FakeReasoningParser",
+    "FetcherConformance",
     "LogitsExample",
     "LogitsProcessorConformance",
     "MediaProcessorConformance",
@@ -68,6 +70,7 @@ _MODULES = MappingProxyType(
         "FakeMediaProcessor": ".fakes",
         "FakeModel": ".fakes",
         "FakeReasoningParser": ".fakes",
+        "FetcherConformance": ".conformance",
         "LogitsExample": "..plugin_checks.logits",
         "LogitsProcessorConformance": ".conformance",
         "MediaProcessorConformance": ".conformance",

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -22,12 +21,12 @@ from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.media_checks import processors
 from mmdeploy_llm.media_checks.samples import samples
-from mmdeploy_llm.media_checks.subject import ProcessorSubject
+from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.plugin_checks import logits, parsers, plugins, tools
+from mmdeploy_llm.plugin_checks import fetchers, fresh, logits, observers, parsers, plugins, tools
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.tiny import make_tokenizer
@@ -84,11 +83,14 @@ def check_plugin(
 
 
 def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> Iterator[Verdict]:
-    yield from _run(plugins.CHECKS, "", subject)
+    yield from _run(plugins.CHECKS + fresh.CHECKS + observers.CHECKS, "", subject)
     try:
         manager = subject.manager
     except (CheckFailed, CheckSkipped):
         return  # the verdict of hooks_are_valid says why
+    if subject.has_hook("fetch_media"):
+        fetch = fetchers.FetcherSubject(fetch=subject.loaded.fetch_media, serves={})
+        yield from _run(fetchers.CHECKS, "fetcher", fetch)
     for parser in manager.reasoning_parsers:
         yield from _run(parsers.CHECKS, describe(parser), parsers.ParserSubject(spec=parser))
     for tool_parser in manager.tool_parsers:
@@ -139,7 +141,7 @@ def _check_processor(
             yield _skipped("builds", what, "the processor is for other models than the folder's")
             return
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        given = checkpoint or Checkpoint(folder=folder, config=SimpleNamespace())
+        given = checkpoint or checkpoint_of(spec, folder)
         subject = ProcessorSubject(spec=spec, checkpoint=given)
         stack.callback(subject.close)
         try:

@@ -29,7 +29,7 @@ from mmdeploy_llm.media_checks.subject import (
 )
 from mmdeploy_llm.media_checks.truth import Reference, transformers_truth
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped
-from mmdeploy_llm.plugin_checks import logits, parsers, plugins, tools
+from mmdeploy_llm.plugin_checks import fetchers, fresh, logits, observers, parsers, plugins, tools
 from mmdeploy_llm.tiny import make_tokenizer
 
 
@@ -201,6 +201,41 @@ class MediaProcessorConformance(Conformance):
         subject.close()
 
 
+class FetcherConformance(Conformance):
+    """Tests a plugin that fetches media (`fetch_media`) on files and on a server that it starts.
+
+    plugin: the module with the hook, its name, or the name of an installed plugin's entry point.
+    serves: URI -> bytes, for what only the plugin can name.
+    foreign: URIs that are another plugin's, for which it returns None.
+    limits: with which `serves` are served.
+    uri_of: (path) -> the URI by which the plugin reads this local file, or None; by default paths
+        and file:// URLs are tried.
+    url_of: (http URL) -> the URI by which the plugin fetches it, or None; by default the URL itself
+        is tried.
+    """
+
+    checks = fetchers.CHECKS
+    plugin: ClassVar[ModuleType | str]
+    serves: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
+    foreign: ClassVar[Sequence[str]] = fetchers.FOREIGN
+    limits: ClassVar[MediaLimits] = MediaLimits()
+    uri_of: ClassVar[Any] = None
+    url_of: ClassVar[Any] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> fetchers.FetcherSubject:
+        """The argument of the checks."""
+        return fetchers.FetcherSubject(
+            fetch=plugins.PluginSubject.of(cls.plugin).loaded.fetch_media,
+            serves=cls.serves,
+            foreign=cls.foreign,
+            limits=cls.limits,
+            uri_of=cls.uri_of,
+            url_of=cls.url_of,
+        )
+
+
 class PluginConformance(Conformance):
     """Tests a plugin as a whole.
 
@@ -209,7 +244,7 @@ class PluginConformance(Conformance):
     max_import_seconds: limit for importing the module, without importing `mmdeploy_llm.hooks`.
     """
 
-    checks = plugins.CHECKS
+    checks = plugins.CHECKS + fresh.CHECKS + observers.CHECKS
     plugin: ClassVar[ModuleType | str]
     max_import_seconds: ClassVar[float] = plugins.MAX_IMPORT_SECONDS
 

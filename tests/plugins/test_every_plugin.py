@@ -5,12 +5,26 @@ from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm.plugin_checks import fresh
 from mmdeploy_llm.plugin_checks.plugins import PluginSubject
 from mmdeploy_llm.testing import PluginConformance, check_plugin
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = sorted(PROJECT["entry-points"]["mmdeploy_llm"])
+
+
+@pytest.fixture(autouse=True)
+def one_process_for_all(request, monkeypatch):
+    """No process for each plugin, which imports torch; a test looks at all in one."""
+    if request.node.name != "test_importing_them_changes_nothing":
+        monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
+
+
+@pytest.mark.full  # a process imports all plugins
+def test_importing_them_changes_nothing():
+    modules = list(PROJECT["entry-points"]["mmdeploy_llm"].values())
+    assert fresh.changes_of(modules) == {module: [None, None] for module in modules}
 
 
 QUICK = ("llama", "sources")

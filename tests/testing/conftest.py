@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from mmdeploy_llm.plugin_checks import fresh
 from mmdeploy_llm.testing import CheckFailed, CheckSkipped
 
 
@@ -17,6 +18,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_process_of_imports(request, monkeypatch):
+    """No process for each plugin, which imports torch, but where a test asks for it."""
+    if "fresh_process" not in request.keywords:
+        monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
 
 
 @pytest.fixture(scope="session")

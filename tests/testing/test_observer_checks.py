@@ -1,0 +1,167 @@
+"""Each broken observer fails its check; so does a plugin that changes the process."""
+
+import os
+import re
+import sys
+import threading
+import time
+from textwrap import dedent
+
+import pytest
+
+from mmdeploy_llm.hooks import hookimpl
+from mmdeploy_llm.plugin_checks import fresh, left_over, observers
+from mmdeploy_llm.plugin_checks.observers import CHECKS
+from mmdeploy_llm.plugin_checks.plugins import PluginSubject
+
+NAMES = [check.__name__ for check in CHECKS]
+CHANGE = fresh.changes_of
+
+
+def sleeps(stats):
+    time.sleep(0.001)
+
+
+def hangs(stats):
+    time.sleep(30)
+
+
+class Sometimes:
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, stats):
+        self.count += 1
+        if self.count % 20 == 0:
+            time.sleep(0.02)
+
+
+def divides(stats):
+    return 1 / stats.num_scheduled_tokens
+
+
+def expects_reasons(record):
+    return {"stop": 1, "length": 2}[record.finish_reason]
+
+
+def counts_images(record):
+    for kind, number in record.num_media_tokens.items():
+        assert kind in ("image", "video"), number
+
+
+def starts_a_thread(info):
+    threading.Thread(target=time.sleep, args=(5,), daemon=True, name="exporter").start()
+
+
+def sets_the_environment(info):
+    os.environ["KIT_MADE_UP"] = "1"
+
+
+BROKEN = [
+    # hook, function, check that fails, regex for its message
+    ("on_step", sleeps, "observers_are_quick", "on_step takes 1,.* us on average, 500 us are al"),
+    ("on_step", hangs, "observers_are_quick", "on_step has not ended after 0.3 s; never block"),
+    ("on_step", Sometimes(), "observers_are_quick", "one of 60 calls of on_step takes 0.02 s|aver"),
+    ("on_step", divides, "observers_bear_any_record", "raised ZeroDivisionError"),
+    ("on_request_finished", expects_reasons, "observers_bear_any_record", "raised KeyError"),
+    ("on_request_finished", counts_images, "observers_bear_any_record", "raised AssertionError"),
+    ("on_engine_start", starts_a_thread, "observers_leave_nothing", "the thread 'exporter' still"),
+    (
+        "on_engine_start",
+        sets_the_environment,
+        "observers_leave_nothing",
+        "the names in os.environ has changed, new is 'KIT_MADE_UP'",
+    ),
+]
+
+
+def observing(hook, function):
+    """Returns the subject for a module with this hook."""
+    module = type(sys)("kit_observer")
+
+    def on_step(stats):
+        function(stats)
+
+    def on_request_finished(record):
+        function(record)
+
+    def on_engine_start(info):
+        function(info)
+
+    setattr(module, hook, hookimpl(locals()[hook]))
+    return PluginSubject.of(module)
+
+
+@pytest.mark.parametrize(("hook", "function", "name", "message"), BROKEN)
+def test_a_broken_observer_fails(failures, monkeypatch, hook, function, name, message):
+    monkeypatch.setattr(left_over, "GRACE", 0.1)
+    monkeypatch.setattr(observers, "BLOCKED", 0.3)
+    monkeypatch.setattr(observers, "LONGEST_CALL", 0.015)
+    monkeypatch.delenv("KIT_MADE_UP", raising=False)
+    found = failures([CHECKS[NAMES.index(name)]], observing(hook, function))
+    os.environ.pop("KIT_MADE_UP", None)
+    assert re.search(message, found[name]), found[name]
+
+
+def test_a_good_observer_passes(failures):
+    seen = []
+    for hook in ("on_step", "on_request_finished", "on_engine_start"):
+        assert failures(CHECKS, observing(hook, seen.append)) == {}
+    assert seen
+
+
+def test_every_check_has_a_broken_observer():
+    assert {name for *_, name, _ in BROKEN} == set(NAMES)
+
+
+CHANGING = {
+    "kit_patches": (
+        "import json, functools\n"
+        "before = json.loads\n"
+        "json.loads = functools.wraps(before)(lambda *a, **k: before(*a, **k))\n",
+        "pass",
+        "changes the process when it is imported and lists .*: json.loads is another object",
+    ),
+    "kit_settles": (
+        "import warnings\nwarnings.simplefilter('ignore')\n",
+        "pass",
+        "warnings.filters has changed, new is .'ignore'",
+    ),
+    "kit_dtype": (
+        "",
+        "import torch\ntorch.set_default_dtype(torch.bfloat16)",
+        "when its factories are imported: torch.get_default_dtype.. is torch.bfloat16",
+    ),
+    "kit_linear": (
+        "",
+        "import torch\ndef forward(self, x):\n    return x\ntorch.nn.Linear.forward = forward\n",
+        "torch.nn.Linear.forward is another object; do not replace what others use",
+    ),
+    "kit_thread": (
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(9,), daemon=True, name='warm').start()\n",
+        "pass",
+        "when it is imported .*: the thread 'warm' still runs",
+    ),
+}
+SPEC = """
+from mmdeploy_llm.hooks import ReasoningParserSpec, hookimpl
+@hookimpl
+def provide_reasoning_parsers():
+    return [ReasoningParserSpec(name={name!r}, factory="{name}_factory:Parser")]
+"""
+PARSER = "from mmdeploy_llm.testing.fakes import FakeReasoningParser as Parser\n"
+
+
+@pytest.mark.full  # a process that imports torch
+def test_a_plugin_that_changes_the_process(tmp_path, monkeypatch):
+    """One process imports all of them; each change is told of the module that made it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, (source, factory, _) in CHANGING.items():
+        (tmp_path / f"{name}.py").write_text(source + SPEC.format(name=name))
+        (tmp_path / f"{name}_factory.py").write_text(PARSER + dedent(factory))
+    found = CHANGE(list(CHANGING))
+    monkeypatch.setattr(fresh, "changes_of", lambda modules: found)
+    for name, (*_, message) in CHANGING.items():
+        with pytest.raises(AssertionError, match=message):
+            fresh.imports_change_nothing(PluginSubject.of(name))
