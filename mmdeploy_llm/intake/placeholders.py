@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from mmdeploy_llm.errors import CheckpointError, MediaError
+from mmdeploy_llm.errors import CheckpointError, MediaError, PluginContractError
 from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput, MediaProcessor, MediaSpan
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 
@@ -37,11 +37,12 @@ class Placeholders:
     """The markers and placeholder ids of all processors of a model.
 
     Raises CheckpointError when the tokenizer has no token for a processor's placeholder,
-    PluginConflictError when two kinds have one.
+    PluginConflictError when two kinds have one, PluginContractError for a part_text without one.
     """
 
     def __init__(self, media: ModelMedia, tokenizer: PromptTokenizer) -> None:
         check_clashes(media, tokenizer)
+        self._tokenizer = tokenizer
         self._kinds: dict[int, str] = {}  # placeholder id -> kind
         self._aliases: dict[tuple[int, ...], int] = {}  # ids of another marker -> placeholder id
         self._tokens: dict[str, str] = {}  # marker -> placeholder token
@@ -51,6 +52,13 @@ class Placeholders:
             self._add(kind, processor, tokenizer)
         texts = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+        for kind in media.processors:
+            text = media.part_text(kind)
+            if self.count_in_text(text) != {kind: 1}:
+                raise PluginContractError(
+                    f"{media.owner(kind)}: part_text must have one marker of the {kind}s and no "
+                    f"other, got {text!r}"
+                )
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -192,13 +200,17 @@ class Placeholders:
         return self._finished(expanded, spans)
 
     def _finished(self, ids: Sequence[int], spans: Sequence[MediaSpan]) -> Expanded:
-        """Replaces placeholders of kinds whose final prompt has another token."""
+        """Replaces placeholders of kinds and of embeddings whose final prompt has another token."""
         final = list(ids)
         for span in spans:
             written = self._written.get(span.item.kind)
             if written is not None:
                 for start, end in span.runs:
                     final[start:end] = [written] * (end - start)
+            for token, rows in span.item.other_tokens:
+                token_id = _token_id(token, span.item.kind, self._tokenizer)
+                for row in rows:
+                    final[span.offset + (row if span.rows is None else span.rows[row])] = token_id
         return Expanded(ids=final, spans=tuple(spans))
 
     def _add(self, kind: str, processor: MediaProcessor, tokenizer: PromptTokenizer) -> None:
