@@ -18,9 +18,9 @@ num_tokens_by_kind   {kind: tokens} of an item with other media than images and 
 num_video_frames, video_seconds   frames used of the item's videos, and the seconds that they
                cover; absent without videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
-media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; "pages"
-               too where only these pages of a document are meant; of a file
-               only where its kind is not that of its name
+media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
+               only where its kind is not that of its name; "pages" too where only these of a
+               document are meant
 prompt         the first 200 characters of the line's question
 answers        {name: text} of several questions, or the values of a schema; absent otherwise
 boxes          [{"label", "box": [left, top, right, bottom]}] that the answer has, in pixels of the
