@@ -205,6 +205,24 @@ class TestPages:
             decode_image(parts[0].source, MediaLimits(max_pixels=1000))
 
 
+def test_a_document_is_read_by_a_model(references, load_file, tmp_path):
+    (tmp_path / "a.pdf").write_bytes(load_file("processors/pdfs.py").simple_pdf(("one", "two")))
+    prompt = {
+        "prompt": "Read <pdf>:",
+        "multimodal_data": {"pdf": [{"pdf": str(tmp_path / "a.pdf"), "pages": "1-2"}]},
+    }
+    options = {
+        "limit_mm_per_prompt": {"image": 2},
+        "plugin_files": (str(PLUGINS / "pdf.py"),),
+        "blocked_plugins": ("pdf",),  # the built-in one
+    }
+    with LLM(str(references.tiny("internvl")), quiet=True, **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+    assert output.error_msg is None
+    assert output.num_input_image_tokens == 24  # two tiles and a thumbnail for each page
+
+
 class TestPicture(MediaProcessorConformance):
     spec = square.provide_media_processors()[0]
     other_options = ({"max_side": 70}, {"patch_size": 7})
