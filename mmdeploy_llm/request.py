@@ -50,6 +50,8 @@ class MediaInput:
         placeholder tokens, such as separators between the rows of an image; it contains num_tokens
         placeholder tokens. None: placeholder tokens alone. Each ITEM_NUMBER in it becomes the
         item's number among those of its kind in the prompt, from 0.
+    other_tokens: (token, rows) for media of which some embeddings stand, in the final prompt, at
+        another token than the placeholder, such as those of the sound of a video: rows ascend.
     size, shown: (width, height) of a picture, upright, and as the model sees it, where the
         processor says so; of an item that was counted, not of one that was processed.
     num_frames, seconds: frames used of a video, and the time from the first to the end of the last.
@@ -62,6 +64,7 @@ class MediaInput:
     grid_thw: tuple[int, int, int] | None = None
     prompt_text: str | None = None
     embeds: Tensor | None = None
+    other_tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
     num_frames: int = 0
     seconds: float = 0.0
     size: tuple[int, int] | None = None

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("errors", "shown", "weight_formats"),
-    ("params", "messages", "option_types", "deadline", "caches"),
+    ("params", "messages", "page_ranges", "option_types", "deadline", "caches"),
     ("guarding", "plugin_choice", "plugin_files"),
     ("config",),
     ("runtime_config",),
@@ -100,6 +100,10 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.transformers_parts",
     ),
     # Their sounds are processed, and their towers for sounds are run, as transformers does.
+    "mmdeploy_llm_plugins.qwen": (
+        "mmdeploy_llm_plugins.transformers_media",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     "mmdeploy_llm_plugins.gemma": (
         "mmdeploy_llm_plugins.transformers_media",
         "mmdeploy_llm_plugins.transformers_parts",
@@ -110,7 +114,7 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
-PLUGIN_API |= {"attention.base", "gguf.tables", "weights.map"}
+PLUGIN_API |= {"page_ranges", "attention.base", "gguf.tables", "weights.map"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too

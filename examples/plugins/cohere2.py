@@ -1,7 +1,11 @@
 """Cohere 2 (Command R7B) as a plugin of one file: LayerNorms without biases, attention and MLP in
 parallel, interleaved rotary pairs, and layers without a window that have no rotary embedding."""
 
+from dataclasses import replace
+
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
+from mmdeploy_llm.layers import CausalLM, rotary_config, standard_decoder
+from mmdeploy_llm.weights.map import WeightMap
 
 
 @hookimpl
@@ -11,24 +15,21 @@ def provide_models():
         ModelSpec(
             name="cohere2",
             architectures=("Cohere2ForCausalLM",),
-            factory="cohere2:build",
+            factory=f"{__name__}:Cohere2ForCausalLM",
         )
     ]
 
 
-def build(config):
-    """Builds the model of a config."""
-    from dataclasses import replace
+class Cohere2ForCausalLM(CausalLM):
+    """Implements transformers' class of this name."""
 
-    from mmdeploy_llm.layers import CausalLM, rotary_config, standard_decoder
-    from mmdeploy_llm.weights.map import WeightMap
-
-    decoder = replace(
-        standard_decoder(config, rotary_config(config, is_interleaved=True), own=()),
-        is_parallel=True,
-        has_norm_biases=False,
-        nope_layers=frozenset(i for i, k in enumerate(config.layer_types) if k == "full_attention"),
-    )
-    model = CausalLM(decoder)
-    model.weight_map = WeightMap(model, ignored=("^lm_head",) if decoder.is_tied else ())
-    return model
+    def __init__(self, config):
+        kinds = enumerate(config.layer_types)
+        decoder = replace(
+            standard_decoder(config, rotary_config(config, is_interleaved=True), own=()),
+            is_parallel=True,
+            has_norm_biases=False,
+            nope_layers=frozenset(i for i, kind in kinds if kind == "full_attention"),
+        )
+        super().__init__(decoder)
+        self.weight_map = WeightMap(self, ignored=("^lm_head",) if decoder.is_tied else ())

@@ -1,28 +1,28 @@
-"""Phi-3 as a plugin of one file: the standard decoder, with windows and longrope."""
+"""Phi-3 as a plugin of one file: LLM(folder, plugins=["phi3.py"]). The standard decoder reads all
+options of its config, among them windows and longrope."""
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
+from mmdeploy_llm.layers import CausalLM, standard_decoder
+from mmdeploy_llm.weights.map import WeightMap
 
 
 @hookimpl
 def provide_models():
-    """Lists the family. Whoever lists plugins imports this file, so torch is imported below."""
+    """Lists the family."""
     return [
         ModelSpec(
-            name="phi3-of-one-file",
+            name="phi3",
             architectures=("Phi3ForCausalLM",),
-            factory="phi3:build",
-            priority=1,  # the built-in plugin serves it at 0
+            factory=f"{__name__}:Phi3ForCausalLM",
             deterministic=True,
         )
     ]
 
 
-def build(config):
-    """Builds the model of a config; its checkpoints store q, k, v as one matrix, and gate, up."""
-    from mmdeploy_llm.layers import CausalLM, standard_decoder
-    from mmdeploy_llm.weights.map import WeightMap
+class Phi3ForCausalLM(CausalLM):
+    """Reads checkpoints that store query, key and value as one matrix, and gate and up."""
 
-    model = CausalLM(standard_decoder(config, own=()))
-    ignored = (r"inv_freq$", *(["^lm_head"] if model.lm_head is None else []))
-    model.weight_map = WeightMap(model, ignored=ignored)
-    return model
+    def __init__(self, config):
+        super().__init__(standard_decoder(config, own=()))
+        ignored = ("inv_freq$", *(("^lm_head",) if self.lm_head is None else ()))
+        self.weight_map = WeightMap(self, ignored=ignored)

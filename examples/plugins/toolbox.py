@@ -1,5 +1,5 @@
 """A toolbox in one file: a source of media, a logits processor, an observer, a command, a parser of
-reasoning and a parser of tool calls."""
+reasoning and a parser of tool calls. The command needs the file to be installed as a module."""
 
 import json
 import threading
@@ -24,19 +24,19 @@ SHELF = Path(__file__).parents[1] / "images"  # where shelf:// addresses lead
 @hookimpl
 def provide_logits_processors():
     """Lists a processor that bans tokens."""
-    return [LogitsProcessorSpec(name="ban", factory="toolbox:Ban", arguments=("banned",))]
+    return [LogitsProcessorSpec(name="ban", factory=f"{__name__}:Ban", arguments=("banned",))]
 
 
 @hookimpl
 def provide_reasoning_parsers():
     """Lists a parser of texts such as "why ==> answer"."""
-    return [ReasoningParserSpec(name="arrow", factory="toolbox:ArrowParser")]
+    return [ReasoningParserSpec(name="arrow", factory=f"{__name__}:ArrowParser")]
 
 
 @hookimpl
 def provide_tool_parsers():
     """Lists a parser of texts such as <call>{"name": "f", "arguments": {}}</call>."""
-    return [ToolParserSpec(name="call-tags", factory="toolbox:CallParser")]
+    return [ToolParserSpec(name="call-tags", factory=f"{__name__}:CallParser")]
 
 
 @hookimpl

@@ -147,6 +147,10 @@ class FileSource:
         line = self.ids.get(str(record.id)) if record.path is not None else None
         return None if line is None else self._found.files[line - 1].path
 
+    def file_id(self, own: str) -> str:
+        """Returns the id of the file that an item with this id is about."""
+        return own
+
     def spot_of(self, record: Record) -> Spot:
         """Returns where the record's file is. Raises RequestError when it is not in the list."""
         line = self.ids.get(str(record.id)) if record.path is not None else None

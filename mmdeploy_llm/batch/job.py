@@ -41,7 +41,7 @@ from .beside import check_beside, folder_of, sidecars_of
 from .corpus.columns import ColumnOptions
 from .file_source import FileSource
 from .in_order import InOrder
-from .run import BatchRun, Ending, LeftToDo, RunCounts, Tally, Watch
+from .run import BatchRun, Ending, Finish, LeftToDo, RunCounts, Tally, Watch
 from .sources import Source, open_source
 from .summary import BatchSummary, InputChange, about, begun, ended, summary_of
 
@@ -71,7 +71,7 @@ class BatchSettings:
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     sidecars: the texts that are written beside pictures; None writes none.
-    boxes: whether the boxes in answers are read.
+    boxes: whether the boxes in answers are read. finish: makes of a record what is written.
     is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
         the run tells besides.
     """
@@ -103,6 +103,7 @@ class BatchSettings:
     watch: Watch | None = None
     sidecars: SidecarOptions | None = None
     boxes: bool = False
+    finish: Finish | None = None
     telling: TellingOptions = field(default_factory=TellingOptions)
 
     def __post_init__(self) -> None:
@@ -389,6 +390,7 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Endi
             watch=watch,
             config_digest=digest,
             duplicates=same,
+            finish=job.settings.finish,
             is_json=schema is not None and schema.is_guide,
         )
         return run.run(llm)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -40,6 +40,7 @@ from .sources import Source
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 Ending = Literal["done", "max_failures", "interrupted"]
+Finish = Callable[[Record, Item | BadItem], Record]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,7 +157,7 @@ class BatchRun:
     another thread than the one that iterates its answers.
 
     config_digest: of the configuration, for the records. is_json: see Gathering. duplicates: finds
-    items that ask the same; None: each is asked.
+    items that ask the same; None: each is asked. finish: makes of a record what is written.
     """
 
     def __init__(
@@ -170,7 +171,9 @@ class BatchRun:
         duplicates: Duplicates | None = None,
         watch: Watch | None = None,
         is_json: bool = False,
+        finish: Finish | None = None,
     ) -> None:
+        self._finish = finish
         self._items, self._duplicates = items, duplicates
         self._gathering = Gathering(config_digest, is_json=is_json)
         self._writer = writer
@@ -228,6 +231,7 @@ class BatchRun:
             self._take(copy, other, num_media=0)
 
     def _take(self, record: Record, item: Item | BadItem, num_media: int) -> None:
+        record = record if self._finish is None else self._finish(record, item)
         # Ctrl-C waits until what is written is counted too.
         with self._lock, interrupted_later():
             is_first = self._writer.write(record, item.line, item)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm.command_options.columns import ColumnChoices
-from mmdeploy_llm.command_options.desk import DeskOptions
+from mmdeploy_llm.command_options.desk import DeskOptions, RunDesk
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.job_file import save_job
 from mmdeploy_llm.command_options.output import Output
@@ -18,7 +18,7 @@ from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
-from .running import run_and_report, show_estimate
+from .running import After, nothing_more, run_and_report, show_estimate
 from .shards import shard_names
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def caption(
     from mmdeploy_llm.batch.job import plan_source
 
     desk, output, page = named(desk, output, page_beside(output))
-    options = desk.llm_options(ctx)
+    options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
     settings = batch_settings(ctx, desk, options)
     source = source_of_files(files_of(desk, *(paths or [])), settings)
     if desk.estimate.estimate is not None:
@@ -126,17 +126,18 @@ def source_of_files(paths: list[str], settings: BatchSettings) -> Source:
 def start(
     ctx: typer.Context,
     job: BatchJob,
-    desk: DeskOptions,
+    desk: RunDesk,
     options: Mapping[str, Any],
     page: str | None,
     *,
     is_caption: bool = False,
+    after: After = nothing_more,
 ) -> None:
     """Tells what a job is about, keeps the command if that is wanted, and runs it."""
     if job.source.about:
         typer.echo(job.source.about, err=True)
     save_job(ctx, desk.job.save_job)
-    run_and_report(job, desk, options, page, is_caption=is_caption)
+    run_and_report(job, desk, options, page, is_caption=is_caption, after=after)
 
 
 def named(desk: DeskOptions, output: str, page: str | None) -> tuple[DeskOptions, str, str | None]:
@@ -151,7 +152,7 @@ def named(desk: DeskOptions, output: str, page: str | None) -> tuple[DeskOptions
 
 
 def batch_settings(
-    ctx: typer.Context, desk: DeskOptions, engine: Mapping[str, Any], **more: Any
+    ctx: typer.Context, desk: RunDesk, engine: Mapping[str, Any], **more: Any
 ) -> BatchSettings:
     """Builds the settings of a run. engine: options of LLM(). more: further fields. Raises
     ConfigError for options that contradict each other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_THREADS, NUM_PENDING = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
+COUNT = re.compile(r"num_(?:prompt|input_\w+)_tokens")
 
 # click does not rewrap a paragraph that begins with "\b".
 COUNT_EPILOG = """\b
@@ -53,6 +55,7 @@ Each line of the result has the tokens of the whole prompt, those of them that
 stand for pictures and for videos, and the item; with --json it is an object:
   {"id", "line", "num_prompt_tokens", "num_input_image_tokens",
    "num_input_video_tokens", "error_code", "error_msg"}
+and "num_input_KIND_tokens" of media of other kinds, such as audio.
 An item that cannot be counted gets a line with its error and affects no other.
 
 \b
@@ -227,6 +230,9 @@ def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
     else:
         try:
             found = counter.count_tokens(item.prompt)
+            result |= {
+                f"num_input_{k}_tokens": n for k, n in found.num_input_tokens_by_kind.items()
+            }
             result |= {name: getattr(found, name) for name in COUNTS}
         except MMDeployLLMError as error:
             code, message = error.code, str(error)
@@ -248,8 +254,8 @@ def show_counts(
         for result in results:
             sums["num_items"] += 1
             sums["num_failed"] += result["error_msg"] is not None
-            for name in COUNTS:
-                sums[name] += result[name]
+            for name in filter(COUNT.fullmatch, result):
+                sums[name] = sums.get(name, 0) + result[name]
             if show is not None:
                 show(result)
             elif result["error_msg"] is not None:
@@ -271,7 +277,15 @@ def show_line(result: dict[str, Any]) -> None:
         print_error(f"{item_name(result)}: {result['error_msg']}")
         return
     numbers = "  ".join(f"{result[name]:>8}" for name in COUNTS)
-    typer.echo(f"{numbers}  {printable(str(result['id']))}")
+    others = [f"{result[name]} {kind}" for name, kind in other_kinds(result)]
+    more = f"  ({', '.join(others)} tokens)" if others else ""
+    typer.echo(f"{numbers}  {printable(str(result['id']))}{more}")
+
+
+def other_kinds(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns name and kind of the counts of media that have no column of their own."""
+    names = [name for name in counts if name not in COUNTS and COUNT.fullmatch(name)]
+    return [(name, name.removeprefix("num_input_").removesuffix("_tokens")) for name in names]
 
 
 def show_total(sums: dict[str, int], *, as_json: bool) -> None:
@@ -281,9 +295,11 @@ def show_total(sums: dict[str, int], *, as_json: bool) -> None:
         return
     failed = f", {sums['num_failed']} failed" if sums["num_failed"] else ""
     plural = "" if sums["num_items"] == 1 else "s"
-    prompts, images, videos = (sums[name] for name in COUNTS)
+    prompts, *_ = (sums[name] for name in COUNTS)
+    kinds = [(COUNTS[1], "image"), (COUNTS[2], "video"), *other_kinds(sums)]
+    *first, last = (f"{sums[name]} {kind}" for name, kind in kinds)
     typer.echo(
-        f"{prompts} prompt tokens, of which {images} image and {videos} video tokens "
+        f"{prompts} prompt tokens, of which {', '.join(first)} and {last} tokens "
         f"({sums['num_items']} item{plural}{failed})"
     )
 

@@ -100,7 +100,8 @@ def list_plugins(
 
     manager = _load(ctx, plugin or (), use or ())
     if as_json:
-        typer.echo(json.dumps([_record(manager, item) for item in manager.plugins], indent=2))
+        found = [_record(manager, item) for item in manager.plugins]
+        typer.echo(json.dumps(found, indent=2, default=_as_text))  # first bytes of files
     elif markdown:
         from mmdeploy_llm.scaffold.architectures import table
 
@@ -287,3 +288,8 @@ def _print_verdict(verdict: Verdict) -> None:
     typer.echo(f"{outcome}  {subject}{verdict.check}{seconds}")
     if verdict.message:
         typer.echo("\n".join(f"      {line}" for line in printable(verdict.message).splitlines()))
+
+
+def _as_text(value: object) -> str:
+    """Returns bytes as Python writes them, and anything else that JSON does not have as text."""
+    return ascii(value)[2:-1] if isinstance(value, bytes) else str(value)

@@ -27,6 +27,8 @@ from .interrupts import interrupted_code
 from .jobs import MORE_WORDS, RUN_EPILOG, run
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
+from .read import EPILOG as READ_EPILOG
+from .read import read
 from .reports import REPORT_EPILOG, report
 from .talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
 from .wording import in_options
@@ -174,6 +176,7 @@ def program(
 
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
+app.command(cls=Command, epilog=READ_EPILOG)(read)
 app.command(cls=Command, epilog=RUN_EPILOG, context_settings=MORE_WORDS)(run)
 app.command(cls=Command, epilog=REPORT_EPILOG)(report)
 app.command(cls=Command, epilog=EXPORT_EPILOG)(export)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,30 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
     from mmdeploy_llm.batch.summary import BatchSummary
-    from mmdeploy_llm.command_options.desk import DeskOptions
+    from mmdeploy_llm.command_options.desk import DeskOptions, RunDesk
+    from mmdeploy_llm.report.whole import RunReport
+
+
+# Does what is to be done with the records of a run, and returns what is told of it.
+After = Callable[["BatchSummary"], Iterable[str]]
+
+
+def nothing_more(summary: BatchSummary) -> tuple[str, ...]:
+    """Does nothing with the records of a run."""
+    return ()
 
 
 def run_and_report(
     job: BatchJob,
-    desk: DeskOptions,
+    desk: RunDesk,
     options: Mapping[str, Any],
     page: str | None,
     *,
     is_caption: bool = False,
+    after: After = nothing_more,
 ) -> None:
     """Runs a job, writes its report, prints a summary and exits with the job's exit code. options:
-    of LLM(). page: name of the report, if one is wanted."""
+    of LLM(). page: name of the report, if one is wanted. after: see After."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
     from mmdeploy_llm.report.whole import ReportOptions, RunReport
@@ -39,7 +50,7 @@ def run_and_report(
     from .terminal import batch_summary, caption_table, make_console, printable
 
     model = desk.model.model
-    report, fault = None, None
+    report = None
     if page is not None:
         shown = ReportOptions(
             model=model, about=options, is_caption=is_caption, live_port=desk.shown.port
@@ -56,22 +67,28 @@ def run_and_report(
         if job.sink.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
-    if report is not None:
-        try:
-            report.write(summary)
-        except (MMDeployLLMError, OSError) as error:  # the summary comes first
-            page, fault = None, error
-    page = page if summary.num_records else None
+    fault = None if report is None else _write(report, summary)
+    page = page if summary.num_records and fault is None else None
     if desk.shown.table:
-        records = list(summary.records())
-        make_console().print(caption_table(records))
+        make_console().print(caption_table(list(summary.records())))
         typer.echo()
     typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
+    for line in after(summary):
+        typer.echo(printable(line))
     what = "captions:" if is_caption else "results: "
     typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
     if fault is not None:
         raise fault
     end_with_exit_code(summary)
+
+
+def _write(report: RunReport, summary: BatchSummary) -> Exception | None:
+    """Writes a report; returns the error, if there is one: the summary is told first."""
+    try:
+        report.write(summary)
+    except (MMDeployLLMError, OSError) as error:
+        return error
+    return None
 
 
 def show_estimate(

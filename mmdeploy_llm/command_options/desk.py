@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
@@ -23,6 +23,25 @@ from .selection import SelectionOptions
 from .sidecars import SidecarChoices
 from .telling import TellingChoices
 from .values import engine_options
+
+
+class RunDesk(Protocol):
+    """The part of a command's options that running a job needs."""
+
+    @property
+    def model(self) -> ModelOptions: ...
+    @property
+    def shown(self) -> ShownOptions: ...
+    @property
+    def effort(self) -> EffortOptions: ...
+    @property
+    def job(self) -> JobOptions: ...
+
+    def to_settings(self) -> dict[str, Any]:
+        """Returns fields of BatchSettings."""
+
+    def to_sampling(self) -> dict[str, Any]:
+        """Returns parameters of SamplingParams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

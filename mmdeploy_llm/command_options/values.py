@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import ConfigError
 if TYPE_CHECKING:
     from mmdeploy_llm.params import SamplingParams
 
-MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per prompt
+MANY_MEDIA = {"image": 16, "video": 4, "audio": 4}  # default limit of media items per prompt
 MAX_TEXT = 1_000_000  # characters of a file with a text
 
 

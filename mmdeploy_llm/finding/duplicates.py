@@ -113,6 +113,7 @@ def _copy(record: Record, item: Item) -> Record:
         timings=Timings(),
         num_image_tokens=0,
         num_video_tokens=0,
+        num_tokens_by_kind={},
         num_prompt_tokens=0,
         num_output_tokens=0,
         num_cached_tokens=0,

@@ -85,7 +85,7 @@ class Leftovers:
         """Returns what the source's place_of does; DROPPED for a record that is removed."""
         own = str(record.id)
         is_ours = record.path is None or self._source.file_of(record) is not None
-        if is_ours or not self._gone.is_gone(own):
+        if is_ours or not self._gone.is_gone(self._source.file_id(own)):
             return self._source.place_of(record)
         self.ids.add(own)
         return DROPPED if self.is_pruned else None

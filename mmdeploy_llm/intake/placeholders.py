@@ -42,6 +42,7 @@ class Placeholders:
 
     def __init__(self, media: ModelMedia, tokenizer: PromptTokenizer) -> None:
         check_clashes(media, tokenizer)
+        self._tokenizer = tokenizer
         self._kinds: dict[int, str] = {}  # placeholder id -> kind
         self._aliases: dict[tuple[int, ...], int] = {}  # ids of another marker -> placeholder id
         self._tokens: dict[str, str] = {}  # marker -> placeholder token
@@ -192,13 +193,17 @@ class Placeholders:
         return self._finished(expanded, spans)
 
     def _finished(self, ids: Sequence[int], spans: Sequence[MediaSpan]) -> Expanded:
-        """Replaces placeholders of kinds whose final prompt has another token."""
+        """Replaces placeholders of kinds and of embeddings whose final prompt has another token."""
         final = list(ids)
         for span in spans:
             written = self._written.get(span.item.kind)
             if written is not None:
                 for start, end in span.runs:
                     final[start:end] = [written] * (end - start)
+            for token, rows in span.item.other_tokens:
+                token_id = _token_id(token, span.item.kind, self._tokenizer)
+                for row in rows:
+                    final[span.offset + (row if span.rows is None else span.rows[row])] = token_id
         return Expanded(ids=final, spans=tuple(spans))
 
     def _add(self, kind: str, processor: MediaProcessor, tokenizer: PromptTokenizer) -> None:

@@ -44,13 +44,19 @@ def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem
             near = difflib.get_close_matches(str(kind), kinds, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(kinds)}"
             raise RequestError(f"multimodal_data has an unknown kind {kind!r}; {hint}")
-        single = not isinstance(values, (list, tuple))
+        single = not isinstance(values, (list, tuple)) or _is_pair(values)
         values = ([] if values is None else [values]) if single else values
         items += [
             normalised(MediaItem(kind=kind, source=value, options={}), "generate")
             for value in values
         ]
     return items
+
+
+def _is_pair(values: Any) -> bool:
+    """Whether a tuple is one item, such as samples with their rate, not two items."""
+    numbers = [isinstance(value, (int, float)) for value in values]
+    return isinstance(values, tuple) and len(values) == 2 and sum(numbers) == 1
 
 
 def normalised(item: MediaItem, caller: str) -> MediaItem:
@@ -71,6 +77,8 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
             )
     if isinstance(source, Mapping) and set(source) == {"data", "format"}:
         source = _data_url(item.kind, source)
+    if isinstance(source, Mapping) and set(source) == {"bytes", "path"}:  # rows of `datasets`
+        source = source["path"] if source["bytes"] is None else source["bytes"]
     if source is None:
         raise MediaError(f"the {item.kind} is None; give a path, bytes or a loaded object")
     if isinstance(source, os.PathLike):

@@ -131,17 +131,20 @@ class MediaLoader:
         return self._each(items, self._count)
 
     def previews(self, item: MediaItem, maker: CanPreview | None = None) -> Sequence[bytes]:
-        """Returns JPEGs of what the model sees of the item; none where its processor makes none.
+        """Returns JPEGs of what the model sees of the item, which may be a part; none where its
+        processor makes none.
 
         maker: makes the previews instead of the processor. The item is fetched and decoded within
         the same limits as by `load`. Raises MediaError and its subclasses.
         """
+        limits = self._limits
+        if isinstance(item.source, Part):
+            item = item.source.made(item, self._call, limits)
         chosen: MediaProcessor | CanPreview | None = maker
         if maker is None and item.kind in self._processors:
             chosen, item = self._budgets.of(item)
         if not isinstance(chosen, CanPreview) or isinstance(item.source, Embeds):
             return ()
-        limits = self._limits
         decoded = self._decode(chosen, self._opened(item, limits), limits)
         return self._call(chosen, lambda: chosen.previews(decoded, item.options), limits)
 

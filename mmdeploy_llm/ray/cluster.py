@@ -180,6 +180,8 @@ def caption_dataset(
     prompt: str,
     image_column: str | None = None,
     video_column: str | None = None,
+    audio_column: str | None = None,
+    media_column: Mapping[str, str | Sequence[str]] | None = None,
     concurrency: int | None = None,
     rows_per_block: int | None = ROWS_PER_BLOCK,
     output_prefix: str = "",
@@ -191,7 +193,7 @@ def caption_dataset(
     written: the columns text, reasoning, finish_reason, outcome, num_*_tokens, error_code (200 is
     good), error_msg and error_class.
 
-    dataset: a ray.data.Dataset. prompt, image_column, video_column, output_prefix: see Columns.
+    dataset: a ray.data.Dataset. prompt, output_prefix, columns with media: see Columns.
     concurrency: engines; None: as many as the cluster holds, with a CPU left for reading.
     rows_per_block: rows that are answered, retried and checkpointed together; None: the dataset's
     own blocks. options: of LLM; with num_threads an engine takes as many CPUs, with
@@ -201,6 +203,8 @@ def caption_dataset(
         prompt=prompt,
         image_column=image_column,
         video_column=video_column,
+        audio_column=audio_column,
+        media_column=media_column or {},
         output_prefix=output_prefix,
         chat_template_kwargs=chat_template_kwargs or {},
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from mmdeploy_llm.batch.corpus.columns import ColumnArguments, ColumnOptions
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, RequestError
@@ -36,8 +37,9 @@ class Columns:
     """How a row is asked about.
 
     prompt: the question; {name} stands for the column of that name, {{ and }} for braces.
-    image_column, video_column: media: bytes, a path or URL that every machine of the cluster can
-        read, an array, {"bytes", "path"} as Hugging Face's datasets have it, or a list of these.
+    image_column, video_column, audio_column: media: bytes, a path or URL that every machine of the
+        cluster can read, an array, {"bytes", "path"} as Hugging Face's datasets have it, or a list
+        of these. media_column: of any kind, {kind: column}, a list for several.
     output_prefix: of the names of the columns that are added.
     Raises ConfigError for a prompt that is no template.
     """
@@ -45,6 +47,8 @@ class Columns:
     prompt: str
     image_column: str | None = None
     video_column: str | None = None
+    audio_column: str | None = None
+    media_column: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     output_prefix: str = ""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -54,8 +58,20 @@ class Columns:
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns that a row must have."""
-        media = filter(None, (self.image_column, self.video_column))
+        media = (name for _, name in self.media)
         return tuple(dict.fromkeys((*Template(self.prompt).names, *media)))
+
+    @property
+    def media(self) -> tuple[tuple[str, str], ...]:
+        """The columns with media, as (kind, name)."""
+        given = {
+            "image_column": self.image_column,
+            "video_column": self.video_column,
+            "audio_column": self.audio_column,
+            "media_column": self.media_column,
+        }
+        found = ColumnOptions.given(cast("ColumnArguments", given)).media_columns
+        return tuple((own.kind, own.name) for own in found)
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -68,7 +84,7 @@ class Columns:
         if missing := [name for name in self.needed if name not in names]:
             raise ConfigError(
                 f"the dataset has no column {missing[0]!r}, only {', '.join(map(repr, names))}; "
-                "name others in prompt, image_column and video_column"
+                "name others in prompt, image_column, video_column, audio_column and media_column"
             )
         if taken := [name for name in self.added if name in names]:
             raise ConfigError(
@@ -82,8 +98,7 @@ class Columns:
             return RequestError(f"the row has nothing in column {empty[0]!r}")
         media = [
             {"type": kind, kind: _media(own)}
-            for kind, name in (("image", self.image_column), ("video", self.video_column))
-            if name is not None
+            for kind, name in self.media
             for own in (row[name] if isinstance(row[name], list) else [row[name]])
         ]
         text = Template(self.prompt).fill({name: str(row[name]) for name in self.needed})

@@ -20,6 +20,7 @@ from mmdeploy_llm.records.identity import file_paths
 from mmdeploy_llm.records.item import Item
 
 MAX_BYTES = 2**31
+MAX_SUFFIX = 8  # characters of a suffix that a name keeps
 SNIFFED = 16  # bytes at the beginning of a file
 SIGNATURES = (
     (b"\xff\xd8\xff", "jpg"),
@@ -161,5 +162,7 @@ def _suffix(head: bytes, value: Any) -> str:
     name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     own = os.path.splitext(name)[1].lower().removeprefix(".") if not is_url(str(name)) else ""
     # A suffix of ours would hide the answer.
-    is_plain = own.isascii() and own.isalnum() and len(own) <= 5 and own not in ("json", "txt")
+    is_plain = (
+        own.isascii() and own.isalnum() and len(own) <= MAX_SUFFIX and own not in ("json", "txt")
+    )
     return own if is_plain and own else "bin"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.hooks import MediaLimits
     from mmdeploy_llm.media_loading.protocols import CanPreview
 
+MAX_PARTS = 8  # of a document, such as pages, on a card
 # Returns the JPEGs or MP3s of one media item, none without a preview.
 MakePreviews = Callable[[Media], Sequence[bytes]]
 
@@ -33,6 +34,9 @@ class HasPreviews(Protocol):
 
     def previews(self, item: MediaItem, maker: CanPreview | None = None) -> Sequence[bytes]:
         """Returns JPEGs of a media item, see MediaLoader.previews."""
+
+    def split(self, items: Sequence[MediaItem]) -> list[tuple[MediaItem, ...]]:
+        """Returns the parts of items, see MediaLoader.split."""
 
 
 class FilePreviews:
@@ -75,9 +79,19 @@ class FilePreviews:
         try:
             if media.kind in self._makers:
                 return self._for_any().previews(item, self._makers[media.kind])
-            return self._for_model().previews(item)
+            return self._of_model(item)
         except RequestError:
             return ()
+
+    def _of_model(self, item: MediaItem) -> tuple[bytes, ...]:
+        """Returns previews of what the model gets of an item: of its first parts where it is split,
+        such as the pages of a document."""
+        loader = self._for_model()
+        found: list[bytes] = []
+        for part in loader.split([item])[0][:MAX_PARTS]:
+            maker = self._makers.get(part.kind)
+            found += loader.previews(part) if maker is None else loader.previews(part, maker)
+        return tuple(found)
 
     def _for_any(self) -> HasPreviews:
         with self._lock:

@@ -6,14 +6,14 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks import KindTable, PluginManager
 from mmdeploy_llm.model_folder import PROMPT_FILES
 
-from .media import build_processors
+from .media import build_media
 from .model_files import naming, read_model_files
 
 
 def known_kinds(config: EngineConfig) -> KindTable:
     """Returns the kinds of the plugins of an engine. Raises PluginError for plugins that are named
     and missing."""
-    return PluginManager.load(config.plugins, config.blocked_plugins).kinds
+    return PluginManager.of(config).kinds
 
 
 def accepted_kinds(config: EngineConfig) -> tuple[str, ...]:
@@ -21,7 +21,6 @@ def accepted_kinds(config: EngineConfig) -> tuple[str, ...]:
     raises."""
     files = read_model_files(config, PROMPT_FILES)
     with naming(config.model):
-        processors = build_processors(files, config)
-    for processor in processors.values():
-        processor.close()
-    return tuple(processors)
+        media = build_media(files, config)
+    media.close()
+    return media.read

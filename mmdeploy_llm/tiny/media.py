@@ -63,7 +63,7 @@ def _filled(value: Tensor, sizes: Sequence[int]) -> Tensor:
 def grid_inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
     """Returns the arguments of a model whose images and videos are grids of patches,
     ordered as the processor orders them."""
-    inputs = {"mm_token_type_ids": media_kinds(ids, media)}
+    inputs = {"mm_token_type_ids": media_kinds(ids, media), **sound_inputs(media)}
     for kind, pixels in NAMES.items():
         items = [span.item for span in media if span.item.kind == kind]
         if items:

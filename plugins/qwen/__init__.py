@@ -1,5 +1,5 @@
 """Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL, Qwen2.5-VL and Qwen3-VL;
-Qwen3-Next; Qwen3.5 with and without media."""
+Qwen3-Next; Qwen3.5 with and without media; the thinkers of Qwen2.5-Omni and Qwen3-Omni."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from dataclasses import replace
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
+OMNI = {  # model -> kind -> class of its processor
+    "qwen2_5_omni": {
+        "image": "Qwen25OmniImageProcessor",
+        "video": "Qwen25OmniVideoProcessor",
+        "audio": "OmniAudioProcessor",
+    },
+    "qwen3_omni_moe": {
+        "image": "Qwen3OmniImageProcessor",
+        "video": "Qwen3OmniVideoProcessor",
+        "audio": "OmniAudioProcessor",
+    },
+}
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of the families, named as in transformers."""
     specs = (*_text_models(), *_vl_models(), *_hybrid_models())
-    return tuple(replace(spec, gguf=GGUF) for spec in specs)
+    return (*(replace(spec, gguf=GGUF) for spec in specs), *_omni_models())
 
 
 def _text_models() -> tuple[ModelSpec, ...]:
@@ -155,9 +167,40 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
     )
 
 
+def _omni_models() -> tuple[ModelSpec, ...]:
+    """Returns the specs of the thinkers: what they say is text, the parts that speak are left."""
+    media = ("image", "video", "audio")
+    return (
+        ModelSpec(
+            name="qwen2_5_omni",
+            architectures=(
+                "Qwen2_5OmniModel",
+                "Qwen2_5OmniForConditionalGeneration",
+                "Qwen2_5OmniThinkerForConditionalGeneration",
+            ),
+            factory="mmdeploy_llm_plugins.qwen.omni:Qwen25OmniForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.qwen.tiny_omni:QWEN2_5_OMNI",
+            media=media,
+            tools="qwen",
+        ),
+        ModelSpec(
+            name="qwen3_omni_moe",
+            architectures=(
+                "Qwen3OmniMoeForConditionalGeneration",
+                "Qwen3OmniMoeThinkerForConditionalGeneration",
+            ),
+            factory="mmdeploy_llm_plugins.qwen.omni:Qwen3OmniForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.qwen.tiny_omni:QWEN3_OMNI_MOE",
+            media=media,
+            reasoning="qwen3",
+            tools="qwen",
+        ),
+    )
+
+
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
-    """Returns the specs for images and videos."""
+    """Returns the specs for images, videos and sounds."""
     return (
         MediaProcessorSpec(
             name="qwen-image",
@@ -182,5 +225,15 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             kind="video",
             factory="mmdeploy_llm_plugins.qwen.video3:Qwen3VideoProcessor",
             models=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        ),
+        *(
+            MediaProcessorSpec(
+                name=f"{model}-{kind}",
+                kind=kind,
+                factory=f"mmdeploy_llm_plugins.qwen.omni_media:{name}",
+                models=(model,),
+            )
+            for model, kinds in OMNI.items()
+            for kind, name in kinds.items()
         ),
     )

@@ -16,15 +16,16 @@ from .linear import use_engine_layers
 
 class TransformersTower(nn.Module):
     """Holds transformers' module of `config` as `inner`, with weights that the loader fills and
-    buffers that transformers computes.
+    buffers that transformers computes. tower: its class; None: that of transformers' AutoModel.
 
     Raises ModelNotSupportedError for a config that transformers cannot use.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, tower: Any = None) -> None:
         super().__init__()
+        build = transformers.AutoModel.from_config if tower is None else tower._from_config
         try:
-            made: Any = transformers.AutoModel.from_config(config, dtype=buffers.MARK)
+            made: Any = build(config, dtype=buffers.MARK)
         except Exception as error:  # transformers' code: anything may come
             raise ModelNotSupportedError(
                 f"transformers cannot make a tower from this {type(config).__name__}: "

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
-
-from .ranges import parse_pages
+from mmdeploy_llm.page_ranges import parse_pages
 
 try:
     import pypdfium2 as pdfium

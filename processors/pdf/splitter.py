@@ -173,10 +173,10 @@ class Pages(Sequence[SplitPart]):
         if not (width > 0 and height > 0):
             raise MediaError(f"page {index + 1} cannot be read; its object is damaged")
         source = PageDrawing(self._document, index, self._options.size(width, height))
-        return SplitPart(source=source, label=f"page {index + 1}")
+        return SplitPart(source=source, label=self.label(place))
 
     def label(self, place: int) -> str:
-        """Names a page by its number in the document."""
+        """Returns the name of a page."""
         return f"page {self._indexes[place] + 1}"
 
     def text(self, place: int) -> str:

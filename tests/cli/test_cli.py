@@ -38,7 +38,9 @@ class Answer:
     error: Exception | None
 
 
-BUDGETS = {"image_tokens": "auto", "video_tokens": "auto"}  # of caption, by default
+MANY = {"image": 16, "video": 4, "audio": 4}
+# Of caption, by default.
+BUDGETS = {"image_tokens": "auto", "video_tokens": "auto", "limit_mm_per_prompt": MANY}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -372,7 +374,7 @@ class TestBatch:
         assert result.exit_code == 0, result.output
         params = made[0].params
         assert (params.max_tokens, params.temperature, params.top_k) == (7, 0.5, 3)
-        assert made[0].options["limit_mm_per_prompt"] == {"image": 16, "video": 4}
+        assert made[0].options["limit_mm_per_prompt"] == MANY
         assert "one" in (tmp_path / "page.html").read_text()
 
     def test_a_folder_is_asked_about_file_by_file(self, run, made, pictures, tmp_path):

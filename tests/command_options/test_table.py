@@ -15,7 +15,7 @@ from mmdeploy_llm.command_options.desk import DeskOptions
 from mmdeploy_llm.command_options.groups import Group, Groups, with_groups
 
 COMMANDS = typer.main.get_group(app).commands
-OWN = {"output"}  # each command has a file of its own
+OWN = {"output", "max_tokens"}  # each command has a file of its own
 
 
 def options_of(command):

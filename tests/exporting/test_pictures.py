@@ -188,5 +188,5 @@ def test_what_is_no_picture_is_not_copied(photos):
     for form in ("imagefolder", "kohya"):
         found = export_records([own], f"new {form}", form)
         assert found.num_out == 0
-        assert "it is no image or video" in str(found.left_out)
+        assert "it is no image, video" in str(found.left_out)
     assert tree(photos / "new kohya") == []

@@ -76,10 +76,10 @@ def new_reader(new_environment):
 @pytest.mark.parametrize(
     ("title", "kind", "name"),
     [
-        ("Write a parser", "parser", "acme"),
-        ("Write a logits processor", "logits", "acme-calm"),
+        ("Write a parser", "reasoning-parser", "acme"),
+        ("Write a logits processor", "logits-processor", "acme-calm"),
         ("Write a model", "model", "acme-seed"),
-        ("Write a model that reads images", "model-image", "acme-eyes"),
+        ("Write a model that reads images", "vision-model", "acme-eyes"),
     ],
 )
 def test_what_is_shown_is_what_is_written(title, kind, name):

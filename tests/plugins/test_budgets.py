@@ -33,6 +33,7 @@ SIZES = [
 ]
 # The published sizes of each family's tower.
 PATCH_16 = ("qwen3-video", "gemma4-video", "qwen3-image", "gemma4-image", "lfm2-image")
+PATCH_16 += ("qwen3_omni_moe-image", "qwen3_omni_moe-video")
 SIDES = {"internvl-video": 448, "gemma3-image": 896, "internvl-image": 448}
 # Fewest tokens of an image; 1 for those that are not named.
 LEAST = {"gemma3-image": 256, "gemma4-image": 70, "internvl-image": 256}

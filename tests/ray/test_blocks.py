@@ -225,3 +225,21 @@ def test_an_actor_is_as_large_as_its_engines(tmp_path, monkeypatch):
     assert (options["plugins"], options["plugin_files"]) == (None, (str(tmp_path / "my.py"),))
     with pytest.raises(ConfigError, match="Ray chooses the cards"):
         actor_size(model, {"device": "cuda:1"}, has_gpus=True)
+
+
+def test_columns_hold_media_of_any_kind():
+    columns = Columns(
+        prompt="{title}",
+        audio_column="sound",
+        media_column={"sketch": ["front", "back"], "pdf": "scan"},
+    )
+    assert columns.needed == ("title", "sound", "front", "back", "scan")
+    row = {"title": "A", "sound": {"bytes": b"w", "path": "a.wav"}, "scan": "s.pdf"}
+    prompt = columns.prompt_of({**row, "front": b"f", "back": b"b"})
+    assert prompt["messages"][0]["content"] == [
+        {"type": "audio", "audio": b"w"},
+        {"type": "sketch", "sketch": b"f"},
+        {"type": "sketch", "sketch": b"b"},
+        {"type": "pdf", "pdf": "s.pdf"},
+        {"type": "text", "text": "A"},
+    ]

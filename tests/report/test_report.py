@@ -322,6 +322,9 @@ class FakeLoader:
         self.limits = limits or MediaLimits()
         self.makers = []
 
+    def split(self, items):
+        return [(item,) for item in items]
+
     def previews(self, item, maker=None):
         self.makers.append((item.kind, maker))
         if "gone" in item.source.uri:

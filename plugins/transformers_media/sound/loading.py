@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,15 +78,3 @@ def _extractor_class(options: Mapping[str, Any]) -> Any:
             "installed"
         )
     return found
-
-
-def longest(extractor: Any) -> list[float]:
-    """Returns the seconds after which a feature extractor may cut sounds off, as its class says."""
-    rate = int(extractor.sampling_rate)
-    parameters = inspect.signature(type(extractor).__call__).parameters
-    default = getattr(parameters.get("max_length"), "default", None)
-    found = [
-        getattr(extractor, "chunk_length", None),
-        default / rate if isinstance(default, int) and default > 0 else None,
-    ]
-    return sorted({float(value) for value in found if isinstance(value, (int, float)) and value})

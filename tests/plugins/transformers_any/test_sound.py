@@ -1,5 +1,6 @@
 """Families with sounds answer as transformers does: its processor's ids, its generate's tokens."""
 
+import base64
 from functools import cached_property
 
 import numpy as np
@@ -227,3 +228,32 @@ def test_a_chat_with_a_file(reference_of, tmp_path):
     ids, tokens, _ = reference.generate(prompt, [samples / np.float32(32768)])
     assert output.prompt_token_ids == ids
     assert list(output.outputs.token_ids) == tokens
+
+
+def test_forms_of_one_sound_in_a_prompt(reference_of, tmp_path):
+    """A pair, a row of datasets, an array with its option, base64 as OpenAI's, and a path."""
+    reference = reference_of(FIRST)
+    samples = np.round(sound(1.0) * 20000).astype(np.int16)
+    path, blob = tmp_path / "a.wav", wav16(samples[:, None])
+    path.write_bytes(blob)
+    forms = [
+        (samples, RATE),
+        [(samples, RATE)],
+        {"bytes": blob, "path": None},
+        {"bytes": None, "path": str(path)},
+        {"audio": samples, "sampling_rate": RATE},
+        {"data": base64.b64encode(blob).decode(), "format": "wav"},
+        {"audio": str(path), "end": 60},
+    ]
+    prompt = f"x {reference.marker} What?"
+    with open_llm(reference.folder) as llm:
+        outputs = llm.generate(
+            [{"prompt": prompt, "multimodal_data": {"audio": form}} for form in forms], GREEDY
+        )
+        content = [
+            {"type": "input_audio", "input_audio": forms[5]},
+            {"type": "text", "text": "What?"},
+        ]
+        (chat,) = llm.chat([{"role": "user", "content": content}], GREEDY)
+    assert [output.error_msg for output in (*outputs, chat)] == [None] * 8
+    assert len({tuple(output.outputs.token_ids) for output in outputs}) == 1

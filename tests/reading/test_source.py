@@ -1,0 +1,120 @@
+"""Documents become pages: ids, questions with the text layer, what is chosen, and what cannot be
+opened."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.errors import ConfigError, MediaError
+from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.wanted import Wanted
+from mmdeploy_llm.hooks import MediaLimits, PluginManager, ReadingPreset
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.reading.asking import Asking
+from mmdeploy_llm.reading.opening import Documents
+from mmdeploy_llm.reading.pages import document_id, find_pages
+from mmdeploy_llm.reading.source import PageSource
+from mmdeploy_llm.records.ids import Selection
+
+PRESET = ReadingPreset(name="x", architectures=("X",), tasks={"page": "?"}, system="Be exact.")
+
+
+@pytest.fixture(scope="module")
+def documents():
+    """Documents of the built-in splitters."""
+    plugins = PluginManager.load(("pdf", "sources"))
+    specs = {spec.kind: spec for spec in plugins.media_processors}
+    splitters = {kind: plugins.build_splitter(specs[kind], None, {}) for kind in ("pdf",)}
+    with Documents(plugins, plugins.kinds, splitters, MediaLimits()) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path, png, load_file):
+    simple_pdf = load_file("processors/pdfs.py").simple_pdf
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.pdf").write_bytes(simple_pdf(["one", "two", "three"]))
+    (tmp_path / "sub/b.jpg").write_bytes(simple_pdf(["only {page}"]))  # a PDF by another name
+    (tmp_path / "c.png").write_bytes(png)
+    (tmp_path / "d.pdf").write_bytes(b"%PDF-1.4 nothing")
+    return tmp_path
+
+
+@pytest.fixture
+def source(documents, folder):
+    """Returns a function that opens the folder."""
+
+    def opened(prompt="Read.", pages=None, options=None, **selection):
+        wanted = Wanted(table=documents.table, chosen=documents.kinds)
+        found = find_media([str(folder)], is_recursive=True, wanted=wanted)
+        asking = Asking(
+            preset=PRESET, task="page", prompt=prompt, convert=None, options=options or {}
+        )
+        own = find_pages(found.files, documents, asking.options, pages)
+        chosen = Selection(**selection)
+        return PageSource(found, own, documents, asking, SamplingParams(), chosen)
+
+    return opened
+
+
+def test_every_page_is_an_item(source, folder):
+    found = source(options={"dpi": 100})
+    items = {str(item.id): item for item in found}
+    pages = ["a.pdf#page=1", "a.pdf#page=2", "a.pdf#page=3"]
+    assert sorted(items) == sorted([*pages, "c.png", "d.pdf", "sub/b.jpg#page=1"])
+    assert "6 pages of 4 documents" in found.about
+    assert (found.total, found.unit) == (6, "page")
+    second = items["a.pdf#page=2"]
+    assert second.columns == {"document": "a.pdf", "page": 2, "pages": 3}
+    system, user = second.prompt["messages"]
+    assert system == {"role": "system", "content": "Be exact."}
+    path = str(folder / "a.pdf")
+    assert user["content"] == [
+        {"type": "pdf", "pdf": {"pdf": path, "pages": "2", "dpi": 100}},
+        {"type": "text", "text": "Read."},
+    ]
+    assert items["c.png"].prompt["messages"][1]["content"][0]["type"] == "image"
+    broken = items["d.pdf"]
+    assert isinstance(broken, BadItem)
+    assert (broken.kind, broken.path) == ("MediaError", str(folder / "d.pdf"))
+    records = [SimpleNamespace(id=own, path="x") for own in items]
+    assert None not in map(found.place_of, records)
+
+
+def test_the_text_layer_is_a_value_of_the_question(source):
+    asked = [
+        item.prompt["messages"][1]["content"][-1]["text"]
+        for item in source("{page}/{pages} {width}x{height}: {text_layer}", options={"dpi": 72})
+        if not isinstance(item, BadItem)
+    ]
+    assert "2/3 200x100: two" in asked
+    assert "1/1 200x100: only {page}" in asked  # what a document says is no field
+    assert "1/1 0x0: " in asked  # a picture
+
+
+def test_a_page_without_words_has_no_text_part(source):
+    item = next(item for item in source("") if not isinstance(item, BadItem))
+    assert [part["type"] for part in item.prompt["messages"][1]["content"]] == ["pdf"]
+
+
+def test_chosen_pages_are_those_that_there_are(source):
+    found = source(pages="2-,-1")
+    pages = ["a.pdf#page=2", "a.pdf#page=3", "c.png", "d.pdf", "sub/b.jpg#page=1"]
+    assert [str(item.id) for item in found] == pages
+    assert "none of the pages 7" in source(pages="7").about
+    with pytest.raises(MediaError, match="no range"):
+        source(pages="x")
+
+
+def test_only_names_pages_or_documents(source, folder):
+    only = frozenset({"a.pdf#page=3", str(folder / "sub/b.jpg")})
+    assert [item.id for item in source(only=only)] == ["a.pdf#page=3", "sub/b.jpg#page=1"]
+    with pytest.raises(ConfigError, match=r"a.pdf#page=9.*did you mean"):
+        list(source(only=frozenset({"a.pdf#page=9"})))
+
+
+def test_ids_of_pages_and_documents():
+    assert document_id("a.pdf#page=12") == "a.pdf"
+    assert document_id("a#page=.pdf") == "a#page=.pdf"
+    assert document_id("c.png") == "c.png"
