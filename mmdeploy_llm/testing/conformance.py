@@ -105,6 +105,7 @@ class LogitsProcessorConformance(Conformance):
     spec: the processor.
     arguments: some that it accepts, each of which is tried. wrong_arguments: some that it refuses.
     examples: logits before and after.
+    texts: outputs after which it acts, as texts or token ids.
     """
 
     checks = logits.CHECKS
@@ -112,6 +113,7 @@ class LogitsProcessorConformance(Conformance):
     arguments: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     wrong_arguments: ClassVar[Sequence[Mapping[str, Any]]] = ()
     examples: ClassVar[Sequence[logits.LogitsExample]] = ()
+    texts: ClassVar[Sequence[str | Sequence[int]]] = ()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -122,6 +124,7 @@ class LogitsProcessorConformance(Conformance):
             arguments=tuple(cls.arguments),
             wrong_arguments=tuple(cls.wrong_arguments),
             examples=tuple(cls.examples),
+            texts=tuple(cls.texts),
             new_tokenizer=make_tokenizer,
         )
 

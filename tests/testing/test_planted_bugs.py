@@ -11,9 +11,11 @@ from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.media_checks.processors import CHECKS
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
-from mmdeploy_llm.plugin_checks import left_over
+from mmdeploy_llm.plugin_checks import fetchers, left_over, logits
+from mmdeploy_llm.plugin_checks.plugins import PluginSubject
 
 from .planted_media import MISSED, PLANTS, VIDEO
+from .planted_others import FETCHERS, LOGITS
 
 BY_NAME = {check.__name__: check for check in CHECKS}
 OPTIONS = {
@@ -86,9 +88,40 @@ def test_it_passes_without_the_bug(subject_for, name):
     assert found(BY_NAME[check], subject_for(processor)) is None
 
 
+@pytest.mark.parametrize("name", FETCHERS)
+def test_a_planted_bug_of_a_fetcher_is_found(monkeypatch, name):
+    plugin, plant, check = FETCHERS[name]
+    monkeypatch.setattr(fetchers, "SECONDS", 2.0)
+    module = PluginSubject.of(plugin).loaded
+    plant(monkeypatch.setattr)
+    subject = fetchers.FetcherSubject(fetch=module.fetch_media, serves={})
+    message = None
+    try:
+        {one.__name__: one for one in fetchers.CHECKS}[check](subject)
+    except CheckFailed as failure:
+        message = str(failure)
+    assert (message is None) == (name in MISSED), message
+    print(f"{name}: {check}: {message}")
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_a_planted_bug_of_a_logits_processor_is_found(monkeypatch, name):
+    cls, plant, check = LOGITS[name]
+    specs = {imported(spec.factory): spec for spec in PluginManager.load().logits_processors}
+    arguments = ({"logit_bias": {3: 1.5}}, {"logit_bias": {9: -2.0}})
+    if cls.__name__ == "RepetitionWindow":
+        arguments = ({}, {"repetition_window": 2}, {"repetition_window_penalty": 0.5})
+    plant(monkeypatch.setattr)
+    subject = logits.LogitsProcessorSubject(spec=specs[cls], arguments=arguments)
+    with pytest.raises(CheckFailed) as failure:
+        {one.__name__: one for one in logits.CHECKS}[check](subject)
+    print(f"{name}: {check}: {failure.value}")
+
+
 def test_the_share_of_planted_bugs(capsys):
-    share = 1 - len(MISSED) / len(PLANTS)
+    total = len(PLANTS) + len(FETCHERS) + len(LOGITS)
+    share = 1 - len(MISSED) / total
     with capsys.disabled():
-        print(f"\nplanted in media processors: {len(PLANTS)}, found: {share:.0%}")
-    assert set(MISSED) <= set(PLANTS)
+        print(f"\nplanted in built-in plugins: {total}, found: {share:.0%}")
+    assert set(MISSED) <= {*PLANTS, *FETCHERS, *LOGITS}
     assert share >= 0.9
