@@ -111,7 +111,8 @@ class MediaProcessorSpec:
     part_types: further types of a message's parts beside the kind and "<kind>_url", such as
         "input_audio".
     part_text: what stands for an item in a chat prompt where the model's template does not render
-        such a part; None: the first of the processor's markers.
+        such a part, with one of the processor's markers; None: the first of them. None with
+        `yields`, whose parts have their own.
     yields: the kind into whose items an item is split before placeholders are counted, such as
         "image" for a document of pages.
     """

@@ -104,6 +104,8 @@ def check_spec(spec: Spec) -> None:
     ]
     if isinstance(spec, MediaProcessorSpec) and spec.yields == spec.kind:
         wrong.append(f"yields must be another kind than its own, {spec.kind!r}")
+    if isinstance(spec, MediaProcessorSpec) and spec.yields is not None and spec.part_text:
+        wrong.append("part_text must be None with yields: the parts have their own")
     if wrong:
         name = spec.name if _is_name(spec.name) else "without a name"
         raise PluginContractError(f"{type(spec).__name__} {name}: {'; '.join(wrong)}")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from mmdeploy_llm.errors import CheckpointError, MediaError
+from mmdeploy_llm.errors import CheckpointError, MediaError, PluginContractError
 from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput, MediaProcessor, MediaSpan
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 
@@ -37,7 +37,7 @@ class Placeholders:
     """The markers and placeholder ids of all processors of a model.
 
     Raises CheckpointError when the tokenizer has no token for a processor's placeholder,
-    PluginConflictError when two kinds have one.
+    PluginConflictError when two kinds have one, PluginContractError for a part_text without one.
     """
 
     def __init__(self, media: ModelMedia, tokenizer: PromptTokenizer) -> None:
@@ -52,6 +52,13 @@ class Placeholders:
             self._add(kind, processor, tokenizer)
         texts = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+        for kind in media.processors:
+            text = media.part_text(kind)
+            if self.count_in_text(text) != {kind: 1}:
+                raise PluginContractError(
+                    f"{media.owner(kind)}: part_text must have one marker of the {kind}s and no "
+                    f"other, got {text!r}"
+                )
 
     @property
     def markers(self) -> tuple[str, ...]:

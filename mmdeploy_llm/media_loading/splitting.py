@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, MediaSplitter, SplitPart
-from mmdeploy_llm.hooks.names import shown_uri
+from mmdeploy_llm.hooks.names import shown_uri, with_file
 from mmdeploy_llm.hooks.splitting import CanLabel
 from mmdeploy_llm.messages import MediaItem
 
@@ -99,7 +99,22 @@ class Splitting:
         and MediaError.
         """
         counts = Counter(item.kind for item in items)
-        return [self._split(item, counts, limits) for item in items]
+        return [self._split_named(item, counts, limits) for item in items]
+
+    def _split_named(
+        self,
+        item: MediaItem,
+        counts: Counter[str],
+        limits: Callable[[MediaItem], MediaLimits],
+    ) -> tuple[MediaItem, ...]:
+        """Splits an item; errors name its file."""
+        try:
+            return self._split(item, counts, limits)
+        except RequestError as error:
+            source = item.source
+            if not isinstance(source, MediaRef) or name_of(item) in str(error):
+                raise
+            raise with_file(error, source) from error.__cause__
 
     def _split(
         self,

@@ -23,12 +23,14 @@ READ, FAILED, SKIPPED = "read", "failed", "skipped"
 @dataclass
 class Messy:
     """The folder. expected: what becomes of each path beneath it; that of a folder which is not
-    read ends in "/". labels: the kinds of what is skipped."""
+    read ends in "/". labels: the kinds of what is skipped. sounds: damaged ones, which a model
+    without ears skips."""
 
     root: Path
     expected: dict[str, str] = field(default_factory=dict)
     labels: Counter[str] = field(default_factory=Counter)
     videos: set[str] = field(default_factory=set)
+    sounds: set[str] = field(default_factory=set)
     number: int = 0
 
     def add(self, name: str, data: bytes, becomes: str = READ, label: str = "") -> None:
@@ -115,7 +117,7 @@ def _misnamed(messy: Messy) -> None:
     messy.add("misnamed/camera.JPG.bak", messy.picture("JPEG"))
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
     messy.add("misnamed/lfs.png", pointer, SKIPPED, "pointer of Git LFS named .png")
-    messy.add("misnamed/report.png", b"%PDF-1.7\n%\xe2\xe3", SKIPPED, "PDF document named .png")
+    messy.add("misnamed/report.png", b"%PDF-1.7\n%\xe2\xe3", FAILED)  # a document, and cut
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("a.txt", "a")
@@ -157,11 +159,15 @@ def _other_files(messy: Messy) -> None:
     for number in range(9):
         messy.add(f"web/{number}.svg", svg, SKIPPED, ".svg")
     raw = b"II*\0\x08\0\0\0" + bytes(40)
+    for name, data in (
+        ("web/song.mp3", b"ID3\x03" + bytes(20)),
+        ("web/sound.m4a", b"\0\0\0\x1cftypM4A \0\0\0\0" + bytes(20)),
+    ):
+        messy.add(name, data, FAILED)
+        messy.sounds.add(name)
     for name, data, label in (
         ("web/index.html", b"<html></html>", ".html"),
         ("web/data.json", json.dumps({"a": 1}).encode(), ".json"),
-        ("web/song.mp3", b"ID3\x03" + bytes(20), ".mp3"),
-        ("web/sound.m4a", b"\0\0\0\x1cftypM4A \0\0\0\0" + bytes(20), ".m4a"),
         ("web/BMW.txt", b"BMW is a car. " * 40, ".txt"),
         ("web/Go.md", b"Go go go " * 100, ".md"),
         ("web/README", b"read me", "without a suffix"),

@@ -158,6 +158,11 @@ def test_a_wrong_field_is_refused_by_name(field, value):
         manager_of({**SOUND, field: value})
 
 
+def test_what_is_split_has_no_text_of_its_own():
+    with pytest.raises(PluginLoadError, match="part_text must be None with yields"):
+        manager_of({**PDF, "part_text": "x"})
+
+
 def test_one_plugin_gives_a_suffix_to_one_kind():
     with pytest.raises(PluginLoadError, match=r"gives '.wav' in `suffixes` to the kinds"):
         manager_of(SOUND, {**PDF, "suffixes": (".wav",)})
