@@ -79,7 +79,9 @@ class LogitsProcessorSubject:
         each arguments, and with outputs, those of `texts` and of the examples, and a text that
         repeats itself."""
         rng = random.Random(1)
-        outputs = [(each, None) for each in (*self.usable, *self.usable)]
+        outputs: list[tuple[Mapping[str, Any], Sequence[int] | None]] = [
+            (each, None) for each in (*self.usable, *self.usable)
+        ]
         outputs += [(each, text) for each in self.usable for text in self._active()[:num_outputs]]
         rows = []
         for arguments, text in outputs:
