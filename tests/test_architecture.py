@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "shown", "weight_formats"),
     ("params", "messages", "page_ranges", "option_types", "deadline", "caches"),
-    ("guarding", "plugin_choice", "plugin_files"),
+    ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),
     ("runtime_config",),
     ("outputs",),

@@ -228,7 +228,7 @@ def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> Plug
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
     them another plugin serves."""
-    from mmdeploy_llm.hooks.rivals import rivals_of
+    from mmdeploy_llm.scaffold.rivals import rivals_of
 
     specs: Mapping[str, tuple[Spec, ...]] = {
         "models": manager.models,
@@ -250,7 +250,7 @@ def _plugin_table(manager: PluginManager) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from mmdeploy_llm.hooks.rivals import rivals_of
+    from mmdeploy_llm.scaffold.rivals import rivals_of
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("plugin", "package", "provides"):
@@ -266,6 +266,8 @@ def _plugin_table(manager: PluginManager) -> Table:
         cell = Text("\n".join(lines))
         for line in rivals_of(manager, plugin.name):
             cell.append(f"\n{line}", style="yellow")
+        for warning in plugin.warnings:
+            cell.append(f"\n{warning}", style="yellow")
         for failure in plugin.failures:
             cell.append("\n" if cell else "")
             cell.append(f"{failure.phase} failed: {failure.error}", style="red")

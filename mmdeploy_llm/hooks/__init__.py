@@ -3,6 +3,7 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
 from .boxes import BoxRule
@@ -27,6 +28,7 @@ from .specs import hookimpl, hookspec
 from .splitting import MediaSplitter, SplitPart
 
 __all__ = [
+    "API_VERSION",
     "ITEM_NUMBER",
     "BoxRule",
     "Checkpoint",

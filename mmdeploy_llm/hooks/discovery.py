@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
+from mmdeploy_llm.plugin_versions import OUR_DISTRIBUTION, requirement_problems
 
 from .names import did_you_mean, error_text, listing, normalise
 from .records import PluginFailure, PluginOrigin, failure_of
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
-OUR_DISTRIBUTION = "mmdeploy-llm"
 NAME_TAKEN = "its entry point needs another name"
 
 logger = logging.getLogger(__name__)
@@ -30,6 +29,12 @@ class InstalledPlugin:
     origin: PluginOrigin
     entry_point: metadata.EntryPoint
     requires: tuple[str, ...] = ()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """How its package and the installed version of ours do not fit each other."""
+        # In-tree: parsing our own requirements for each plugin would take milliseconds.
+        return () if self.origin.is_builtin else requirement_problems(self.requires)
 
     @property
     def full_name(self) -> str:
@@ -188,36 +193,3 @@ def files_of(files: Sequence[str | Path], blocked: Sequence[str]) -> tuple[Plugi
             raise ConfigError(f"the plugin file {str(path)!r} is in blocked_plugins; leave one out")
         found.append(origin)
     return tuple(found)
-
-
-def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
-    """Warns when the plugin's package does not allow the installed version of ours."""
-    if plugin.origin.is_builtin:
-        return  # in-tree: parsing our own requirements for each plugin would take milliseconds
-    try:
-        ours = metadata.version(OUR_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return  # our package runs from a source tree and has no version to compare
-    for line in plugin.requires:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement as error:
-            logger.warning(
-                "%s: its requirement %r cannot be read: %s", plugin.origin, line, error_text(error)
-            )
-            continue
-        if package_form(requirement.name) != OUR_DISTRIBUTION or not _applies(requirement):
-            continue
-        if not requirement.specifier.contains(ours, prereleases=True):
-            logger.warning(
-                "%s requires %s, but %s %s is installed; install versions that fit or block it",
-                plugin.origin,
-                line,
-                OUR_DISTRIBUTION,
-                ours,
-            )
-
-
-def _applies(requirement: Requirement) -> bool:
-    """Whether the requirement's environment marker holds here when no extra is requested."""
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})

@@ -101,9 +101,11 @@ class PluginManager:
         for failure in found.failures:
             manager._registry.record(failure, "it is not loaded")
         for plugin in discovery.select(found.plugins, plugins, blocked):
-            discovery.warn_of_version_mismatch(plugin)
             manager._registry.add(
-                plugin.origin, plugin.entry_point.load, is_strict=plugins is not None
+                plugin.origin,
+                plugin.entry_point.load,
+                is_strict=plugins is not None,
+                problems=plugin.problems,
             )
         for origin in discovery.files_of(files, blocked):
             assert origin.file is not None

@@ -89,6 +89,7 @@ class PluginInfo:
 
     provides: such as "model acme", "reasoning parser acme", "image processor acme-image",
         "hook on_step".
+    warnings: versions that do not fit, as sentences.
     """
 
     name: str
@@ -97,6 +98,7 @@ class PluginInfo:
     version: str | None
     provides: tuple[str, ...]
     failures: tuple[PluginFailure, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

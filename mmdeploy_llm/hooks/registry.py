@@ -8,7 +8,8 @@ from typing import Any
 
 import pluggy
 
-from mmdeploy_llm.errors import PluginError, PluginLoadError
+from mmdeploy_llm.errors import PluginContractError, PluginError, PluginLoadError
+from mmdeploy_llm.plugin_versions import api_problems
 
 from . import specs
 from .names import error_text
@@ -24,7 +25,7 @@ from .records import (
     describe,
     failure_of,
 )
-from .validation import PROVIDED, check_impl, checked_specs, no_hooks_error
+from .validation import PROVIDED, check_hooks, checked_specs
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +43,22 @@ class PluginRegistry:
         self._pluggy.add_hookspecs(specs)
         self.hooks = tuple(name for name in vars(self._pluggy.hook) if not name.startswith("_"))
         self._origins: dict[str, PluginOrigin] = {}  # in load order, failed ones included
+        self._warnings: dict[str, tuple[str, ...]] = {}
         self._provided: list[Provided[Any]] = []
         self._failures: list[PluginFailure] = []
 
     def add(
-        self, origin: PluginOrigin, get_plugin: Callable[[], object], *, is_strict: bool
+        self,
+        origin: PluginOrigin,
+        get_plugin: Callable[[], object],
+        *,
+        is_strict: bool,
+        problems: tuple[str, ...] = (),
     ) -> None:
         """Imports and registers one plugin and calls its provide_ hooks.
 
         When strict, a failure raises PluginLoadError and nothing of the plugin remains; else it is
-        recorded.
+        recorded. problems: of versions, which are warnings, and stand in the text of a failure.
         """
         if origin.name in self._origins:
             raise PluginLoadError(
@@ -61,22 +68,29 @@ class PluginRegistry:
         self._origins[origin.name] = origin
         try:
             plugin = get_plugin()
+            problems += api_problems(plugin)
+            self._warnings[origin.name] = problems
             phase = "register"
             self._register(plugin, origin.name)
             phase = "provide"
             self._collect(plugin, origin, is_strict=is_strict)
         except FAULTS as error:
+            text = "; ".join([error_text(error), *problems])
             if not is_strict:
-                self.fail(origin.name, phase, error, "it is not loaded")
+                self.fail(origin.name, phase, error, "it is not loaded", text)
                 return
             self._forget(origin.name)
-            raise PluginLoadError(
-                f"{origin} cannot be loaded: {phase}: {error_text(error)}"
-            ) from error
+            raise PluginLoadError(f"{origin} cannot be loaded: {phase}: {text}") from error
+        for problem in problems:
+            logger.warning("%s: %s", origin, problem)
 
-    def fail(self, name: str, phase: Phase, error: BaseException, consequence: str) -> None:
-        """Records an exception of a plugin. consequence: the end of the warning."""
-        self.record(failure_of(self._origins[name], phase, error_text(error)), consequence)
+    def fail(
+        self, name: str, phase: Phase, error: BaseException, consequence: str, text: str = ""
+    ) -> None:
+        """Records an exception of a plugin. consequence: the end of the warning. text: says more
+        than the exception."""
+        failure = failure_of(self._origins[name], phase, text or error_text(error))
+        self.record(failure, consequence)
         logger.debug("traceback of %s", self._origins[name], exc_info=error)
 
     def record(self, failure: PluginFailure, consequence: str) -> None:
@@ -128,12 +142,8 @@ class PluginRegistry:
         if other is not None:
             raise PluginLoadError(f"it is the same object as plugin {other!r}")
         try:
+            check_hooks(plugin, self._pluggy)
             self._pluggy.register(plugin, name)
-            impls = list(self._impls_of(plugin))
-            for hook, impl in impls:
-                check_impl(hook, impl, self.hooks)
-            if not impls:
-                raise no_hooks_error(plugin, self.hooks)
         except BaseException:
             if self._pluggy.has_plugin(name):
                 self._pluggy.unregister(name=name)
@@ -142,15 +152,20 @@ class PluginRegistry:
     def _collect(self, plugin: object, origin: PluginOrigin, *, is_strict: bool) -> None:
         """Calls the provide_ hooks of one plugin, once. A failure loses that hook's specs only."""
         impls = list(self._impls_of(plugin))
+        faults: list[BaseException] = []
         for hook, impl in [pair for hook in PROVIDED for pair in impls if pair[0] == hook]:
             try:
                 found = checked_specs(hook, call(impl, {}))
             except FAULTS as error:
-                if is_strict:
-                    raise
-                self.fail(origin.name, "provide", error, f"{hook} provides nothing")
+                faults.append(error)
+                if not is_strict:
+                    self.fail(origin.name, "provide", error, f"{hook} provides nothing")
             else:
                 self._provided += [Provided(spec=spec, origin=origin) for spec in found]
+        if is_strict and faults:
+            if len(faults) == 1:
+                raise faults[0]
+            raise PluginContractError("; ".join(map(error_text, faults)))
 
     def _forget(self, name: str) -> None:
         """Removes everything that a plugin has registered and provided."""
@@ -177,6 +192,7 @@ class PluginRegistry:
             version=origin.version,
             provides=(*provides, *(f"hook {hook}" for hook in sorted(hooks))),
             failures=tuple(item for item in self._failures if item.plugin == origin.name),
+            warnings=self._warnings.get(origin.name, ()),
         )
 
 

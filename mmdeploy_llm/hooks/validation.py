@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -42,36 +43,55 @@ _PART_TYPE = re.compile(r"(?!text$)[a-z][a-z0-9_]*")
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def check_impl(hook: str, impl: pluggy.HookImpl, hooks: Iterable[str]) -> None:
-    """Raises PluginContractError for an implementation that does not fit its hook.
+def check_hooks(plugin: object, manager: pluggy.PluginManager) -> None:
+    """Raises PluginContractError with all that is wrong with the hooks of a plugin, which is not
+    registered yet.
 
     Wrappers are refused because they could change what other plugins provide, default values
     because pluggy 1.6 and 1.7 treat them differently.
     """
-    known = tuple(hooks)
-    if hook not in known:
-        if impl.optionalhook:
-            return
-        raise PluginContractError(
-            f"there is no hook {hook!r}{did_you_mean(hook, known)}; hooks: {listing(known)}"
-        )
-    if impl.wrapper or impl.hookwrapper:
-        raise PluginContractError(
-            f"{hook} is a hook wrapper; wrappers are not supported, implement the hook itself"
-        )
-    parameters = inspect.signature(impl.function).parameters.values()
-    defaults = [
-        parameter.name for parameter in parameters if parameter.default is not parameter.empty
-    ]
+    hooks = {name: hook for name, hook in vars(manager.hook).items() if name[0] != "_"}
+    found = False
+    faults: list[str] = []
+    for name in dir(plugin):
+        options = manager.parse_hookimpl_opts(plugin, name)
+        if options is None:
+            continue
+        found, hook = True, options.get("specname") or name
+        if hook in hooks:
+            documented = hooks[hook].spec.argnames
+            faults += _faults(hook, getattr(plugin, name), options, documented)
+        elif not options.get("optionalhook"):
+            hint = did_you_mean(hook, hooks)
+            faults.append(f"there is no hook {hook!r}{hint}; hooks: {listing(hooks)}")
+    if not found:
+        unmarked = [name for name in hooks if callable(getattr(plugin, name, None))]
+        hint = f"mark {listing(unmarked)} with" if unmarked else "mark its functions with"
+        faults.append(f"it implements no hook; {hint} @hookimpl from mmdeploy_llm.hooks")
+    if faults:
+        raise PluginContractError("; ".join(faults))
+
+
+def _faults(
+    hook: str, function: Callable[..., Any], options: Mapping[str, Any], documented: Sequence[str]
+) -> Iterator[str]:
+    """Yields what is wrong with one implementation. documented: the arguments of the hook."""
+    if options.get("wrapper") or options.get("hookwrapper"):
+        yield f"{hook} is a hook wrapper; wrappers are not supported, implement the hook itself"
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        yield f"{hook} is asynchronous; hooks are called, not awaited: write `def`"
+    parameters = inspect.signature(function).parameters.values()
+    own = [item for item in parameters if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+    unknown = [item.name for item in own if item.name not in documented]
+    if unknown:
+        takes = ", ".join(documented) or "no arguments"
+        yield f"{hook} takes {takes}, yours has {', '.join(unknown)}"
+    defaults = [item.name for item in own if item.default is not item.empty]
     if defaults:
-        raise PluginContractError(f"{hook} has default values for {listing(defaults)}; remove them")
-
-
-def no_hooks_error(plugin: object, hooks: Iterable[str]) -> PluginContractError:
-    """Builds the error for a plugin without any hook, nearly always a forgotten `@hookimpl`."""
-    unmarked = [name for name in hooks if callable(getattr(plugin, name, None))]
-    hint = f"mark {listing(unmarked)} with" if unmarked else "mark its functions with"
-    return PluginContractError(f"it implements no hook; {hint} @hookimpl from mmdeploy_llm.hooks")
+        yield f"{hook} has default values for {listing(defaults)}; remove them"
+    named = [item.name for item in own if item.kind == item.KEYWORD_ONLY]
+    if named:
+        yield f"{hook} takes its arguments by position; remove the * before {listing(named)}"
 
 
 def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
@@ -84,19 +104,20 @@ def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
             f"got {_shown(answer)}"
         )
     specs = tuple(answer)
-    for spec in specs:
-        if not isinstance(spec, wanted):
-            raise PluginContractError(
-                f"{hook} must return {wanted.__name__} only; got {_shown(spec)}"
-            )
-        check_spec(spec)
-    _check_unique(hook, specs)
-    _check_kinds(hook, specs)
+    faults = [
+        f"{hook} must return {wanted.__name__} only; got {_shown(spec)}"
+        for spec in specs
+        if not isinstance(spec, wanted)
+    ]
+    faults = faults or [fault for spec in specs for fault in _spec_faults(spec)]
+    faults = faults or [*_repeated(hook, specs), *_shared(hook, specs)]
+    if faults:
+        raise PluginContractError("; ".join(faults))
     return specs
 
 
-def check_spec(spec: Spec) -> None:
-    """Raises PluginContractError when a field of `spec` breaks the rule in its docstring."""
+def _spec_faults(spec: Spec) -> Iterator[str]:
+    """Yields the fields that break the rules in the docstring of `spec`, in one sentence."""
     wrong = [
         f"{field} must be {rule}, got {_shown(getattr(spec, field))}"
         for field, (rule, holds) in _RULES[type(spec)].items()
@@ -108,28 +129,23 @@ def check_spec(spec: Spec) -> None:
         wrong.append("part_text must be None with yields: the parts have their own")
     if wrong:
         name = spec.name if _is_name(spec.name) else "without a name"
-        raise PluginContractError(f"{type(spec).__name__} {name}: {'; '.join(wrong)}")
+        yield f"{type(spec).__name__} {name}: {'; '.join(wrong)}"
 
 
-def _check_unique(hook: str, specs: Iterable[Spec]) -> None:
-    """Raises PluginContractError when one plugin claims a name twice, whatever the priorities."""
-    seen: set[str] = set()
-    for claim in (claim for spec in specs for claim in _claims(spec)):
-        if claim in seen:
-            raise PluginContractError(f"{hook} returns {claim} twice")
-        seen.add(claim)
+def _repeated(hook: str, specs: Iterable[Spec]) -> Iterator[str]:
+    """Yields the names that one plugin claims twice, whatever the priorities."""
+    seen = Counter(claim for spec in specs for claim in _claims(spec))
+    yield from (f"{hook} returns {claim} twice" for claim, count in seen.items() if count > 1)
 
 
-def _check_kinds(hook: str, specs: Iterable[Spec]) -> None:
-    """Raises PluginContractError when one plugin gives a suffix or the like to two kinds."""
+def _shared(hook: str, specs: Iterable[Spec]) -> Iterator[str]:
+    """Yields the suffixes and the like that one plugin gives to two kinds."""
     kinds: dict[tuple[str, Any], str] = {}
     for spec in (spec for spec in specs if isinstance(spec, MediaProcessorSpec)):
         for field, name in claimed(spec):
             kind = kinds.setdefault((field, name), spec.kind)
             if kind != spec.kind:
-                raise PluginContractError(
-                    f"{hook} gives {name!r} in `{field}` to the kinds {kind!r} and {spec.kind!r}"
-                )
+                yield f"{hook} gives {name!r} in `{field}` to the kinds {kind!r} and {spec.kind!r}"
 
 
 def _claims(spec: Spec) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, demand
 
-from .plugins import PluginSubject
+from .plugin_subject import PluginSubject
 
 TIMEOUT = 300.0
 WHEN = ("when it is imported and lists what it provides", "when its factories are imported")

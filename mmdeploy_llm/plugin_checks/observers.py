@@ -15,7 +15,7 @@ from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, dema
 from .arguments import example_arguments
 from .bounded import bounded
 from .left_over import Left
-from .plugins import PluginSubject
+from .plugin_subject import PluginSubject
 
 MAX_SECONDS: Mapping[str, float] = {  # of a call, on average, and of any call
     "on_step": 500e-6,

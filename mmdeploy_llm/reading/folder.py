@@ -19,7 +19,7 @@ from .markup.blocks import comment
 from .pages import document_id
 from .repeated import mark_running
 
-MAX_NAMED = 20  # pages in a sentence
+MAX_NAMED = 20  # pages in a sentence, documents in a summary
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +41,10 @@ class FolderCounts:
                 f"  {self.num_marked} running headers and footers are comments now "
                 "(--running keep leaves them)"
             )
-        return [*found, *(f"  {words}" for words in self.incomplete)]
+        found += [f"  {words}" for words in self.incomplete[:MAX_NAMED]]
+        if (more := len(self.incomplete) - MAX_NAMED) > 0:
+            found.append(f"  and {more} more, each of which says so in its Markdown")
+        return found
 
 
 def check_folder(folder: Path, *, is_new: bool) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager
-from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
 from mmdeploy_llm.hooks.selection import ANY_MODEL
+from mmdeploy_llm.plugin_versions import OUR_DISTRIBUTION
 from mmdeploy_llm.records.files import Folder
 
 BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"

@@ -26,7 +26,16 @@ from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.plugin_checks import fetchers, fresh, logits, observers, parsers, plugins, tools
+from mmdeploy_llm.plugin_checks import (
+    fetchers,
+    fresh,
+    logits,
+    observers,
+    parsers,
+    plugins,
+    tools,
+)
+from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject, installed
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.tiny import make_tokenizer
@@ -72,17 +81,17 @@ def check_plugin(
     """
     if is_path(name):
         check_file(Path(name).expanduser().absolute())
-    elif plugins.installed(name) is None:
+    elif installed(name) is None:
         known = [plugin.origin.name for plugin in discover().plugins]
         raise PluginLoadError(
             f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: "
             f"{listing(known)}"
         )
     checkpoint = None if model_folder is None else read_checkpoint(model_folder)
-    return _verdicts(plugins.PluginSubject.of(name, beside=plugin_files), checkpoint)
+    return _verdicts(PluginSubject.of(name, beside=plugin_files), checkpoint)
 
 
-def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> Iterator[Verdict]:
+def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator[Verdict]:
     yield from _run(plugins.CHECKS + fresh.CHECKS + observers.CHECKS, "", subject)
     try:
         manager = subject.manager

@@ -29,7 +29,16 @@ from mmdeploy_llm.media_checks.subject import (
 )
 from mmdeploy_llm.media_checks.truth import Reference, transformers_truth
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped
-from mmdeploy_llm.plugin_checks import fetchers, fresh, logits, observers, parsers, plugins, tools
+from mmdeploy_llm.plugin_checks import (
+    fetchers,
+    fresh,
+    logits,
+    observers,
+    parsers,
+    plugins,
+    tools,
+)
+from mmdeploy_llm.plugin_checks.plugin_subject import MAX_IMPORT_SECONDS, PluginSubject
 from mmdeploy_llm.tiny import make_tokenizer
 
 
@@ -230,7 +239,7 @@ class FetcherConformance(Conformance):
     def subject(cls) -> fetchers.FetcherSubject:
         """The argument of the checks."""
         return fetchers.FetcherSubject(
-            fetch=plugins.PluginSubject.of(cls.plugin).loaded.fetch_media,
+            fetch=PluginSubject.of(cls.plugin).loaded.fetch_media,
             serves=cls.serves,
             foreign=cls.foreign,
             limits=cls.limits,
@@ -249,10 +258,10 @@ class PluginConformance(Conformance):
 
     checks = plugins.CHECKS + fresh.CHECKS + observers.CHECKS
     plugin: ClassVar[ModuleType | str]
-    max_import_seconds: ClassVar[float] = plugins.MAX_IMPORT_SECONDS
+    max_import_seconds: ClassVar[float] = MAX_IMPORT_SECONDS
 
     @pytest.fixture(scope="class")
     @classmethod
-    def subject(cls) -> plugins.PluginSubject:
+    def subject(cls) -> PluginSubject:
         """The argument of the checks."""
-        return plugins.PluginSubject.of(cls.plugin, max_import_seconds=cls.max_import_seconds)
+        return PluginSubject.of(cls.plugin, max_import_seconds=cls.max_import_seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ import transformers
 from mmdeploy_llm_plugins.transformers_media import placeholders
 from mmdeploy_llm_plugins.transformers_media.sound.encoding import encode_sound
 from mmdeploy_llm_plugins.transformers_parts import buffers
+from mmdeploy_llm_plugins.transformers_parts.adapter import merge_adapter
 from mmdeploy_llm_plugins.transformers_parts.linear import use_engine_layers
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
-from mmdeploy_llm.hooks import MediaInput, MediaSpan
+from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
 from . import head, media, structure
@@ -124,6 +126,10 @@ class Wrapped(nn.Module):
     def _complete_weights(self, device: torch.device) -> None:
         """Completes loaded weights, restores tied ones and computes buffers."""
         self._weights.complete(self.inner)
+        config = self.inner.config
+        if getattr(config, "has_lora_adapter", False) and config.name_or_path:
+            checkpoint = Checkpoint(folder=Path(config.name_or_path), config=config)
+            merge_adapter(self, checkpoint, self.weight_targets)
         buffers.retie(self.inner, self._ties)
         buffers.compute(self.inner, device, self.inner.get_input_embeddings().weight.dtype)
         with torch.inference_mode():

@@ -23,9 +23,14 @@ class TransformersTower(nn.Module):
 
     def __init__(self, config: Any, tower: Any = None) -> None:
         super().__init__()
-        build = transformers.AutoModel.from_config if tower is None else tower._from_config
         try:
-            made: Any = build(config, dtype=buffers.MARK)
+            made: Any = (
+                transformers.AutoModel.from_config(
+                    config, dtype=buffers.MARK, trust_remote_code=False
+                )
+                if tower is None
+                else tower._from_config(config, dtype=buffers.MARK)
+            )
         except Exception as error:  # transformers' code: anything may come
             raise ModelNotSupportedError(
                 f"transformers cannot make a tower from this {type(config).__name__}: "

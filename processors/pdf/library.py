@@ -4,7 +4,7 @@ worker processes of isolation only; the one file that imports pypdfium2."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ except ImportError:  # an extra
     pdfium = raw = None
 
 MAX_PAGES = 100_000  # of a document: its own count may say anything
+MANY = 100  # pages, of which most should be readable
 MAX_TEXT = 2**20  # characters of a page's text
 WHITE = 0xFFFFFFFF
 NOT_INSTALLED = 'PDF documents are read by pypdfium2 (pip install "mmdeploy-llm[pdf]")'
@@ -37,6 +38,8 @@ def describe(
         _check_count(count)
         wanted = range(count) if pages is None else parse_pages(pages, count)
         sizes = [_size_at(document, index) for index in wanted]
+        if pages is None:
+            _check_readable(sizes)
         yield {"num_pages": count, "indexes": list(wanted), "sizes": sizes}, None
 
 
@@ -57,7 +60,10 @@ def draw(
         _page(document, page) as opened,
     ):
         raw.FORM_OnAfterLoadPage(opened, forms)
-        yield {}, _drawn(opened, forms, width, height)
+        pixels = _drawn(opened, forms, width, height)
+        if pixels.min() == 255 and _has_lost_picture(opened):
+            raise MediaError(f"page {page + 1} is blank: its picture cannot be decoded")
+        yield {}, pixels
         raw.FORM_OnBeforeClosePage(opened, forms)
 
 
@@ -113,6 +119,16 @@ def _check_count(count: int) -> None:
         raise MediaLimitError(f"the pdf says that it has {count} pages, {MAX_PAGES} are allowed")
 
 
+def _check_readable(sizes: Sequence[tuple[float, float]]) -> None:
+    """Raises MediaError for a number of pages that is a lie: each would be an item that fails."""
+    num_read = sum(size != (0.0, 0.0) for size in sizes)
+    if len(sizes) > MANY and num_read < len(sizes) / 2:
+        raise MediaError(
+            f"the pdf says that it has {len(sizes)} pages, of which {num_read} can be read; it is "
+            "damaged"
+        )
+
+
 def _size_at(document: Any, index: int) -> tuple[float, float]:
     size = raw.FS_SIZEF()
     is_read = raw.FPDF_GetPageSizeByIndexF(document, index, ctypes.byref(size))
@@ -162,6 +178,18 @@ def _drawn(page: Any, forms: Any, width: int, height: int) -> np.ndarray:
         return np.ascontiguousarray(pixels.reshape(height, width, 4)[:, :, 2::-1])
     finally:
         raw.FPDFBitmap_Destroy(bitmap)
+
+
+def _has_lost_picture(page: Any) -> bool:
+    """Returns whether a picture on a page cannot be decoded: PDFium leaves it out."""
+    for number in range(raw.FPDFPage_CountObjects(page)):
+        found = raw.FPDFPage_GetObject(page, number)
+        if raw.FPDFPageObj_GetType(found) == raw.FPDF_PAGEOBJ_IMAGE:
+            bitmap = raw.FPDFImageObj_GetBitmap(found)
+            if not bitmap:
+                return True
+            raw.FPDFBitmap_Destroy(bitmap)
+    return False
 
 
 def _all_text(text: Any) -> str:

@@ -1,11 +1,13 @@
 import logging
+import types
 from importlib import metadata
 
 import pytest
 
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
-from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.hooks.discovery import Discovery, discover, select, warn_of_version_mismatch
+from mmdeploy_llm.hooks import API_VERSION, PluginManager
+from mmdeploy_llm.hooks.discovery import Discovery, discover, select
+from mmdeploy_llm.plugin_versions import api_problems
 
 NOTHING = ""
 
@@ -176,45 +178,78 @@ def test_unknown_blocked_name_is_warned_about(site, caplog):
         ("something-else>=999", False),
     ],
 )
-def test_version_mismatch(site, caplog, requires, is_told):
+def test_version_mismatch(site, requires, is_told):
     site.install("acme", NOTHING, version="7.5", requires=[requires])
-    warn_of_version_mismatch(discover().plugins[0])
-    assert len(caplog.records) == is_told
+    problems = discover().plugins[0].problems
+    assert len(problems) == is_told
     if is_told:
-        message = caplog.records[0].getMessage()
-        assert "plugin 'acme' (acme-llm 7.5) requires mmdeploy" in message
-        assert f"mmdeploy-llm {metadata.version('mmdeploy-llm')} is installed" in message
+        assert "it requires mmdeploy" in problems[0]
+        assert f"mmdeploy-llm {metadata.version('mmdeploy-llm')} is installed" in problems[0]
 
 
-def test_a_development_version_of_ours_counts_as_a_version(site, caplog, monkeypatch):
+def test_a_development_version_of_ours_counts_as_a_version(site, monkeypatch):
     site.install("acme", NOTHING, requires=["mmdeploy-llm>=0.5"])
     plugin = discover().plugins[0]
-    monkeypatch.setattr("mmdeploy_llm.hooks.discovery.metadata.version", lambda name: "1.0.dev3")
-    warn_of_version_mismatch(plugin)
-    assert caplog.records == []
+    monkeypatch.setattr("mmdeploy_llm.plugin_versions.metadata.version", lambda name: "1.0.dev3")
+    assert plugin.problems == ()
 
 
 def test_version_mismatch_is_reported_at_load_and_the_plugin_works(site, caplog, model_plugin):
-    site.install("acme", model_plugin(), requires=["mmdeploy-llm>=999"])
+    source = "MMDEPLOY_LLM_API = (99, 0)\n" + model_plugin()
+    site.install("acme", source, requires=["mmdeploy-llm>=999"])
     manager = PluginManager.load()
     assert [spec.name for spec in manager.models] == ["acme"]
     assert manager.failures == ()
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
+    requires, written = manager.plugins[0].warnings
+    assert requires.startswith("it requires mmdeploy-llm>=999")
+    assert written.startswith("it was written for version 99.0 of the plugin API, and this is 1.")
+    assert "plugin 'acme' (acme-llm 1.0): it requires" in caplog.text
 
 
-def test_unreadable_requirement_is_warned_about(site, caplog):
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (None, None),
+        (API_VERSION, None),
+        ((API_VERSION[0], 0), None),
+        (list(API_VERSION), None),
+        ((API_VERSION[0], API_VERSION[1] + 1), "install a newer mmdeploy-llm"),
+        ((API_VERSION[0] - 1, 99), "in which names were removed: install a newer version of the"),
+        ("1.0", "must be two numbers such as"),
+        ((1, "x"), "must be two numbers such as"),
+        (1, "must be two numbers such as"),
+    ],
+)
+def test_the_version_that_a_plugin_was_written_for(written, problem):
+    found = api_problems(types.SimpleNamespace(MMDEPLOY_LLM_API=written))
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]
+
+
+@pytest.mark.parametrize("named", [None, ("acme",)])
+def test_a_version_that_does_not_fit_is_told_with_the_failure(site, named):
+    """Of two faults both are told: the second is often the reason of the first."""
+    site.install("acme", "from mmdeploy_llm.hooks import Later", requires=["mmdeploy-llm>=999"])
+    try:
+        text = PluginManager.load(plugins=named).failures[0].error
+    except PluginLoadError as error:
+        text = str(error)
+    assert "cannot import name 'Later'" in text
+    assert "it requires mmdeploy-llm>=999" in text
+
+
+def test_unreadable_requirement_is_told(site):
     site.install("acme", NOTHING, requires=["mmdeploy-llm >>> 1"])
-    warn_of_version_mismatch(discover().plugins[0])
-    assert "cannot be read" in caplog.text
+    assert "cannot be read" in discover().plugins[0].problems[0]
 
 
-def test_without_an_installed_version_of_ours_nothing_is_compared(site, caplog, monkeypatch):
+def test_without_an_installed_version_of_ours_nothing_is_compared(site, monkeypatch):
     site.install("acme", NOTHING, requires=["mmdeploy-llm>=999"])
     plugin = discover().plugins[0]
 
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("mmdeploy_llm.hooks.discovery.metadata.version", missing)
-    warn_of_version_mismatch(plugin)
-    assert caplog.records == []
+    monkeypatch.setattr("mmdeploy_llm.plugin_versions.metadata.version", missing)
+    assert plugin.problems == ()

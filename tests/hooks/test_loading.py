@@ -33,7 +33,7 @@ BROKEN = {
     "bad argument": (
         "@hookimpl\ndef fetch_media(reference): return None",
         "register",
-        "PluginValidationError",
+        "fetch_media takes ref, limits, yours has reference",
     ),
     "default value": (
         "@hookimpl\ndef fetch_media(ref, limits=None): return None",

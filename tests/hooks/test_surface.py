@@ -4,20 +4,33 @@ surface.json records it. When something was added on purpose:
 
     python tests/hooks/test_surface.py
 
-writes the file anew; commit it with the change, and say in CHANGELOG.md what is new.
+writes the file anew, and raises API_VERSION where the policy says so; commit it with the change,
+and say in CHANGELOG.md what is new. released.json is the surface of the last release, with which
+API_VERSION is compared: `python tests/hooks/test_surface.py --release` makes it the present one.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import json
 import re
+import sys
+import types
 import warnings
 from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm.hooks import API_VERSION
+
 FILE = Path(__file__).with_name("surface.json")
+RELEASED = Path(__file__).with_name("released.json")
+VERSIONS = Path(__file__).parents[2] / "mmdeploy_llm" / "plugin_versions.py"
+BUMP = (
+    "API_VERSION in mmdeploy_llm/plugin_versions.py must be {wanted}: this is no longer the last "
+    "release, {old}, which {why}; `python tests/hooks/test_surface.py` sets it"
+)
 MODULES = (
     "mmdeploy_llm.attention.base",
     "mmdeploy_llm.errors",
@@ -149,6 +162,120 @@ def problems(recorded, found):
     return wrong
 
 
+def wanted_version(version, before, now):
+    """Returns the API version that the policy asks for, and why: a new major version for what is
+    gone or no longer what it was, a new minor one for what is new."""
+    broken = sorted(
+        name for name in before if name not in now or not is_compatible(before[name], now[name])
+    )
+    if broken:
+        return (version[0] + 1, 0), f"had {', '.join(broken)} as it was"
+    new = sorted(name for name in now if now[name] != before.get(name))
+    if new:
+        return (version[0], version[1] + 1), f"has not {', '.join(new[:5])}"
+    return tuple(version), ""
+
+
+def is_compatible(old, new):
+    """Whether who relies on the old signature, field or type can go on with the new one."""
+    if old == new:
+        return True
+    if old.startswith("(") and new.startswith("("):
+        return _takes_as_much(_arguments(old), _arguments(new))
+    before, now = old.removesuffix(" = ..."), new.removesuffix(" = ...")
+    lost_default = old != before and new == now
+    return not lost_default and " " not in now.replace(" | ", "|") and _parts(before) <= _parts(now)
+
+
+def _takes_as_much(old, new):
+    if old is None or new is None:
+        return False
+    by_name = {name for name, _, _ in new.named}
+    for index, (name, has_default, kind) in enumerate(old.positional):
+        if index >= len(new.positional) or new.positional[index][0] != name:
+            return False
+        if (has_default and not new.positional[index][1]) or not kind <= new.positional[index][2]:
+            return False
+    taken = {name for name, _, _ in new.positional} | by_name
+    added = [*new.positional[len(old.positional) :], *new.named]
+    known = {name for name, _, _ in (*old.positional, *old.named)}
+    return (
+        all(name in taken for name, _, _ in old.named)
+        and all(has_default for name, has_default, _ in added if name not in known)
+        and old.rest <= new.rest
+        and new.returns <= old.returns
+    )
+
+
+def _parts(text):
+    """Returns the types of a union."""
+    return frozenset(part.strip(" '") for part in text.split("|"))
+
+
+def _arguments(signature):
+    """Returns the arguments of a signature that was written as text, None if it is no Python."""
+    text = re.sub(r"<[^<>]*>", "...", signature)
+    try:
+        (function,) = ast.parse(f"def f{text}: ...").body
+    except SyntaxError:
+        return None
+    args = function.args
+
+    def kind(arg):
+        return frozenset() if arg.annotation is None else _parts(ast.unparse(arg.annotation))
+
+    plain = [*args.posonlyargs, *args.args]
+    num_required = len(plain) - len(args.defaults)
+    return types.SimpleNamespace(
+        positional=[(arg.arg, i >= num_required, kind(arg)) for i, arg in enumerate(plain)],
+        named=[
+            (arg.arg, default is not None, kind(arg))
+            for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+        ],
+        rest={name for name in ("vararg", "kwarg") if getattr(args, name) is not None},
+        returns=_parts(ast.unparse(function.returns)) if function.returns else frozenset(),
+    )
+
+
+def test_the_version_follows_the_policy():
+    """Additions since the last release raise the minor number, removals and changes the major."""
+    released = json.loads(RELEASED.read_text())
+    wanted, why = wanted_version(released["version"], released["surface"], surface())
+    old = tuple(released["version"])
+    assert wanted == API_VERSION, BUMP.format(wanted=wanted, old=old, why=why)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ({"a": "()"}, {"a": "()"}, (3, 4)),
+        ({"a": "()"}, {"a": "()", "b": "class"}, (3, 5)),
+        ({"a": "()", "b": "()"}, {"a": "()"}, (4, 0)),
+        ({"a": "()", "b": "()"}, {"a": "()", "c": "()"}, (4, 0)),
+        ({"a": "(x: 'int')"}, {"a": "(x: 'int', y: 'int' = 0)"}, (3, 5)),
+        ({"a": "(x: 'int')"}, {"a": "(x: 'int', *, y: 'int' = 0)"}, (3, 5)),
+        ({"a": "(x: 'int')"}, {"a": "(x: 'int', y: 'int')"}, (4, 0)),
+        ({"a": "(x: 'int')"}, {"a": "(y: 'int')"}, (4, 0)),
+        ({"a": "(x: 'int' = 0)"}, {"a": "(x: 'int')"}, (4, 0)),
+        ({"a": "(x, y)"}, {"a": "(y, x)"}, (4, 0)),
+        ({"a": "(x, *, y)"}, {"a": "(x)"}, (4, 0)),
+        ({"a": "(x: 'int')"}, {"a": "(x: 'int | str')"}, (3, 5)),
+        ({"a": "(x: 'int | str')"}, {"a": "(x: 'int')"}, (4, 0)),
+        ({"a": "() -> 'int'"}, {"a": "() -> 'int | None'"}, (4, 0)),
+        ({"a": "() -> 'int | None'"}, {"a": "() -> 'int'"}, (3, 5)),
+        ({"a": "(**more)"}, {"a": "()"}, (4, 0)),
+        ({"a": "(x=<object>)"}, {"a": "(x=<object>, y=1)"}, (3, 5)),
+        ({"f": "int"}, {"f": "int = ..."}, (3, 5)),
+        ({"f": "int = ..."}, {"f": "int"}, (4, 0)),
+        ({"f": "int = ..."}, {"f": "int | None = ..."}, (3, 5)),
+        ({"f": "class"}, {"f": "()"}, (4, 0)),
+        ({"e": "MediaError 413"}, {"e": "MediaError 400"}, (4, 0)),
+    ],
+)
+def test_what_the_policy_asks_for(old, new, wanted):
+    assert wanted_version((3, 4), old, new)[0] == wanted
+
+
 def test_nothing_was_removed_changed_or_added_by_accident():
     wrong = problems(json.loads(FILE.read_text()), surface())
     assert not wrong, "\n\n".join(wrong)
@@ -179,6 +306,19 @@ def test_each_difference_says_what_to_do(old, new, message):
     assert re.search(message, found)
 
 
+def record(words):
+    """Writes the surface, and the version that the policy asks for; --release: as a new start."""
+    found = surface()
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+    if "--release" in words:
+        content = {"version": API_VERSION, "surface": found}
+        RELEASED.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    released = json.loads(RELEASED.read_text())
+    wanted, why = wanted_version(released["version"], released["surface"], found)
+    text = VERSIONS.read_text()
+    VERSIONS.write_text(re.sub(r"(?m)^API_VERSION = \([^)]*\)", f"API_VERSION = {wanted}", text))
+    print(f"{FILE.name}: {len(found)} entries; API_VERSION = {wanted} {why}")
+
+
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(surface(), indent=1) + "\n")
-    print(f"{FILE.name}: {len(surface())} entries")
+    record(sys.argv[1:])

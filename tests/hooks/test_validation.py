@@ -142,3 +142,49 @@ def test_duplicate_within_one_plugin(site, hook, specs, claim):
     site.install("twice", f"@hookimpl\ndef {hook}():\n    return [{specs}]\n")
     (failure,) = PluginManager.load().failures
     assert f"{hook} returns {claim} twice" in failure.error
+
+
+WRONG_HOOKS = {
+    "def on_step(stat): ...": "on_step takes stats, yours has stat",
+    "def fetch_media(self, limit): ...": "fetch_media takes ref, limits, yours has self, limit",
+    "def provide_models(config): ...": "provide_models takes no arguments, yours has config",
+    "def on_step(stats=None): ...": "on_step has default values for stats; remove them",
+    "def on_step(*, stats): ...": "on_step takes its arguments by position; remove the *",
+    "async def on_step(stats): ...": "on_step is asynchronous; hooks are called, not awaited",
+    "def on_stop(): ...": "there is no hook 'on_stop'",
+}
+
+
+@pytest.mark.parametrize("source", WRONG_HOOKS)
+def test_a_wrong_hook_names_what_is_right(site, source):
+    site.install("odd", f"@hookimpl\n{source}")
+    (failure,) = PluginManager.load().failures
+    assert (failure.phase, WRONG_HOOKS[source] in failure.error) == ("register", True)
+
+
+def test_arguments_that_take_anything_are_no_fault(site):
+    """They get nothing; the documented ones come by name."""
+    site.install("odd", "@hookimpl\ndef on_step(stats, *rest, **more): assert not (rest or more)")
+    manager = PluginManager.load()
+    manager.notify("on_step", stats=1)
+    assert manager.failures == ()
+
+
+def test_of_several_faults_all_are_told(site):
+    site.install("odd", "\n".join(f"@hookimpl\n{each}" for each in list(WRONG_HOOKS)[1:3]))
+    (failure,) = PluginManager.load().failures
+    assert all(text in failure.error for text in list(WRONG_HOOKS.values())[1:3])
+    specs = "ModelSpec(name='', architectures='A', factory='f'), ModelSpec(name='b', media='x'"
+    site.install(
+        "specs",
+        f"""
+        @hookimpl
+        def provide_models(): return [{specs}, architectures=('B',), factory='a:b')]
+        @hookimpl
+        def provide_tool_parsers(): return 1
+        """,
+    )
+    with pytest.raises(PluginLoadError) as found:
+        PluginManager.load(plugins=("specs",))
+    for text in ("name must", "architectures must", "factory must", "media must", "an iterable"):
+        assert text in str(found.value)

@@ -12,6 +12,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 from mmdeploy_llm.testing import (
+    FetcherConformance,
     LogitsExample,
     LogitsProcessorConformance,
     ParserExample,
@@ -28,6 +29,11 @@ toolbox = importlib.import_module("toolbox")
 
 class TestPlugin(PluginConformance):
     plugin = "toolbox"
+
+
+class TestFetcher(FetcherConformance):
+    plugin = "toolbox"
+    serves = {"shelf://picture-1.png": (EXAMPLES / "images/picture-1.png").read_bytes()}  # noqa: RUF012
 
 
 class TestBan(LogitsProcessorConformance):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm.plugin_checks import fresh
-from mmdeploy_llm.plugin_checks.plugins import PluginSubject
+from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
 from mmdeploy_llm.testing import PluginConformance, check_plugin
 
 ROOT = Path(__file__).parents[2]

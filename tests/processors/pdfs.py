@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Mapping, Sequence
+
+PADDING = bytes.fromhex("28bf4e5e4e758a4164004e56fffa01082e2e00b6d0683e802f0ca9fe6453697a")
 
 
 def write_pdf(objects: Mapping[int, bytes], *, trailer: bytes = b"/Root 1 0 R") -> bytes:
@@ -52,3 +56,42 @@ def simple_pdf(
         shown = b" ".join(b"(%b) Tj 0 -14 Td" % line.encode() for line in lines)
         objects[own + 1] = stream(b"q %b Q BT /F1 12 Tf 30 60 Td 0 g %b ET" % (drawing, shown))
     return write_pdf(objects)
+
+
+def encrypted_pdf(password: bytes, text: str) -> bytes:
+    """Returns a document of one page that is encrypted with RC4 and 40 bits (V 1, R 2)."""
+    number, rights = b"0123456789abcdef", struct.pack("<i", -44)
+    user = (password + PADDING)[:32]
+    owner = _rc4(hashlib.md5((b"owner" + PADDING)[:32]).digest()[:5], user)
+    key = hashlib.md5(user + owner + rights + number).digest()[:5]
+    of_stream = hashlib.md5(key + struct.pack("<I", 5)[:3] + bytes(2)).digest()[:10]
+    content = b"BT /F1 12 Tf 30 60 Td (%b) Tj ET" % text.encode()
+    page = b"<< /Parent 2 0 R /MediaBox [0 0 200 100] /Contents 5 0 R /Resources 6 0 R >>"
+    objects = {
+        1: b"<< /Type /Catalog /Pages 2 0 R >>",
+        2: b"<< /Type /Pages /Kids [4 0 R] /Count 1 >>",
+        3: b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        4: page,
+        5: stream(_rc4(of_stream, content)),
+        6: b"<< /Font << /F1 3 0 R >> >>",
+    }
+    values = tuple(value.hex().encode() for value in (number, number, owner, _rc4(key, PADDING)))
+    return write_pdf(
+        objects,
+        trailer=b"/Root 1 0 R /ID [<%b> <%b>] "
+        b"/Encrypt << /Filter /Standard /V 1 /R 2 /O <%b> /U <%b> /P -44 >>" % values,
+    )
+
+
+def _rc4(key: bytes, data: bytes) -> bytes:
+    state, j = list(range(256)), 0
+    for i in range(256):
+        j = (j + state[i] + key[i % len(key)]) % 256
+        state[i], state[j] = state[j], state[i]
+    out, i, j = bytearray(), 0, 0
+    for value in data:
+        i = (i + 1) % 256
+        j = (j + state[i]) % 256
+        state[i], state[j] = state[j], state[i]
+        out.append(value ^ state[(state[i] + state[j]) % 256])
+    return bytes(out)

@@ -10,7 +10,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import ImageDecoder
 from mmdeploy_llm.page_ranges import parse_pages
 
-from .pdfs import simple_pdf, write_pdf
+from .pdfs import encrypted_pdf, simple_pdf, stream, write_pdf
 
 LIMITS = MediaLimits()
 RED = (255, 0, 0)
@@ -141,6 +141,51 @@ def test_a_damaged_page_leaves_the_others(splitter):
     assert pixels_of(pages[0]).shape == (100, 200, 3)
     with pytest.raises(MediaError, match=r"page 2 .*damaged"):
         pixels_of(pages[1])
+
+
+@pytest.mark.parametrize("kind", [b"JPXDecode", b"JBIG2Decode"])
+def test_a_page_whose_picture_is_broken_is_no_blank_page(splitter, kind):
+    """PDFium leaves such a picture out."""
+
+    def scan(data, more=b""):
+        more += b" /Type /XObject /Subtype /Image /Width 9 /Height 9 /BitsPerComponent 8"
+        page = (
+            b"<< /Parent 2 0 R /MediaBox [0 0 99 99] /Contents 4 0 R "
+            b"/Resources << /XObject << /I 5 0 R >> >> >>"
+        )
+        return write_pdf(
+            {
+                1: b"<< /Pages 2 0 R >>",
+                2: b"<< /Kids [3 0 R] /Count 1 >>",
+                3: page,
+                4: stream(b"q 99 0 0 99 0 0 cm /I Do Q"),
+                5: stream(data, more + b" /ColorSpace /DeviceGray"),
+            }
+        )
+
+    [page] = splitter.split(scan(b"nonsense" * 9, b"/Filter /" + kind), {}, LIMITS)
+    with pytest.raises(MediaError, match="page 1 is blank: its picture"):
+        pixels_of(page)
+    [page] = splitter.split(scan(b"\xff" * 81), {}, LIMITS)  # a page without text, scanned
+    assert pixels_of(page).min() == 255
+
+
+def test_a_number_of_pages_that_is_a_lie(splitter):
+    blob = simple_pdf(["one"]).replace(b"/Count 1", b"/Count 90000")
+    with pytest.raises(MediaError, match="says that it has 90000 pages, of which 1 can be read"):
+        splitter.split(blob, {}, LIMITS)
+    assert len(splitter.split(blob, {"pages": "1"}, LIMITS)) == 1
+
+
+def test_a_document_that_is_encrypted(splitter):
+    """RC4 with 40 bits, as the specification's first version has it, with the password "user"."""
+    blob = encrypted_pdf(b"user", "secret words")
+    with pytest.raises(MediaError, match="needs a password; give it as the option password"):
+        splitter.split(blob, {}, LIMITS)
+    with pytest.raises(MediaError, match="the password is a wrong one"):
+        splitter.split(blob, {"password": "no"}, LIMITS)
+    assert splitter.split(blob, {"password": "user"}, LIMITS).text(0) == "secret words"
+    assert splitter.split(encrypted_pdf(b"", "words"), {}, LIMITS).text(0) == "words"
 
 
 def test_what_is_wrong_with_the_options_is_told(splitter):

@@ -37,6 +37,13 @@ def test_documents_have_their_pages_in_order(tmp_path):
     ]
 
 
+def test_a_summary_does_not_name_thousands_of_documents(tmp_path):
+    records = [record(f"{n}.pdf", 1, pages=1, **FAILED) for n in range(30)]
+    lines = write_folder(tmp_path, records, is_marked=True).lines(tmp_path)
+    assert len(lines) == 22
+    assert lines[-1] == "  and 10 more, each of which says so in its Markdown"
+
+
 def test_a_page_that_was_cut_off_says_so(tmp_path):
     cut = record("a.pdf", 1, "wor", outcome="truncated", outcome_reason="max_tokens was reached")
     write_folder(tmp_path, [cut, record("a.pdf", 2, "b")], is_marked=True)

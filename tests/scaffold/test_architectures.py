@@ -6,7 +6,7 @@ import pytest
 
 from mmdeploy_llm import ConfigError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
-from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
+from mmdeploy_llm.plugin_versions import OUR_DISTRIBUTION
 from mmdeploy_llm.scaffold import architectures
 
 README = Path(__file__).parents[2] / "plugins" / "README.md"

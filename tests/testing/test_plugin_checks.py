@@ -9,7 +9,8 @@ from mmdeploy_llm.errors import PluginLoadError
 from mmdeploy_llm.hooks.registry import PluginRegistry
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.plugin_checks.arguments import example_arguments
-from mmdeploy_llm.plugin_checks.plugins import CHECKS, PluginSubject
+from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
+from mmdeploy_llm.plugin_checks.plugins import CHECKS
 from mmdeploy_llm.testing import check_plugin
 
 NAMES = [check.__name__ for check in CHECKS]
@@ -74,6 +75,11 @@ BROKEN = [
         PARSER.format(name="kit-made-up", factory="mmdeploy_llm.testing.fakes:NoSuchParser"),
         {"factories_can_be_imported"},
         "NoSuchParser.*cannot be imported.*; correct the spec's `factory`",
+    ),
+    (
+        f"MMDEPLOY_LLM_API = (99, 0)\n{GOOD}",
+        {"fits_the_installed_version"},
+        "was written for version 99.0 of the plugin API",
     ),
     (
         "@hookimpl\ndef on_step(stats):\n    print(stats.no_such_count)",

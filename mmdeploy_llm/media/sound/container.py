@@ -90,6 +90,8 @@ def _stream(container: InputContainer) -> AudioStream:
     found = container.streams.best("audio")
     if found is None:
         kinds: list[str] = sorted({stream.type for stream in container.streams}) or ["nothing"]
+        if "audio" in kinds:
+            raise MediaError("the file's sound track says no channels or rate that can be used")
         raise UnsupportedMediaError(
             f"the file has no sound in it, only {', '.join(kinds)}; give a sound, or remove the "
             "item"

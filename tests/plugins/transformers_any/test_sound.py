@@ -1,6 +1,8 @@
 """Families with sounds answer as transformers does: its processor's ids, its generate's tokens."""
 
 import base64
+import json
+import shutil
 from functools import cached_property
 
 import numpy as np
@@ -9,9 +11,10 @@ import torch
 import transformers
 from mmdeploy_llm_plugins.transformers_media.sound.extractors import GraniteSpeechFeatureExtractor
 from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
+from safetensors.torch import save_file
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import CheckpointError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.tiny import write_family
 from tests.media.sound_files import wav16
@@ -257,3 +260,38 @@ def test_forms_of_one_sound_in_a_prompt(reference_of, tmp_path):
         (chat,) = llm.chat([{"role": "user", "content": content}], GREEDY)
     assert [output.error_msg for output in (*outputs, chat)] == [None] * 8
     assert len({tuple(output.outputs.token_ids) for output in outputs}) == 1
+
+
+@pytest.mark.full
+def test_the_adapter_of_granite_speech_is_merged(reference_of, tmp_path, caplog):
+    """Its answers are those of weights that hold it; what is no plain LoRA is refused."""
+    source, folder = reference_of("granite_speech"), tmp_path / "with_adapter"
+    shutil.copytree(source.folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "has_lora_adapter": True}))
+    layer, generator = "language_model.model.layers.1.self_attn.q_proj", torch.Generator()
+    halves = {
+        f"base_model.model.{layer}.lora_A.weight": torch.randn(2, 64, generator=generator),
+        f"base_model.model.{layer}.lora_B.weight": torch.randn(64, 2, generator=generator) / 4,
+    }
+    save_file(halves, folder / "adapter_model.safetensors")
+    adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    merged = Reference("granite_speech", source.folder)
+    weight = merged.model.model.language_model.layers[1].self_attn.q_proj.weight
+    first, second = halves.values()
+    weight.data += 2 * second @ first
+    prompt = {"prompt": f"x {merged.marker} y", "multimodal_data": {"audio": given(sound(1.0))}}
+    with open_llm(folder) as llm:
+        (output,) = llm.generate(prompt, GREEDY)
+    assert "is merged: prompts without sounds use it too" in caplog.text
+    _, tokens, scores = merged.generate(prompt["prompt"], [sound(1.0)])
+    assert list(output.outputs.token_ids) == tokens
+    pairs = zip(output.outputs.logprobs, tokens, strict=True)
+    assert [entry[token].logprob for entry, token in pairs] == pytest.approx(scores, abs=1e-4)
+    (folder / "adapter_config.json").write_text(json.dumps({**adapter, "use_dora": True}))
+    with pytest.raises(CheckpointError, match="only a plain LoRA can be merged, found use_dora"):
+        open_llm(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    open_llm(folder).close()
+    assert "answers about sounds will be worse" in caplog.text

@@ -7,12 +7,16 @@ from functools import partial
 from typing import Any
 
 from mmdeploy_llm.errors import PluginConflictError
-
-from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
-from .logits import LogitsProcessorSpec
-from .manager import PluginManager
-from .records import Spec
-from .selection import ANY_MODEL
+from mmdeploy_llm.hooks import (
+    LogitsProcessorSpec,
+    MediaProcessorSpec,
+    ModelSpec,
+    PluginManager,
+    ReasoningParserSpec,
+    ToolParserSpec,
+)
+from mmdeploy_llm.hooks.records import Spec
+from mmdeploy_llm.hooks.selection import ANY_MODEL
 
 Winner = Callable[[], Spec | None]
 
