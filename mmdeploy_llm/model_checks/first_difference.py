@@ -80,8 +80,8 @@ def _difference(pair: Pair, found: Seen, expected: Seen, tolerance: float) -> st
 
 def _of_weights(pair: Pair) -> str:
     """Says how the weights differ, where they do."""
-    mine, theirs = pair.mine.weight.detach()[pair.rows], pair.theirs.weight.detach()
-    mine, theirs = mine.float(), theirs.float()
+    mine: Tensor = pair.mine.get_parameter("weight").detach()[pair.rows].float()
+    theirs: Tensor = pair.theirs.get_parameter("weight").detach().float()
     if mine.shape == theirs.shape and torch.equal(mine, theirs):
         return "; the weights are the same: look at its bias, epsilon, scale or activation"
     if mine.dim() == 2 and mine.shape == theirs.T.shape and torch.equal(mine, theirs.T):
@@ -132,10 +132,10 @@ def _pairs(model: Any, reference: nn.Module) -> Iterator[Pair]:
         key = name + WEIGHT
         if not isinstance(getattr(module, "weight", None), Tensor):
             continue
-        targets = model.weight_targets(key) or ()
+        targets: tuple[Any, ...] = model.weight_targets(key) or ()
         if len(targets) != 1:
             continue
-        (target,) = targets
+        target = targets[0]
         own = target.name.removesuffix(WEIGHT)
         is_whole = target.index is None and target.source is None
         if is_whole and own in modules and id(module) not in seen:
@@ -166,4 +166,5 @@ def _flat(value: Any) -> Tensor | None:
         return None
     if value.dim() > 2 and value.shape[0] == 1:
         value = value[0]
-    return value.detach().float().flatten(1).clone()  # models add to it in place
+    found: Tensor = value.detach().float().flatten(1).clone()  # models add to it in place
+    return found
