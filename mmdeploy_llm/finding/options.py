@@ -76,9 +76,13 @@ class FindingOptions:
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise ConfigError("exclude must be a pattern such as '*.tmp', or a list of patterns")
         listed = values.pop("skipped", None)
+        kinds = values.pop("kinds", None)
+        chosen = () if kinds is None else tuple(given_kinds(kinds))
+        if kinds is not None and not chosen:
+            raise ConfigError("kinds names no kind of media; leave it out to read all of them")
         return cls(
             exclude=patterns,
-            kinds=tuple(given_kinds(values.pop("kinds", None) or ())),
+            kinds=chosen,
             skipped=None if listed is None else Path(listed),
             **values,
         )

@@ -160,8 +160,12 @@ def _settings() -> dict[str, Any]:
     found: dict[str, Any] = {
         **_torch_settings(),
         "random's state": random.getstate(),
-        # Libraries add filters for categories of their own.
-        "warnings.filters": [it for it in warnings.filters if it[2].__module__ == "builtins"],
+        # Libraries add filters for categories of their own, and numpy for messages about itself.
+        "warnings.filters": [
+            it
+            for it in warnings.filters
+            if it[2].__module__ == "builtins" and "numpy" not in getattr(it[1], "pattern", "")
+        ],
         "sys.path": list(sys.path),
         "sys.getrecursionlimit()": sys.getrecursionlimit(),
         "sys.excepthook": sys.excepthook,

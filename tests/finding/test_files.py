@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from mmdeploy_llm.datasets.names import natural_key
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.skipped import Skip, Skipped
+from mmdeploy_llm.finding.wanted import Wanted
 
 
 def names(found):
@@ -190,3 +192,42 @@ def test_what_is_skipped_is_named_with_plurals_and_junk_comes_last():
         "(heif reads it), 9 Thumbs.db, 3 hidden files, 5 of 3 other kinds "
         "(--skipped FILE lists all)"
     )
+
+
+def test_kinds_are_chosen_and_what_a_model_does_not_take_is_told(tmp_path, png, kinds_of):
+    sketch = {"kind": "sketch", "suffixes": (".sketch",), "first_bytes": (b"SKETCH",)}
+    table = kinds_of(sketch)
+    for name, data in (
+        ("a.png", png),
+        ("b.sketch", b"SKETCH"),
+        ("c.dat", b"SKETCH"),
+        ("d.wav", b""),
+    ):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "e.png").write_bytes(png)
+    asked = []
+
+    def accepted():
+        asked.append(True)
+        return ("image", "video")
+
+    def find(path=tmp_path, **options):
+        return find_media([str(path)], wanted=Wanted(table=table, **options))
+
+    assert names(find()) == ["a.png", "b.sketch", "c.dat", "d.wav"]
+    assert names(find(tmp_path / "only", accepted=accepted)) == ["e.png"]
+    assert not asked  # a folder of pictures needs no files of the model
+    found = find(accepted=accepted)
+    assert names(found) == ["a.png"]
+    words = "1 .sketch (this model takes no sketch)", "1 sketch named .dat (this model takes no"
+    assert all(own in found.skipped.text for own in words)
+    assert names(find(chosen=("sketch",))) == ["b.sketch", "c.dat"]
+    assert names(find(tmp_path / "d.wav", accepted=accepted)) == ["d.wav"]  # its own error tells
+    with pytest.raises(ConfigError, match="this model takes no sketch, which kinds asks for"):
+        find(chosen=("sketch",), accepted=accepted)
+    with pytest.raises(ConfigError, match="did you mean 'sketch'"):
+        find(chosen=("skech",))
+    with pytest.raises(ConfigError, match="kinds names no kind"):
+        FindingOptions.given({"kinds": " , "})
+    assert FindingOptions.given({"kinds": "image, audio"}).kinds == ("image", "audio")

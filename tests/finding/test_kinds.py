@@ -160,3 +160,15 @@ def test_kinds_of_plugins_are_found_as_images_are(tmp_path, kinds_of, name, data
     (tmp_path / name).write_bytes(data)
     found = kind_of(str(tmp_path / name), False, kinds_of(SKETCH, NOTES))
     assert (found.kind if isinstance(found, Media) else found.label) == kind
+
+
+@pytest.mark.parametrize(("first_bytes", "kind"), [((), "image"), ((b"\xff\xd8\xff",), "mine")])
+def test_a_plugin_that_claims_a_suffix_of_pictures_leaves_them_what_they_are(
+    tmp_path, kinds_of, first_bytes, kind
+):
+    """Unless it claims their first bytes too."""
+    (tmp_path / "a.jpg").write_bytes(made("JPEG"))
+    own = {"kind": "mine", "suffixes": (".jpg",), "first_bytes": first_bytes}
+    assert kind_of(str(tmp_path / "a.jpg"), False, kinds_of(own)).kind == kind
+    (tmp_path / "b.png").write_bytes(made("JPEG"))
+    assert kind_of(str(tmp_path / "b.png"), False, kinds_of(own)).kind == "image"

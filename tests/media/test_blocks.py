@@ -4,9 +4,10 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import (
     PatchOptions,
@@ -45,6 +46,23 @@ def test_one_image_is_decoded_in_a_process_that_ends():
     found = decode_image(png(image), MediaLimits(isolation="process"))
     assert found.image.tobytes() == image.tobytes()
     assert found.digest == decode_image(png(image)).digest
+
+
+def test_arrays_and_tensors_of_unusual_memory():
+    """Values in the other byte order; a conjugated tensor is refused as complex ones are."""
+    values = np.array([[0, 257], [65535, 128]], np.uint16)
+    swapped = decode_image(values.astype(">u2")).image
+    assert swapped.tobytes() == decode_image(values).image.tobytes()
+    floats = np.array([[0, 0.5]], ">f4")
+    assert (
+        decode_image(floats).image.tobytes() == decode_image(floats.astype("<f4")).image.tobytes()
+    )
+    complex_numbers = torch.ones(3, 4, 4, dtype=torch.complex64)
+    for tensor in (complex_numbers, complex_numbers.conj()):
+        with pytest.raises(UnsupportedMediaError, match="dtype complex64 is not accepted"):
+            decode_image(tensor)
+    negative = complex_numbers.conj().imag  # a view whose values are negated when they are read
+    assert decode_image(negative).image.getpixel((0, 0)) == (0, 0, 0)
 
 
 def test_patch_rows_and_planes_have_the_same_values():

@@ -1,12 +1,13 @@
 """InternVL and PDF documents as plugins of one file that an outsider could have written: they pass
 the kit and compute what transformers does."""
 
-import sys
+import json
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
+import transformers
 from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
@@ -23,15 +24,16 @@ from mmdeploy_llm.testing import (
     MediaProcessorConformance,
     ModelConformance,
     ModelVariantConformance,
-    PluginConformance,
 )
+from mmdeploy_llm.testing.check import check_plugin
+from mmdeploy_llm.tiny import write_family
+from tests.plugins.transformers_any.sound_families import FAMILIES, WHISPER, sound
 
 PLUGINS = Path(__file__).parents[2] / "examples" / "plugins"
-sys.path.append(str(PLUGINS))
-internvl, pdf, square = (
-    load_file(PLUGINS / f"{name}.py") for name in ("internvl", "pdf", "picture")
-)
-MAX_LINES = {"internvl": 180, "pdf": 80, "picture": 40}
+NAMES = ("internvl", "pdf", "picture", "qwen2_audio")
+internvl, pdf, square, heard = (load_file(PLUGINS / f"{name}.py") for name in NAMES)
+MAX_LINES = {"internvl": 180, "pdf": 80, "picture": 40, "qwen2_audio": 120}
+LONG = {**WHISPER, "chunk_length": 30}
 TILES = {
     "text": (),
     "one image": ((1, 4, 4),),
@@ -39,13 +41,17 @@ TILES = {
 }
 
 
-@pytest.mark.parametrize("name", MAX_LINES)
-def test_the_file_is_short(name):
-    assert len((PLUGINS / f"{name}.py").read_text().splitlines()) <= MAX_LINES[name]
-
-
-class TestInternVLPlugin(PluginConformance):
-    plugin = "internvl"
+@pytest.mark.parametrize(
+    # A process that imports torch for each.
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] * (name != "picture")) for name in MAX_LINES],
+)
+def test_the_file_is_short_and_keeps_the_contract_of_plugins(name):
+    file = PLUGINS / f"{name}.py"
+    assert len(file.read_text().splitlines()) <= MAX_LINES[name]
+    verdicts = [verdict for verdict in check_plugin(str(file)) if not verdict.subject]
+    assert [verdict for verdict in verdicts if verdict.outcome == "fail"] == []
+    assert any(verdict.outcome == "pass" for verdict in verdicts)
 
 
 class TestInternVL(ModelVariantConformance):
@@ -149,10 +155,6 @@ def test_answers_are_those_of_the_built_in_plugin(references):
     assert answers[0] == answers[1]
 
 
-class TestPDFPlugin(PluginConformance):
-    plugin = "pdf"
-
-
 class TestPages:
     """Pages are lazy, right and bounded."""
 
@@ -203,10 +205,6 @@ class TestPages:
             decode_image(parts[0].source, MediaLimits(max_pixels=1000))
 
 
-class TestPicturePlugin(PluginConformance):
-    plugin = "picture"
-
-
 class TestPicture(MediaProcessorConformance):
     spec = square.provide_media_processors()[0]
     other_options = ({"max_side": 70}, {"patch_size": 7})
@@ -215,3 +213,43 @@ class TestPicture(MediaProcessorConformance):
     @classmethod
     def checkpoint(cls, folder):
         return Checkpoint(folder=folder, config=None, preprocessor={"patch_size": 16})
+
+
+@pytest.fixture(scope="module")
+def qwen2_audio(tmp_path_factory):
+    """A tiny checkpoint of Qwen2-Audio."""
+    return write_family(FAMILIES["qwen2_audio"], tmp_path_factory.mktemp("qwen2_audio"))
+
+
+class TestQwen2AudioSounds(MediaProcessorConformance):
+    spec = heard.provide_media_processors()[0]
+    item_options = ({"start": 0.1}, {"end": 0.2})
+
+    @classmethod
+    def checkpoint(cls, folder):
+        (folder / "preprocessor_config.json").write_text(json.dumps(LONG))
+        return Checkpoint(folder=folder, config=None, preprocessor=LONG)
+
+
+def test_answers_about_sounds_are_those_of_transformers(qwen2_audio):
+    """Two sounds of different lengths: ids of the prompt, and tokens of the answer."""
+    sounds = [sound(seconds, seed) for seconds, seed in ((0.7, 1), (1.5, 2))]
+    folder, marker = str(qwen2_audio), "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    text = f"Compare {marker} and {marker}:"
+    kind = transformers.Qwen2AudioForConditionalGeneration
+    model = kind.from_pretrained(folder, attn_implementation="eager").eval()
+    processor = transformers.Qwen2AudioProcessor.from_pretrained(folder)
+    made = processor(text=[text], audio=sounds, sampling_rate=16_000, return_tensors="pt")
+    with torch.inference_mode():
+        expected = model.generate(**made, max_new_tokens=6, do_sample=False, eos_token_id=None)[0]
+    options = {"limit_mm_per_prompt": {"audio": 2}, "dtype": "float32", "use_warmup": False}
+    files = (str(PLUGINS / "qwen2_audio.py"),)
+    with LLM(folder, quiet=True, plugin_files=files, **options) as llm:
+        prompt = {
+            "prompt": text,
+            "multimodal_data": {"audio": [(samples, 16_000) for samples in sounds]},
+        }
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        (output,) = llm.generate(prompt, params, use_tqdm=False)
+    assert output.error_msg is None
+    assert [*output.prompt_token_ids, *output.outputs.token_ids] == expected.tolist()

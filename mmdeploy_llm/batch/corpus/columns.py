@@ -15,6 +15,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.kinds import kind_of_bytes
 from mmdeploy_llm.finding.wanted import check_kinds
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.template import MAX_NAME, Template, shown
 from mmdeploy_llm.sidecars.places import IN_QUESTION
 
@@ -102,6 +103,10 @@ class Column:
     kind: str
     name: str
 
+    def __str__(self) -> str:
+        noun = f"{self.kind}s" if self.kind in MEDIA_KINDS else self.kind
+        return f"{noun}: column {self.name!r}"
+
 
 def check_columns(
     columns: Sequence[str], options: ColumnOptions, templates: Iterable[Template]
@@ -149,7 +154,7 @@ def detect(
         raise ConfigError(
             f"several columns have media: {shown(found)}; choose with --image-column, "
             "--video-column or --audio-column (in Python image_column, ...), or several with "
-            f"--media-column {next(iter(found.values())).kind}=NAME (media_column)"
+            f"--media-column {next(iter(found.values())).kind}=NAME"
         )
     return tuple(found.values())
 

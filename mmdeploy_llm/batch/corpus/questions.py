@@ -93,7 +93,7 @@ class QuestionReader:
         elif not self._media:
             return ""
         else:
-            found = ", ".join(f"{own.kind}s: column {own.name!r}" for own in self._media)
+            found = ", ".join(map(str, self._media))
         return found if self._is_found else f"{found} (found in the first rows)"
 
     def read(self, row: Row | BadItem) -> Item | BadItem:

@@ -74,11 +74,13 @@ def _numpy(source: Any) -> np.ndarray:
         raise UnsupportedMediaError(
             "a sparse, quantized or meta tensor is not an image; give a plain one"
         )
-    tensor: torch.Tensor = source.detach().cpu()
+    tensor: torch.Tensor = source.detach().cpu().resolve_conj().resolve_neg()
     return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
 
 
 def _to_uint8(values: np.ndarray) -> np.ndarray:
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
     if values.dtype == np.uint8:
         return values
     if values.dtype == np.bool_:

@@ -288,3 +288,36 @@ def test_a_bad_row_keeps_its_id(tmp_path, bad):
     items = list(open_source(tmp_path / "a.csv", SamplingParams(), Selection()))
     assert [item.id for item in items] == ["a", "b", "c"]
     assert [isinstance(item, BadItem) for item in items] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ({"drawing": b"SKETCH 1"}, "sketch"),
+        ({"it": {"bytes": b"SKETCH 1", "path": None}}, "sketch"),
+        ({"it": {"bytes": None, "path": "a.sketch"}}, "sketch"),
+        ({"SKETCH": "a/b.x"}, "sketch"),
+        ({"audio": "a dog barks"}, None),  # a text
+        ({"audio": "my sounds/a dog.wav"}, "audio"),
+        ({"audio": "https://a.org/?id=1"}, "audio"),
+    ],
+)
+def test_columns_of_kinds_of_plugins_are_found(kinds_of, values, kind):
+    first = (b"SKETCH",)
+    own = {
+        "kind": "sketch",
+        "suffixes": (".sketch",),
+        "columns": ("drawing",),
+        "first_bytes": first,
+    }
+    found = detect([values], kinds_of(own))
+    assert [column.kind for column in found] == ([kind] if kind else [])
+
+
+def test_a_sound_that_datasets_has_decoded_keeps_its_rate(source):
+    array = {"path": "a.wav", "array": [0.0, 0.5], "sampling_rate": 8000}
+    options = ColumnOptions.given({"audio_column": "it", "media_column": {"audio": ["more"]}})
+    assert [column.name for column in options.media_columns] == ["it", "more"]
+    (item,) = source([{"it": array}], audio="it")
+    assert content(item)[0]["audio"] == {"audio": [0.0, 0.5], "sampling_rate": 8000}
+    assert [media.kind for media in item.media] == ["audio"]
