@@ -31,7 +31,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a module received and returned at its first call, [tokens, values]."""
+    """Holds what a module received and returned at its first call, [tokens, values]."""
 
     given: Tensor | None
     returned: Tensor | None
