@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
 
 import option_tables  # noqa: E402
+import surface_pages  # noqa: E402
 
 PAGES = {  # page of the site -> file of the repository
     "index.md": "README.md",
@@ -135,7 +136,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fills the tables of options and mends the links."""
-    relinked: str = config.extra["site"].relink(option_tables.fill(markdown), page.file.src_uri)
+    filled = surface_pages.fill(option_tables.fill(markdown))
+    relinked: str = config.extra["site"].relink(filled, page.file.src_uri)
     return relinked
 
 

@@ -474,7 +474,7 @@ def unpacked_folders(root: Path) -> list[str]:
 
 
 def untested_hooks(root: Path) -> list[str]:
-    """Every hook has a test named test_hook_<name> and a heading in plugins/README.md."""
+    """Every hook has a test named test_hook_<name> and a heading in docs/plugin_reference.md."""
     specs = Source(root, root / "mmdeploy_llm/hooks/specs.py").syntax
     hooks = [
         node.name
@@ -487,7 +487,7 @@ def untested_hooks(root: Path) -> list[str]:
         for node in ast.walk(source.syntax)
         if isinstance(node, ast.FunctionDef)
     }
-    readme = (root / "plugins/README.md").read_text()
+    readme = (root / "docs/plugin_reference.md").read_text()
     wrong = [f"hook {hook} has no test" for hook in hooks if f"test_hook_{hook}" not in tests]
     wrong += [f"hook {hook} has no heading" for hook in hooks if f"\n### `{hook}(" not in readme]
     return wrong if hooks else ["specs.py has no hooks"]
@@ -591,7 +591,7 @@ GOOD = {
     "plugins/one/tiny.py": "from mmdeploy_llm.tiny import Family\n",
     "processors/__init__.py": "",
     "processors/image/__init__.py": "import av\nfrom PIL import Image\n",
-    "plugins/README.md": "# Plugins\n\n### `hook() -> None`\n",
+    "docs/plugin_reference.md": "# Plugins\n\n### `hook() -> None`\n",
     "tests/hooks/test_hooks.py": "def test_hook_hook(): ...\n",
     "pyproject.toml": (
         "[tool.setuptools]\npackages = ['mmdeploy_llm', 'mmdeploy_llm.hooks', "
@@ -655,7 +655,7 @@ BAD = [  # rule, changed file, its text, what must be found
     (hard_words, ONE, "x = 1  # the row behind it", "model.py:1: says 'behind'"),
     (unpacked_folders, "plugins/two/model.py", "", "mmdeploy_llm_plugins.two is not listed"),
     (unpacked_folders, "plugins/one", None, "package mmdeploy_llm_plugins.one has no folder"),
-    (untested_hooks, "plugins/README.md", "# Plugins\nhook", "hook hook has no heading"),
+    (untested_hooks, "docs/plugin_reference.md", "# Plugins\nhook", "hook hook has no heading"),
     (untested_hooks, "tests/hooks/test_hooks.py", "", "hook hook has no test"),
     (untested_hooks, "mmdeploy_llm/hooks/specs.py", "def hook(): ...", "has no hooks"),
     (

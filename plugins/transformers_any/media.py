@@ -118,6 +118,11 @@ def features(config: Any, inputs: ForwardInputs, size: int, start: int, end: int
 def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     """Returns the positions [axes, num_tokens] that the model's get_rope_index computes."""
     kinds = torch.zeros(1, num_tokens, dtype=torch.int64)
+    if any(span.item.kind not in TYPES for span in spans):
+        raise MediaError(
+            f"get_rope_index of {type(base).__name__} is not known here for a sound beside images; "
+            "use a plugin made for this model"
+        )
     for span in spans:
         for start, end in span.runs:
             kinds[0, start:end] = TYPES[span.item.kind]

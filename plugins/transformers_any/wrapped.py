@@ -143,18 +143,23 @@ class Wrapped(nn.Module):
         """Returns one [num_tokens, hidden] per item."""
         parts = self.parts
         return [
-            encode_sound(parts.inner, parts.decoder, item)
+            self._heard(item)
             if item.kind == "audio"
             else media.encode(parts.name, parts.inner, parts.base, item)
             for item in items
         ]
+
+    def _heard(self, item: MediaInput) -> Tensor:
+        """Returns the embeddings of a sound, with zeros for layers that get features of images."""
+        rows = encode_sound(self.parts.inner, self.parts.decoder, item)
+        return nn.functional.pad(rows, (0, self.media_size - rows.shape[1]))
 
     def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
         """Returns [axes, num_tokens] by the model's get_rope_index; None without M-RoPE."""
         parts = self.parts
         if not parts.num_axes:
             return None
-        if not spans:
+        if all(span.item.kind == "audio" for span in spans):  # they count up as text does
             return parts.count_up(0, num_tokens, torch.device("cpu"))
         return media.positions(parts.base, num_tokens, spans)
 

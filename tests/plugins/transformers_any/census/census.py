@@ -3,6 +3,7 @@ greedy tokens here as in transformers, on small random weights, or says why it c
 
     python tests/plugins/transformers_any/census/census.py             all; writes docs/census.json
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
+    CENSUS_SOUNDS=1 python .../census.py                               sounds only; writes them too
 
 All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
 bounded time and memory: text, and for classes that take them, images.
@@ -56,6 +57,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import images
 import page
 import shrink
+import sounds
 from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 
 # The plugins of single families.
@@ -82,6 +84,7 @@ SETTINGS = {  # prompts come in chunks, in batches, and the second time from the
     "enable_logprob": True,
 }
 LONGER = {**SETTINGS, "max_model_len": 900, "max_num_batched_tokens": 64}  # for images
+HEARD = {**LONGER, "max_num_batched_tokens": 600}  # a sound of some comes in one step
 
 
 def classes(mapping):
@@ -96,6 +99,9 @@ def classes(mapping):
 CAUSAL = classes(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 IMAGE_TEXT = classes(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 ALL = {**IMAGE_TEXT, **CAUSAL}
+SOUNDS = sounds.classes(
+    classes(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES), set(IMAGE_TEXT)
+)
 PLUGIN_CLASSES = {
     name for plugin in NATIVE for spec in plugin.provide_models() for name in spec.architectures
 }
@@ -144,7 +150,9 @@ def ours(llm, prompts):
     found = []
     for output in llm.generate(prompts, params, use_tqdm=False):
         if output.error_msg:
-            kind = RequestError if 400 <= output.error_code < 500 else RuntimeError
+            says_why = "use a plugin made for this model" in output.error_msg
+            is_wrong = 400 <= output.error_code < 500 or says_why
+            kind = RequestError if is_wrong else RuntimeError
             raise kind(output.error_msg)
         tokens, rows = list(output.outputs.token_ids), output.outputs.logprobs
         found.append((tokens, [row[t].logprob for row, t in zip(rows, tokens, strict=True)]))
@@ -195,6 +203,19 @@ def image_outcome(name, folder):
     return compared(name, folder, LONGER, prompts, inputs)
 
 
+def sound_outcome(name, folder):
+    """Returns (outcome, reason) for prompts with a sound, and without."""
+    try:
+        sounds.write(name, SOUNDS[name], folder)
+        prompts, inputs = sounds.prompts(folder)
+    except MMDeployLLMError as error:
+        return REFUSED, str(error)
+    except Exception as error:
+        traceback.print_exc()
+        return NOT_MADE, describe(error)
+    return compared(name, folder, HEARD, prompts, inputs)
+
+
 def compared(name, folder, settings, prompts, inputs):
     """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
     settings = {**settings, "model": str(folder)}
@@ -237,7 +258,10 @@ def no_images(*_):
     raise UnsupportedMediaError("the census has prompts of text")
 
 
-def examine(name, writer, has_images):
+OUTCOMES = {"text": text_outcome, "images": image_outcome, "sounds": sound_outcome}
+
+
+def examine(name, writer, kind):
     """Runs in a process of its own; writes its result to a pipe."""
     resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
     if not os.environ.get("CENSUS_LOUD"):
@@ -245,18 +269,18 @@ def examine(name, writer, has_images):
         os.dup2(null, 1)
         os.dup2(null, 2)
     with tempfile.TemporaryDirectory() as folder:
-        result = (image_outcome if has_images else text_outcome)(name, Path(folder))
+        result = OUTCOMES[kind](name, Path(folder))
     os.write(writer, json.dumps(result).encode()[:60_000])
 
 
-def run(name, has_images=False, seconds=SECONDS):
+def run(name, kind="text", seconds=SECONDS):
     """Returns (outcome, reason) of a class: "hang" after `seconds`, "died" when its process did."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         try:
-            examine(name, writer, has_images)
+            examine(name, writer, kind)
         finally:
             os._exit(0)
     os.close(writer)
@@ -274,15 +298,30 @@ def run(name, has_images=False, seconds=SECONDS):
     return tuple(json.loads(data)) if data else ("died", "")
 
 
+def take_sounds():
+    """Examines the classes that hear, those that the command line names or all; writes all."""
+    heard = {}
+    for name in sys.argv[1:] or sorted(SOUNDS):
+        heard[name] = run(name, "sounds")
+        print(name, "with sounds:", *heard[name], flush=True)
+    if not sys.argv[1:]:
+        data = page.with_sounds(json.loads(page.DATA.read_text(encoding="utf-8")), heard)
+        page.DATA.write_text(page.dumps(data), encoding="utf-8")
+        page.main()
+
+
 def main():
     results, pictured = {}, {}
+    if os.environ.get("CENSUS_SOUNDS"):
+        take_sounds()
+        return
     for name in sys.argv[1:] or sorted(ALL):
         if not os.environ.get("CENSUS_IMAGES"):
             results[name] = run(name)
             print(name, *results[name], flush=True)
         if name in IMAGE_TEXT:
             is_refused = results.get(name, ("",))[0] == REFUSED
-            pictured[name] = results[name] if is_refused else run(name, True)
+            pictured[name] = results[name] if is_refused else run(name, "images")
             if pictured[name][0] in (EQUAL, BY_SEQUENCE) and images.needs_torchvision(ALL[name]):
                 pictured[name] = pictured[name][0], "images need torchvision"
             print(name, "with images:", *pictured[name], flush=True)
@@ -290,7 +329,7 @@ def main():
         today = datetime.date.today().isoformat()
         data = page.data_of(results, pictured, transformers.__version__, today)
         page.DATA.write_text(page.dumps(data), encoding="utf-8")
-        page.main()
+        take_sounds()
 
 
 if __name__ == "__main__":

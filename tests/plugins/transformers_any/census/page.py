@@ -32,7 +32,17 @@ def data_of(results, pictured, version, date):
     for name, (outcome, reason) in sorted(results.items()):
         found, why = pictured.get(name, ("", ""))
         classes[name] = {"text": outcome, "images": found, "reason": shorten(reason or why)}
-    return {"transformers": version, "date": date, "classes": classes}
+    return {"transformers": version, "date": date, "classes": classes, "sounds": {}}
+
+
+def with_sounds(data, heard):
+    """Returns the census with other outcomes of prompts with sounds. heard: class -> (outcome,
+    reason)."""
+    rows = {
+        name: {"sounds": outcome, "reason": shorten(reason)}
+        for name, (outcome, reason) in sorted(heard.items())
+    }
+    return {**data, "sounds": rows}
 
 
 def shorten(reason):
@@ -44,9 +54,12 @@ def shorten(reason):
 
 def dumps(data):
     """Returns the data as JSON with one class on each line."""
-    rows = (f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in data["classes"].items())
     head = "".join(f"{json.dumps(key)}: {json.dumps(data[key])},\n" for key in list(data)[:2])
-    return f'{{{head}"classes": {{\n' + ",\n".join(rows) + "\n}}\n"
+    tables = []
+    for table in ("classes", "sounds"):
+        rows = (f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in data[table].items())
+        tables.append(f'"{table}": {{\n' + ",\n".join(rows) + "\n}")
+    return f"{{{head}" + ",\n".join(tables) + "}\n"
 
 
 def counts(classes, kind):
@@ -86,9 +99,25 @@ def page(data):
         causal=counts(causal, "text"),
         texts=counts(pictured, "text"),
         images=counts(pictured, "images"),
+        sounds=counts(list(data["sounds"].values()), "sounds"),
+        heard=heard(data["sounds"]),
         stopped=stopped(classes),
         torchvision=sum(row["reason"] == "images need torchvision" for row in pictured),
     )
+
+
+def heard(classes):
+    """Returns the models that answer about sounds, and those that do not, in words."""
+    ways = {EQUAL: [], REFUSED: [], NOT_MADE: []}
+    for name, row in classes.items():
+        way = row["sounds"] if row["sounds"] in (REFUSED, NOT_MADE) else EQUAL
+        ways[way].append(re.sub(r"(Thinker)?For\w+$", "", name))
+    said = (
+        (EQUAL, "Equal"),
+        (REFUSED, "Refused, with the reason"),
+        (NOT_MADE, "Not made by the census"),
+    )
+    return " ".join(f"{text}: {', '.join(ways[way]) or 'none'}." for way, text in said)
 
 
 HEAD = """# Which models of transformers run
@@ -103,6 +132,7 @@ reason where one does not run; `grep Falcon docs/census.json` shows two.
 | text, to models of text | {causal} |
 | text, to models of images and text | {texts} |
 | one image and two, to models of images and text | {images} |
+| a sound and none, to models that hear | {sounds} |
 
 | outcome | meaning |
 |---|---|
@@ -122,6 +152,8 @@ What stops the others:
 images of {torchvision} classes need it, and an error asks for it where it is not installed. FastVLM, Gemma 3n and
 PerceptionLM need timm too. Each image is encoded alone. The census gives Emu3 and PerceptionLM two images of one
 size: transformers pads others for Emu3, and PerceptionLM takes no others together.
+
+**Sounds.** {heard} Each sound is encoded alone.
 
 **Long prompts.** The census does not reach the lengths at which a model chooses tokens by their scores. Such a
 request is refused.

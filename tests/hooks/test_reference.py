@@ -1,0 +1,114 @@
+"""The reference of the plugin API: a working example for each hook, and all that is recorded."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from mmdeploy_llm.hooks import (
+    API_VERSION,
+    Checkpoint,
+    LogitsContext,
+    LogitsProcessorSpec,
+    LogitsRow,
+    MediaLimits,
+    MediaProcessorSpec,
+    MediaRef,
+    ModelSpec,
+    PluginManager,
+    ReadingPreset,
+    ToolCall,
+)
+from mmdeploy_llm.plugin_checks.arguments import example_arguments
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/plugin_reference.md").read_text()
+EXAMPLES = dict(
+    re.findall(r"^### `(\w+)\(.*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+)
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """The module that writes the generated part of the page."""
+    path = ROOT / "docs/surface_pages.py"
+    spec = importlib.util.spec_from_file_location("surface_pages", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_hook_has_an_example():
+    assert set(EXAMPLES) == set(PluginManager()._registry.hooks)
+
+
+@pytest.mark.parametrize("hook", EXAMPLES)
+def test_the_example_of_a_hook(hook, tmp_path, capsys):
+    """It is a file that loads as a plugin, implements the hook, and does what it says."""
+    (tmp_path / "my_plugin.py").write_text(EXAMPLES[hook])
+    manager = PluginManager.load(plugins=(), files=[tmp_path / "my_plugin.py"])
+    (plugin,) = manager.plugins
+    if hook.startswith("provide_"):
+        (spec,) = manager.specs
+        assert use(manager, spec)
+        return
+    assert plugin.provides == (f"hook {hook}",)
+    if hook == "fetch_media":
+        shelf = MediaRef(kind="image", uri="shelf://cat")
+        assert manager.fetch_media(shelf, MediaLimits()) == b"the bytes of a picture"
+    elif hook == "extend_cli":
+        app = typer.Typer()
+        app.callback()(lambda: None)
+        manager.extend_cli(app)
+        assert CliRunner().invoke(app, ["greet", "Ada"]).stdout == "Hello, Ada!\n"
+    else:
+        manager.notify(hook, **example_arguments()[hook])
+        printed = capsys.readouterr().out
+        assert bool(printed) == (hook in ("on_engine_start", "on_engine_stop"))
+    assert manager.failures == ()
+
+
+def use(manager, spec):
+    """Builds and tries what an example provides."""
+    match spec:
+        case ModelSpec():
+            from transformers import LlamaConfig
+
+            with torch.device("meta"):
+                sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+                return manager.build(spec, LlamaConfig(**sizes)).num_layers == 1
+        case LogitsProcessorSpec():
+            made = manager.build(spec, LogitsContext(vocab_size=9, tokenizer=None))
+            row = LogitsRow(arguments={"never": 7}, prompt_token_ids=(), output_token_ids=())
+            return made.apply(torch.zeros(1, 9), [row])[0, 7] == float("-inf")
+        case MediaProcessorSpec():
+            made = manager.build(spec, Checkpoint(folder=Path(), config=SimpleNamespace()), {})
+            item = made.decode(b"1 " * 16, MediaLimits())
+            assert manager.kinds.of_name("a.numbers") == "numbers"
+            return made.process(item, {}).num_tokens == made.count_tokens(item, {})
+        case ReadingPreset():
+            return manager.reading_preset_for("AcmeOcrForCausalLM", "") is spec
+        case _:
+            found = manager.build(spec).parse("call f {}")
+            return found == [ToolCall(name="f", arguments="{}")] or found[0].text == "call f {}"
+
+
+def test_all_that_is_recorded_is_in_the_reference(pages):
+    recorded = json.loads((ROOT / "tests/hooks/surface.json").read_text())
+    text = pages.fill(PAGE)
+    entries = set(re.findall(r"^#### (\w+)$", text, re.MULTILINE))
+    members = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    lost = [name for name in recorded if name.rpartition(".")[2] not in entries | members]
+    assert lost == []
+    assert "Turns one kind of media into model inputs" in text
+    assert "Returns the model inputs of an item from `decode`" in text
+
+
+def test_the_version_stands_beside_the_policy():
+    assert f"`MMDEPLOY_LLM_API = {API_VERSION}`" in PAGE
