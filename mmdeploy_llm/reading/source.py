@@ -103,7 +103,7 @@ class PageSource(FileSource):
                 "chat_template_kwargs": dict(self._template_kwargs),
             },
             params=self._params,
-            media=(Media(kind=file.kind, name=os.path.abspath(file.path)),),
+            media=(_media(file),),
             question=text[:MAX_QUESTION] or None,
             digest=digest_of(file_state(file.path)),
             columns={
@@ -136,3 +136,9 @@ class PageSource(FileSource):
         parts: list[dict[str, Any]] = [{"type": kind, kind: given}]
         parts += [{"type": "text", "text": text}] if text else []
         return with_system([{"role": "user", "content": parts}], self._asking.preset.system)
+
+
+def _media(file: PageFile) -> Media:
+    """Returns the page as the media of a record."""
+    pages = None if file.index is None else str(file.number)
+    return Media(kind=file.kind, name=os.path.abspath(file.path), pages=pages)

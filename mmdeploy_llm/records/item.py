@@ -17,10 +17,12 @@ class Media:
 
     kind: "image", "video", or a kind that a plugin adds.
     name: its path or URL, or a description such as "(data: URL)" when it has neither.
+    pages: of a document, as its option of this name; None: all.
     """
 
     kind: str
     name: str
+    pages: str | None = None
 
     @property
     def is_file(self) -> bool:

@@ -19,7 +19,8 @@ num_video_frames, video_seconds   frames used of the item's videos, and the seco
                cover; absent without videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
 media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one; of a file
-               only where its kind is not that of its name
+               only where its kind is not that of its name; "pages" too where only these of a
+               document are meant
 prompt         the first 200 characters of the line's question
 answers        {name: text} of several questions, or the values of a schema; absent otherwise
 boxes          [{"label", "box": [left, top, right, bottom]}] that the answer has, in pixels of the
@@ -39,7 +40,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mmdeploy_llm.errors import OK
@@ -169,6 +170,9 @@ class Record:
         for name in OPTIONAL:
             if not values[name]:
                 del values[name]
+        for own in values.get("media", ()):
+            if own["pages"] is None:
+                del own["pages"]
         line = json.dumps(values, ensure_ascii=False)
         try:
             line.encode()
@@ -259,9 +263,7 @@ def _restored(values: dict[str, Any]) -> dict[str, Any]:
         return values
     texts = {name: unescaped(exact[name]) for name in ("id", "path") if name in exact}
     names = map(unescaped, exact.get("media", ()))
-    media = (
-        Media(kind=item.kind, name=name) for item, name in zip(values["media"], names, strict=True)
-    )
+    media = (replace(item, name=name) for item, name in zip(values["media"], names, strict=True))
     return {**values, **texts, "media": tuple(media)}
 
 

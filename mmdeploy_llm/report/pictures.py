@@ -175,7 +175,8 @@ def _stem(media: Media, rules: str) -> str | None:
         return None
     if state is None:
         return None
-    text = f"{media.kind}\0{media.name}\0{state.st_size}\0{state.st_mtime_ns}\0{rules}"
+    file = f"{media.name}\0{media.pages}\0{state.st_size}\0{state.st_mtime_ns}"
+    text = f"{media.kind}\0{file}\0{rules}"
     return blake2b(text.encode(errors="surrogatepass"), digest_size=NAME_BYTES).hexdigest()
 
 

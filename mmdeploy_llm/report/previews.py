@@ -75,7 +75,8 @@ class FilePreviews:
     def of(self, media: Media, source: Any) -> Sequence[bytes]:
         """Returns JPEGs of a media item whose bytes are here; none where the model would not get
         it."""
-        item = MediaItem(kind=media.kind, source=source, options={})
+        options = {} if media.pages is None else {"pages": media.pages}
+        item = MediaItem(kind=media.kind, source=source, options=options)
         try:
             if media.kind in self._makers:
                 return self._for_any().previews(item, self._makers[media.kind])

@@ -91,14 +91,18 @@ def _found(config: Any, architecture: str, small: Mapping[str, Any]) -> DecoderF
     own: Mapping[str, Any] = {}
     try:
         own = unread_keys(config)
-        model = small_model(architecture, small)
-        own = unread_keys(model.config) | own
-        return _tried(model, small, own)
+        standard_decoder(config, own=own)
     except MMDeployLLMError as error:
         return DecoderFound(options={}, own=own, fields=small, missing=(str(error),))
+    try:
+        model = small_model(architecture, small)
     except Exception as error:  # transformers' code may refuse the small config in any way
         reason = f"transformers does not build a small {architecture}: {error}"
         return DecoderFound(options={}, own=own, fields=small, missing=(reason,))
+    try:
+        return _tried(model, small, unread_keys(model.config) | own)
+    except MMDeployLLMError as error:
+        return DecoderFound(options={}, own=own, fields=small, missing=(str(error),))
 
 
 def small_model(architecture: str, fields: Mapping[str, Any]) -> Any:
@@ -230,7 +234,9 @@ def variants(config: Any, known: Mapping[str, Any]) -> Iterator[tuple[bool, bool
     is_fused = any(".qkv_proj." in key for key in known)
     choices = [
         (is_interleaved, fused, {name: value for part in parts for name, value in part.items()})
-        for is_interleaved in (False, True)
+        for is_interleaved in (
+            (False, True) if "rope_theta" in config.rope_parameters else (False,)
+        )
         for fused in ((False, True) if is_fused else (False,))
         for parts in product(*ranges)
     ]

@@ -27,6 +27,7 @@ def values(found: Survey) -> Mapping[str, str]:
     note = f"\n            priority=1,  # the plugin {served} serves it at 0" if served else ""
     return {
         "architecture": found.architecture,
+        "text_class": found.text_class or found.architecture,
         "model_type": found.model_type,
         "reasoning": _only(found.parsers.get("reasoning", ())),
         "tools": _only(found.parsers.get("tools", ())),

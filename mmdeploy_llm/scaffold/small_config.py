@@ -23,7 +23,8 @@ def small_fields(config: Any, head_dim: int = HEAD_DIM) -> dict[str, Any]:
     each value."""
     declared = declared_keys(config)
     fields: dict[str, Any] = {"num_hidden_layers": NUM_LAYERS}
-    if getattr(config, "num_key_value_heads", None) in (None, config.num_attention_heads):
+    heads = getattr(config, "num_attention_heads", None)
+    if getattr(config, "num_key_value_heads", None) in (None, heads):
         fields["num_key_value_heads"] = NUM_HEADS
     if "head_dim" in declared and config.head_dim is not None:
         fields["head_dim"] = head_dim
@@ -52,7 +53,8 @@ def _small(key: str, value: Any, config: Any, head_dim: int) -> Any:
         return value and WINDOW
     if key == "rope_parameters":
         return _small_rope(value, head_dim)
-    if isinstance(value, list | tuple) and len(value) == config.num_hidden_layers:
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(value, list | tuple) and len(value) == num_layers:
         return one_of_each(value)
     return value
 

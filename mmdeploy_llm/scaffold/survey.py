@@ -40,7 +40,8 @@ MAX_TEMPLATE_BYTES = 2**20
 class Survey:
     """Says what a checkpoint needs.
 
-    decoder: of its text model; None where transformers has no class for it.
+    text_class: of its text model in transformers; None: there is none. decoder: what was found for
+        it.
     parsers: "reasoning" and "tools" -> names whose markers the chat template has.
     lines: the findings in words.
     """
@@ -48,6 +49,7 @@ class Survey:
     architecture: str
     model_type: str
     served_by: str | None
+    text_class: str | None
     decoder: DecoderFound | None
     media: tuple[str, ...]
     parsers: Mapping[str, tuple[str, ...]]
@@ -56,7 +58,7 @@ class Survey:
     @property
     def kind(self) -> str:
         """The kind of package that starts with these parts."""
-        return "vision-model" if self.media else "model"
+        return "vision-model" if "image" in self.media else "model"
 
 
 def survey(folder: Path) -> Survey:
@@ -79,6 +81,7 @@ def survey(folder: Path) -> Survey:
         f"{architecture} ({config.model_type}), served by "
         f"{served_by or 'no plugin of its own'} so far",
         *_decoder_lines(decoder, text.model_type),
+        *_encoder_lines(config),
         *_media_lines(config, checkpoint.preprocessor, media),
         *(
             f"{kind}: the chat template has the markers of {', '.join(names)}"
@@ -90,6 +93,7 @@ def survey(folder: Path) -> Survey:
         architecture=architecture,
         model_type=config.model_type,
         served_by=served_by,
+        text_class=name,
         decoder=decoder,
         media=media,
         parsers=parsers,
@@ -143,6 +147,11 @@ def _decoder_lines(found: DecoderFound | None, model_type: str) -> Iterator[str]
     if found.missing:
         said = " ".join((*found.own, *found.missing))
         yield from (f"try: {text}" for pattern, text in HELP.items() if re.search(pattern, said))
+
+
+def _encoder_lines(config: Any) -> Iterator[str]:
+    if getattr(config, "is_encoder_decoder", False):
+        yield "not covered: an encoder whose keys and values the decoder reads (cross attention)"
 
 
 def _is_equal(found: DecoderFound) -> bool:

@@ -16,6 +16,8 @@ from mmdeploy_llm.reading.opening import Documents
 from mmdeploy_llm.reading.pages import document_id, find_pages
 from mmdeploy_llm.reading.source import PageSource
 from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Media
+from mmdeploy_llm.records.record import Record
 
 PRESET = ReadingPreset(name="x", architectures=("X",), tasks={"page": "?"}, system="Be exact.")
 
@@ -70,6 +72,7 @@ def test_every_page_is_an_item(source, folder):
     system, user = second.prompt["messages"]
     assert system == {"role": "system", "content": "Be exact."}
     path = str(folder / "a.pdf")
+    assert second.media == (Media(kind="pdf", name=path, pages="2"),)
     assert user["content"] == [
         {"type": "pdf", "pdf": {"pdf": path, "pages": "2", "dpi": 100}},
         {"type": "text", "text": "Read."},
@@ -112,6 +115,14 @@ def test_only_names_pages_or_documents(source, folder):
     assert [item.id for item in source(only=only)] == ["a.pdf#page=3", "sub/b.jpg#page=1"]
     with pytest.raises(ConfigError, match=r"a.pdf#page=9.*did you mean"):
         list(source(only=frozenset({"a.pdf#page=9"})))
+
+
+def test_the_page_of_a_record_is_written_and_read():
+    record = Record(id="x", media=(Media(kind="pdf", name="/a.pdf", pages="2"),))
+    assert Record.from_json(record.to_json()) == record
+    whole = Record(id="x", media=(Media(kind="image", name="/a.png"),))
+    assert '"media": [{"kind": "image", "name": "/a.png"}]' in whole.to_json()
+    assert Record.from_json(whole.to_json()) == whole
 
 
 def test_ids_of_pages_and_documents():

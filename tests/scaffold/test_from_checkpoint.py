@@ -29,6 +29,12 @@ FOUND = {
         "zero_centered_norms": "True",
         "embed_scale": "config.hidden_size**0.5",
     },
+    "Gemma3": {
+        "qk_norm": "True",
+        "post_norms": "True",
+        "zero_centered_norms": "True",
+        "embed_scale": "config.hidden_size**0.5",
+    },
     "Glm4": {"out_bias": "False", "post_norms": "True"},
     "Helium": {},
     "Llama": {},
@@ -49,7 +55,8 @@ INTERLEAVED = {"Cohere2", "Glm4", "Helium"}
 
 
 def find(kind, **options):
-    config = getattr(transformers, f"{kind}Config")(**options)
+    text = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**options)
     return find_decoder(config, f"{kind}ForCausalLM")
 
 
@@ -99,6 +106,26 @@ class TestSurvey:
         assert "layers.VisionEncoder and layers.GridLM" in text
         assert "tokens: " in text
         assert "<|image_pad|>" in text
+
+    @pytest.mark.parametrize(
+        ("kind", "suffix", "said"),
+        [
+            ("Mamba", "ForCausalLM", "not covered: "),
+            ("T5", "ForConditionalGeneration", "(cross attention)"),
+            ("GPT2", "LMHeadModel", "positions that are not rotary"),
+        ],
+    )
+    def test_what_no_block_covers(self, tmp_path, kind, suffix, said):
+        config = getattr(transformers, f"{kind}Config")()
+        config.architectures = [f"{kind}{suffix}"]
+        config.save_pretrained(tmp_path)
+        assert any(said in line for line in survey(tmp_path).lines)
+
+    def test_an_architecture_of_someone_else_is_tried_as_what_it_is_made_of(self, tmp_path):
+        config = transformers.LlamaConfig(num_hidden_layers=2, architectures=["AcmeForCausalLM"])
+        config.save_pretrained(tmp_path / "config")
+        made = write_package("acme", None, tmp_path, checkpoint=tmp_path / "config")
+        assert '"LlamaForCausalLM"' in (made.folder / "src/acme_llm/tiny.py").read_text()
 
     def test_what_is_no_checkpoint_is_an_error(self, tmp_path):
         with pytest.raises(CheckpointError):
