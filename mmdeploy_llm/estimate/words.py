@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record, duration, seconds
 
@@ -78,8 +79,9 @@ def _input(found: Estimate) -> str:
 def _kind(kind: Kind) -> str:
     if not kind.num_bytes:
         return f"about {kind.num} {kind.kind}"
+    noun = f"{kind.kind}s" if kind.kind in MEDIA_KINDS else f"{kind.kind} files"
     return (
-        f"{kind.num} {kind.kind}s of {sized(kind.num_bytes)} together, half of them above "
+        f"{kind.num} {noun} of {sized(kind.num_bytes)} together, half of them above "
         f"{sized(kind.median)}, the largest {sized(kind.largest)} ({kind.name})"
     )
 

@@ -22,6 +22,7 @@ from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.model_checks.base import CheckSkipped
 
 PIXELS = "pixel_values"
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 GIVE_YOUR_OWN = "give the truth yourself: add `make_reference` to the test class"
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 AROUND = ("Look: ", " so")  # texts around an item in the prompt that is compared
@@ -125,7 +126,7 @@ def opened(source: Any) -> Any:
     """Returns the upright RGB image that transformers' `load_image` makes of a source. Raises
     CheckSkipped for one that it does not know."""
     if isinstance(source, bytes):
-        source = Image.open(io.BytesIO(source))
+        source = Image.open(io.BytesIO(source), formats=FORMATS)
     elif isinstance(source, np.ndarray):
         source = Image.fromarray(source)
     if not isinstance(source, Image.Image):

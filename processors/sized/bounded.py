@@ -11,7 +11,7 @@ from mmdeploy_llm_processors.image.budget import too_few
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, PixelKernels
 from mmdeploy_llm.media import DecodedImage, ImageHeader
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class BoundedPictures(MediaProcessor):
     def with_budget(self, tokens: int, *, may_raise: bool = False) -> MediaProcessor:
         """See MediaProcessor."""
         return self._first.with_budget(min(tokens, self._tokens))
+
+    def use_kernels(self, kernels: PixelKernels) -> None:
+        """See PictureProcessor."""
+        for level in self._levels:
+            level.use_kernels(kernels)
 
     def close(self) -> None:
         """Ends the decoder processes."""

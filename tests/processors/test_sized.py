@@ -36,6 +36,17 @@ class Tiled(PictureProcessor):
         return Prepared(tensors={"pixels": rows}, text=text, grid=(len(rows) // 4, 2, 2))
 
 
+class Kernelled(Tiled):
+    """The same tiles, by kernels where there are some."""
+
+    def prepare(self, content, settings):
+        grid = tile_grid(content.size, SIDE, max_tiles=settings["max_tiles"])
+        options = PatchOptions(patch_size=PATCH)
+        rows = [self.patchify(each, options) for each in tiles(content, grid, SIDE)]
+        count = sum(map(len, rows))
+        return Prepared(tensors={"pixels": np.concatenate(rows)}, text=self.token * count)
+
+
 class Grid(PictureProcessor):
     """Images that are one grid of patches of any size."""
 
@@ -156,6 +167,30 @@ def test_images_are_shrunk_where_no_option_bounds_them(size):
     assert made.key != processor.process(item, {}).key
     small = limited.decode(png(40, 40), MediaLimits())
     assert limited.process(small, {}).key == processor.process(small, {}).key
+
+
+class Kernels:
+    """Counts calls, and leaves the patches empty."""
+
+    def __init__(self):
+        self.num_calls = 0
+
+    def patchify(self, pixels, table, out, **_):
+        self.num_calls += 1
+        out.zero_()
+
+
+@pytest.mark.parametrize("tokens", [None, 12])
+def test_kernels_are_used_within_a_budget_too(tokens):
+    processor = Kernelled(checkpoint(), {})
+    processor = processor if tokens is None else processor.with_budget(tokens)
+    item, kernels = processor.decode(png(300, 100), MediaLimits()), Kernels()
+    before = processor.process(item, {})
+    processor.use_kernels(kernels)
+    after = processor.process(item, {})
+    assert kernels.num_calls == after.num_tokens // 4
+    assert after.tensors["pixels"].shape == before.tensors["pixels"].shape
+    assert not after.tensors["pixels"].any()
 
 
 def test_embeddings():

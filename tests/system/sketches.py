@@ -1,16 +1,13 @@
-"""A plugin of another package: the kind "sketch", which is split into pictures, and sound for a
-model that has only eyes."""
+"""A plugin of another package: the kind "sketch", which is split into pictures."""
 
 import json
 
-import numpy as np
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaProcessorSpec, MediaSplitter, SplitPart, hookimpl
 
 BEGIN = b"SKETCH1 "
-MODELS = ("ernie4_5_vl_moe",)
 
 
 class Sheets:
@@ -41,18 +38,6 @@ class SketchSplitter(MediaSplitter):
         return Sheets(json.loads(source.removeprefix(BEGIN)))
 
 
-class Spectrum(MediaSplitter):
-    kind = "audio"
-    markers = ("<sound>",)
-
-    def __init__(self, checkpoint, options):
-        pass
-
-    def split(self, source, options, limits):
-        levels = np.frombuffer(source[44:], np.uint8)[: 56 * 56].reshape(56, 56)
-        return [SplitPart(source=Image.fromarray(levels).convert("RGB"), label="spectrum")]
-
-
 @hookimpl
 def provide_media_processors():
     return [
@@ -64,8 +49,5 @@ def provide_media_processors():
             columns=("sketch", "drawing"),
             first_bytes=(BEGIN,),
             yields="image",
-        ),
-        MediaProcessorSpec(
-            name="heard", kind="audio", factory="sketches:Spectrum", models=MODELS, yields="image"
         ),
     ]

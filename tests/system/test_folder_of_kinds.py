@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.sinks.scan import read_records
+from mmdeploy_llm.tiny import write_tiny
 from tests.media.sound_files import noise, wav16
 from tests.processors.pdfs import simple_pdf
 
@@ -72,8 +73,10 @@ def records_of(path):
 
 @pytest.fixture(scope="module")
 def captioned(sketches, folder, tmp_path_factory):
+    """A model that sees and hears."""
+    model = write_tiny("qwen2_5_omni", tmp_path_factory.mktemp("omni"))
     out = tmp_path_factory.mktemp("out") / "captions.jsonl"
-    return out, *run("caption", folder, "-o", out, *SHORT)
+    return out, *run("caption", folder, "-m", model, "-o", out, *SHORT)
 
 
 def test_one_command_captions_all_of_them(captioned, folder):
@@ -89,6 +92,7 @@ def test_one_command_captions_all_of_them(captioned, folder):
     }
     assert "5 captioned" in said
     assert "skipped 1 file: 1 .txt" in said
+    assert found["a.wav"].num_tokens_by_kind["audio"] > 0
     assert found["b.PDF"].num_image_tokens > 0
     assert found["d.sketch"].num_image_tokens == 2 * found["c.jpg"].num_image_tokens
     assert found["d.sketch"].text == found["e.dat"].text
@@ -111,7 +115,7 @@ def test_the_report_plays_the_sound_and_shows_pages(captioned, folder):
 
 
 def test_what_a_model_does_not_take_is_told_once_and_what_is_asked_for_is_chosen(folder, tmp_path):
-    """Without the plugin: this model has only eyes."""
+    """Without the plugin, by a model that has only eyes."""
     blocked = ("--engine", 'blocked_plugins=["sketches"]')
     out, listed = tmp_path / "a.jsonl", tmp_path / "skipped.jsonl"
     code, said = run("caption", folder, "-o", out, "--skipped", listed, *blocked, *SHORT)
@@ -202,16 +206,15 @@ FORMS = (
 
 
 @pytest.mark.parametrize("write", FORMS)
-def test_every_format_of_a_corpus_holds_the_kind(sketches, captioned, write, tmp_path):
+def test_every_format_of_a_corpus_holds_the_kind(sketches, write, tmp_path):
     """All are counted alike, without the weights: 2 sheets of a sketch."""
     code, said = run("count", write(tmp_path), "--json")
     [line, *_] = map(json.loads, said.splitlines()[-1:])
     assert (code, line["error_msg"]) == (0, None), said
-    wanted = records_of(captioned[0])["d.sketch"].num_image_tokens
-    assert line["num_input_image_tokens"] == wanted > 0
+    assert line["num_input_image_tokens"] == 2 * 16
 
 
-def test_every_option_of_a_batch_works_with_the_kind(sketches, captioned, folder, tmp_path):
+def test_every_option_of_a_batch_works_with_the_kind(sketches, tmp_path):
     """Copies, order, sidecars, resume, a format that holds media, an export, an estimate."""
     mine = tmp_path / "mine"
     mine.mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import queue
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from mmdeploy_llm_plugins.transformers_media.processing import (
     tokens_around,
 )
 from mmdeploy_llm_plugins.transformers_media.processor import OF_TEXT
+from mmdeploy_llm_processors.from_transformers.lending import Lender
 from mmdeploy_llm_processors.video.processor import VideoItem, VideoOpener, covered_seconds
 from torch import Tensor
 
@@ -86,8 +86,7 @@ class AnyVideoProcessor(VideoOpener):
         self._texts: dict[tuple[Any, ...], str] = {}
         fields = json.dumps(component.to_dict(), sort_keys=True, default=str)
         self._settings = f"{type(self._processor).__name__}\0{fields}"
-        # See AnyImageProcessor: no two threads may share a tokenizer.
-        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lender: Lender[Any] = Lender(self._copied)
         self._marker = str(
             getattr(self._processor, "video_placeholder_token", None) or self._processor.video_token
         )
@@ -158,18 +157,19 @@ class AnyVideoProcessor(VideoOpener):
 
     @contextmanager
     def _borrowed(self) -> Iterator[Any]:
-        """Lends a processor to one thread; makes a new one when all are in use."""
-        try:
-            processor = self._free.get_nowait()
-        except queue.Empty:
-            processor = copy.copy(self._processor)
-            processor.tokenizer = copy.deepcopy(self._processor.tokenizer)
-            processor.video_processor = self._component()
-        try:
-            yield processor
-        finally:
-            processor.video_processor.source = None
-            self._free.put(processor)
+        """Lends a processor to one thread."""
+        with self._lender.lent() as processor:
+            try:
+                yield processor
+            finally:
+                processor.video_processor.source = None
+
+    def _copied(self) -> Any:
+        """Returns a copy with a tokenizer of its own, which changes when it is called."""
+        processor = copy.copy(self._processor)
+        processor.tokenizer = copy.deepcopy(self._processor.tokenizer)
+        processor.video_processor = self._component()
+        return processor
 
     def _make(self, plan: _Plan, video: OpenVideo | None) -> _Made:
         """Processes the frames of a plan; black ones without a video."""

@@ -2,6 +2,8 @@
 transformers' processors, positions and models have them."""
 
 import io
+import json
+import shutil
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import torch
 import transformers
 from mmdeploy_llm_plugins.qwen import omni_media, tiny_omni
 from mmdeploy_llm_plugins.qwen.omni import IS_SOUND
+from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ConfigError, MediaError
@@ -266,3 +269,33 @@ def test_a_silent_video_is_its_frames(family):
         films.process(with_sound, {"use_audio_in_video": 1})
     with pytest.raises(ConfigError, match="use_audio_in_video must be True or False"):
         family.processor("Video", video_use_audio_in_video="yes")
+
+
+def test_published_checkpoints_hold_the_thinker_in_a_whole(family, tmp_path):
+    """Their configs nest it, their keys begin with "thinker."; the parts that speak are left."""
+    folder = tmp_path / "whole"
+    shutil.copytree(family.folder, folder)
+    thinker = json.loads((folder / "config.json").read_text())
+    whole = {"qwen2_5_omni_thinker": "qwen2_5_omni", "qwen3_omni_moe_thinker": "qwen3_omni_moe"}
+    architecture = thinker["architectures"][0].replace("Thinker", "")
+    if family.prefix == "Qwen25Omni":
+        architecture = "Qwen2_5OmniModel"
+    config = {
+        "architectures": [architecture],
+        "model_type": whole[thinker["model_type"]],
+        "thinker_config": thinker,
+        "enable_audio_output": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    weights = {f"thinker.{key}": value for key, value in weights.items()}
+    weights["talker.codec_head.weight"] = torch.zeros(2)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    given = {"prompt": f"x {family.written('audio')} y?", "multimodal_data": {"audio": sound(1.0)}}
+    answers = []
+    for path in (family.folder, folder):
+        with open_llm(path) as llm:
+            (output,) = llm.generate(given, GREEDY)
+        assert output.error_msg is None
+        answers.append(list(output.outputs.token_ids))
+    assert answers[0] == answers[1]
