@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from .shown import error_text, shown
 
-API_VERSION = (1, 0)  # removals and changes, additions; see tests/hooks/test_surface.py
+API_VERSION = (1, 1)  # removals and changes, additions; see tests/hooks/test_surface.py
 OUR_DISTRIBUTION = "mmdeploy-llm"
 WRITTEN_FOR = "MMDEPLOY_LLM_API"  # the name in a plugin's module
 

@@ -27,7 +27,16 @@ class Model(Protocol):
         `forward.ForwardInputs`.
 
     Each of its modules that has a method `init_buffers(device)` is asked once, after the weights
-    are loaded, to compute its buffers that are not in the checkpoint.
+    are loaded, to compute its buffers that are not in the checkpoint: it is called on every rank,
+    with the device of the weights, and before the kernels are given to the layers.
+
+    The factory is called as factory(config) with transformers' config object, under
+    torch.device("meta"), several times for one engine: to count its memory, to check that it can be
+    sharded, on every rank. So it allocates nothing, reads no file and no global state, draws no
+    random numbers, and keeps the config as it is. A size or option that it does not implement
+    raises ModelNotSupportedError. It knows no limit of the engine (max_model_len, budgets, batch):
+    what depends on them comes with each step, in ForwardInputs, and what a model cannot compute it
+    states in `max_positions`.
     """
 
     num_layers: int
@@ -57,7 +66,9 @@ class Model(Protocol):
 
     def weight_targets(self, key: str) -> Sequence[object] | None:
         """Returns the parameters that the checkpoint's tensor `key` fills, `weights.map.Target`
-        each; () for a tensor that is not needed, None for one that is unknown."""
+        each; () for a tensor that is not needed, None for one that is unknown, which is an error
+        when the model loads. Called once for each key of the files, on the meta device; a parameter
+        that no key fills is an error, too."""
 
 
 def media_size(model: Model) -> int:

@@ -137,8 +137,8 @@ class _Order:
         for kind, number in counts.items():
             if number != given[kind]:
                 raise MediaError(
-                    f"the prompt has {number} markers for {kind}s, and {given[kind]} are given; "
-                    "give one marker for each"
+                    f"the prompt has {number} marker{'s' * (number != 1)} for {kind}s, given are "
+                    f"{given[kind]}; give one marker for each"
                 )
         self._documents: dict[str, list[Group]] = {kind: [] for kind in counts}
         self._items: dict[str, list[MediaItem]] = {}

@@ -238,6 +238,8 @@ class Intake:
             self.media.check(parts.media)
             if self._documents.concern(parts):
                 parts = self._with_documents(parts, own, deadline)
+            elif own is not None:
+                with_options(parts.media, own, self._kind_names)  # of no document: an error
             rendered = self._render_text(parts)
         counts = Counter(item.kind for item in rendered.items)
         self._placeholders.check_counts(rendered.ids, counts, parts.hint)

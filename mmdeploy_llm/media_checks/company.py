@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import cycle, islice
 from threading import Barrier
+from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, PluginManager
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand
+from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.plugin_checks.left_over import Left
 
 from .keys import difference
+from .samples import unloaded
 from .subject import ProcessorSubject
 
+T = TypeVar("T")
 NUM_THREADS = 8
 NUM_ITEMS = 20  # of each thread, or those that it begins in these seconds
 SECONDS = 0.1
@@ -29,42 +33,64 @@ SWITCH_SECONDS = 1e-5  # after which another thread runs, so that a race shows
 
 def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
     """The same items from eight threads at once yield the same bits as from one, also the first
-    items of a new processor."""
+    items of a new processor, and a loaded object that several share."""
     names = tuple(subject.sources())
     expected = {name: subject.made(name) for name in names}
-    processor, is_slow = _new_or_shared(subject, names[0])
-    barrier = Barrier(NUM_THREADS)
+    processor = subject.build()
+    # What waits for other processes is no race of threads, and starting eight takes seconds.
+    limits = replace(
+        subject.limits,
+        isolation="process" if subject.limits.isolation == "process" else "thread",
+    )
 
     def work(number: int) -> list[tuple[str, MediaInput]]:
-        barrier.wait(60)
         found, end = [], time.monotonic() + SECONDS
         for name in islice(cycle(names), number, number + NUM_ITEMS):
-            found.append((name, subject.run(name, processor)))
+            made = subject.run_source(name, subject.sources()[name], processor, limits=limits)
+            found.append((name, made))
             if time.monotonic() >= end:
                 return found
         return found
 
-    # What waits for other processes needs no changes between threads, and suffers from them.
-    often = nullcontext() if is_slow else _switching()
-    with ThreadPoolExecutor(NUM_THREADS) as pool, often:
-        for found in pool.map(work, range(NUM_THREADS)):
-            for name, made in found:
-                problem = difference(expected[name], made)
-                demand(
-                    problem is None,
-                    f"sample {name!r}: with {NUM_THREADS} concurrent threads, {problem}; keep the "
-                    "state of an item in local variables, not in `self`, and guard what is shared "
-                    "with a lock",
-                )
+    for found in _at_once(work):
+        for name, made in found:
+            _demand_same(f"sample {name!r}", expected[name], made)
+    for source, first in _shared_sources(subject):
+        for made in _at_once(lambda _, own=source: subject.run_source("it", own, processor)):  # type: ignore[misc]
+            _demand_same("a loaded object that all threads share", first, made)
 
 
-def _new_or_shared(subject: ProcessorSubject, name: str) -> tuple[MediaProcessor, bool]:
-    """Returns a processor that nothing has used yet, or the common one where beginning is slow, and
-    whether it is."""
-    start = time.monotonic()
-    subject.run(name, subject.build())
-    is_slow = time.monotonic() - start > SECONDS  # it starts processes
-    return (subject.processor if is_slow else subject.build()), is_slow
+def _shared_sources(subject: ProcessorSubject) -> Iterator[tuple[Any, MediaInput]]:
+    """Yields sources that nothing has read yet, with what they must become."""
+    sources = unloaded(subject.spec.kind) if subject.has_generated_samples else []
+    try:
+        first = subject.run_source("it", sources.pop()) if sources else None
+    except CheckFailed:
+        return  # it does not read such objects
+    for source in sources if first is not None else ():
+        assert first is not None
+        yield source, first
+
+
+def _demand_same(what: str, expected: MediaInput, made: MediaInput) -> None:
+    problem = difference(expected, made)
+    demand(
+        problem is None,
+        f"{what}: with {NUM_THREADS} concurrent threads, {problem}; keep the state of an item in "
+        "local variables, not in `self`, and guard what is shared with a lock",
+    )
+
+
+def _at_once(work: Callable[[int], T]) -> list[T]:
+    """Returns what `work` returns in each of the threads, which begin together."""
+    barrier = Barrier(NUM_THREADS)
+
+    def run(number: int) -> T:
+        barrier.wait(60)
+        return work(number)
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool, _switching():
+        return list(pool.map(run, range(NUM_THREADS)))
 
 
 @contextmanager

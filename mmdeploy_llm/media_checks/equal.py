@@ -96,7 +96,9 @@ def _demand_same_text(
         )
     if truth.token_ids is not None:
         with attributed("the checkpoint's tokenizer", "write it to the checkpoint's folder"):
-            tokenizer = _tokenizer(subject.checkpoint.folder)
+            # A processor may add to its tokenizer what the checkpoint's has in its files.
+            theirs = getattr(getattr(subject.reference, "processor", None), "tokenizer", None)
+            tokenizer = theirs or _tokenizer(subject.checkpoint.folder)
         ids = list(tokenizer(_text_of(subject, made).join(AROUND))["input_ids"])
         expected = list(truth.token_ids)
         shown = (tokenizer.decode(found) for found in (ids, expected))

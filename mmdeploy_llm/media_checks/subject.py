@@ -49,6 +49,7 @@ class ProcessorSubject:
         self._built: list[MediaProcessor] = []
         self._made: dict[str, MediaInput] = {}
         self._truths: dict[tuple[str, str], MediaTruth] = {}
+        self.has_generated_samples = self.samples is None
         if self.too_large is None:
             self.too_large = {} if self.samples is not None else generated.too_large(self.spec.kind)
         if self.twins is None:
@@ -137,11 +138,12 @@ class ProcessorSubject:
         source: Any,
         processor: MediaProcessor | None = None,
         options: Mapping[str, Any] | None = None,
+        limits: MediaLimits | None = None,
     ) -> MediaInput:
         """Decodes and processes a source that messages call `what`; returns its model inputs."""
         processor = processor or self.processor
         with attributed(f"{what}: decode and process", "every sample must be readable"):
-            item = processor.decode(source, self.limits)
+            item = processor.decode(source, limits or self.limits)
             made = processor.process(item, dict(options or {}))
         demand(
             isinstance(made, MediaInput),

@@ -14,7 +14,7 @@ class ModelMedia:
     """The media that one model takes, by kind.
 
     processors: of the kinds that have tokens of their own. splitters: of the kinds whose items are
-        split; yields: the kind of their parts.
+        split; yields: the kind of their parts, also of kinds that the model does not take.
     known: further kinds that plugins know, and this model does not take.
     part_types: type of a message's part -> kind, beside "<kind>" and "<kind>_url".
     part_texts: what stands for an item where a chat template renders none, unless it is the

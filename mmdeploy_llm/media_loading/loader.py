@@ -354,6 +354,9 @@ class MediaLoader:
                 f"the prompt has {kind} items, but this model accepts text only, or no installed "
                 f"plugin processes {kind} for it"
             )
+        parts = self._media.yields.get(kind)
+        if parts is not None and parts not in self._media.read:
+            return f"a {kind} is split into items of kind {parts}, which this model does not take"
         return (
             f"no installed plugin processes {kind} for this model; "
             f"it accepts {', '.join(sorted((*self._processors, *self._media.splitters)))}"

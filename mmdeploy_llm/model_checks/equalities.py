@@ -6,6 +6,7 @@ transformers == dense == paged == in chunks == in a batch == from the prefix cac
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,7 @@ from mmdeploy_llm.model_checks.dense import DenseRunner, DenseSequence
 from mmdeploy_llm.model_checks.paged import BLOCK_SIZE, Generated
 
 from .base import Check, CheckSkipped, attributed, demand
+from .first_difference import first_difference
 from .models import ModelSubject
 
 NUM_TOKENS = 20  # number of greedy tokens that must agree
@@ -33,9 +35,28 @@ def logits_equal_the_reference(subject: ModelSubject) -> None:
         demand(
             error < subject.tolerance,
             f"case {name!r}: logits differ from the reference by {error:.2g}, "
-            f"{subject.tolerance:g} is allowed; compare layer by layer with transformers' model "
-            "(norms and their epsilon, rotary layout, biases, scales of embeddings and scores)",
+            f"{subject.tolerance:g} is allowed; "
+            + ("" if error < subject.tolerance else _where(subject, ids, media)),
         )
+
+
+def _where(subject: ModelSubject, ids: Sequence[int], media: Sequence[MediaSpan]) -> str:
+    """Names the module that differs first, or says how to find it."""
+    inner = getattr(subject.reference, "model", None)
+    found = None
+    if isinstance(inner, torch.nn.Module):
+        with suppress(Exception):  # of modules that no hook knows
+            found = first_difference(
+                subject.model,
+                inner,
+                lambda: subject.runner.run(subject.runner.add(ids, media)),
+                lambda: subject.reference.logits(ids, media),
+                subject.tolerance,
+            )
+    return found or (
+        "compare layer by layer with transformers' model (norms and their epsilon, rotary layout, "
+        "biases, scales of embeddings and scores)"
+    )
 
 
 def greedy_tokens_equal_the_reference(subject: ModelSubject) -> None:

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,6 +49,7 @@ class Left:
     """The state of this process when it was made."""
 
     def __init__(self) -> None:
+        self._random = _draw()  # so that a state that is set, not changed, differs too
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._children = _children()
         self._files = _num_files()
@@ -56,7 +58,10 @@ class Left:
 
     def difference(self) -> str | None:
         """Says what has changed since, and what to do; None when nothing has."""
-        return self._changed() or self._running()
+        changed = self._changed()
+        for restore in self._random:
+            restore()
+        return changed or self._running()
 
     def _changed(self) -> str | None:
         settings = _settings()
@@ -206,6 +211,20 @@ def _torch_settings() -> dict[str, Any]:
         "torch's random seed": torch.random.initial_seed(),
         "torch's random state": torch.get_rng_state().numpy().tobytes(),
     }
+
+
+def _draw() -> list[Callable[[], Any]]:
+    """Draws a random number of each library that is imported; returns what puts the states back."""
+    restore: list[Callable[[], Any]] = [partial(random.setstate, random.getstate())]
+    random.random()
+    torch, numpy = (sys.modules.get(name) for name in ("torch", "numpy"))
+    if torch is not None and hasattr(torch, "get_rng_state"):
+        restore.append(partial(torch.set_rng_state, torch.get_rng_state()))
+        torch.rand(1)
+    if numpy is not None and hasattr(numpy, "random"):
+        restore.append(partial(numpy.random.set_state, numpy.random.get_state()))
+        numpy.random.random()
+    return restore
 
 
 def _children() -> set[int]:

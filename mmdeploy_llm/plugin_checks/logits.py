@@ -34,6 +34,7 @@ class LogitsProcessorSubject:
     """A processor to check, and its author's arguments and examples.
 
     arguments: some that it accepts. wrong_arguments: some that it refuses.
+    texts: outputs on which the processor is active, as texts or token ids below VOCAB_SIZE.
     new_tokenizer: returns a tokenizer for the processor's context.
     """
 
@@ -41,6 +42,7 @@ class LogitsProcessorSubject:
     arguments: Sequence[Mapping[str, Any]] = ({},)
     wrong_arguments: Sequence[Mapping[str, Any]] = ()
     examples: Sequence[LogitsExample] = ()
+    texts: Sequence[str | Sequence[int]] = ()
     new_tokenizer: Callable[[], Any] = lambda: None
 
     def new(self, vocab_size: int = VOCAB_SIZE) -> LogitsProcessor:
@@ -73,18 +75,36 @@ class LogitsProcessorSubject:
         return tuple(found)
 
     def rows(self, processor: LogitsProcessor, num_outputs: int = NUM_STEPS) -> list[LogitsRow]:
-        """Returns requests of different lengths that have just started, two for each arguments."""
+        """Returns requests that have just started, all different: random ones of two lengths for
+        each arguments, and with outputs, those of `texts` and of the examples, and a text that
+        repeats itself."""
         rng = random.Random(1)
+        outputs: list[tuple[Mapping[str, Any], Sequence[int] | None]] = [
+            (each, None) for each in (*self.usable, *self.usable)
+        ]
+        outputs += [(each, text) for each in self.usable for text in self._active()[:num_outputs]]
         rows = []
-        for arguments in (*self.usable, *self.usable):
+        for arguments, text in outputs:
+            drawn = [rng.randrange(20) for _ in range(rng.randint(0, num_outputs))]
             row = LogitsRow(
                 arguments=arguments,
                 prompt_token_ids=[rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 20))],
-                output_token_ids=[rng.randrange(20) for _ in range(rng.randint(0, num_outputs))],
+                output_token_ids=drawn if text is None else list(text),
             )
             self.begin(processor, row)
             rows.append(row)
         return rows
+
+    def _active(self) -> list[Sequence[int]]:
+        """Returns outputs on which a processor may be active."""
+        given = (*self.texts, *(example.output_token_ids for example in self.examples))
+        found: list[Sequence[int]] = [[7, 8, 9] * 6, [5] * 9]
+        for text in given:
+            if isinstance(text, str):
+                text = self.new_tokenizer()(text, add_special_tokens=False)["input_ids"]
+            if text:
+                found.append([token % VOCAB_SIZE for token in text])
+        return found
 
     def begin(self, processor: LogitsProcessor, row: LogitsRow) -> None:
         """Sets the row's state."""
@@ -205,6 +225,52 @@ def a_request_can_start_again(subject: LogitsProcessorSubject) -> None:
             tokens.append(rng.randrange(20))
 
 
+def it_is_active(subject: LogitsProcessorSubject) -> None:
+    """Some text makes the processor change some logit, so that the other checks see it at work."""
+    processor = subject.new()
+    rows = subject.rows(processor)
+    for logits in _some_logits(len(rows)):
+        if not torch.equal(subject.apply(processor, logits, rows), logits):
+            return
+    raise CheckSkipped(
+        "it changed no logit after any text that was tried; add outputs on which it acts to `texts`"
+    )
+
+
+def rows_are_left_as_they_are(subject: LogitsProcessorSubject) -> None:
+    """`apply` changes neither the tokens nor the arguments of a request."""
+    processor = subject.new()
+    rows = subject.rows(processor)
+    before = [_told(row) for row in rows]
+    for logits in _some_logits(len(rows)):
+        subject.apply(processor, logits, rows)
+        for row, told in zip(rows, before, strict=True):
+            demand(
+                _told(row) == told,
+                f"apply changed a LogitsRow from {told!r:.200} to {_told(row)!r:.200}; keep what "
+                "you need in the state that `start` returns",
+            )
+
+
+def requests_leave_nothing(subject: LogitsProcessorSubject) -> None:
+    """A request gets the same logits whatever requests the processor served before."""
+    used, new = subject.new(), subject.new()
+    earlier = subject.rows(used)
+    for logits in _some_logits(len(earlier)):
+        subject.apply(used, logits, earlier)
+    rows, same = (subject.rows(processor)[::-1] for processor in (used, new))
+    for logits in _some_logits(len(rows)):
+        demand(
+            torch.equal(subject.apply(used, logits, rows), subject.apply(new, logits, same)),
+            "apply returns other logits after the processor has served other requests; keep the "
+            "state of a request in what `start` returns, not in `self`, and forget the rest",
+        )
+
+
+def _told(row: LogitsRow) -> tuple[Any, ...]:
+    return dict(row.arguments), list(row.prompt_token_ids), list(row.output_token_ids)
+
+
 def examples_hold(subject: LogitsProcessorSubject) -> None:
     """The author's examples hold."""
     if not subject.examples:
@@ -233,6 +299,9 @@ CHECKS: tuple[Check, ...] = (
     rows_do_not_influence_each_other,
     applying_twice_is_the_same,
     a_request_can_start_again,
+    it_is_active,
+    rows_are_left_as_they_are,
+    requests_leave_nothing,
     examples_hold,
 )
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import get_args, get_type_hints
 
-from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment
+from mmdeploy_llm.hooks import NextText, ReasoningParser, ReasoningParserSpec, Segment
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand, new_parser
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(Segment)["kind"])
+NEXT = "0"  # a text that no parser takes for a marker
 PLAIN = "Two and two are four.\nWell: 4 < 5 > 3, said he."
 SCRAPS = ("a", "b c", " ", "\n\n", "<", "</", "é", "[", "|", ">")
 NUM_RANDOM_TEXTS = 30
@@ -243,6 +244,43 @@ def _interleaved(
     return _of_kind(segments, "reasoning"), _of_kind(segments, "content")
 
 
+def next_text_says_what_comes(subject: ParserSubject) -> None:
+    """`next_text` agrees with how the next text is parsed, and asking changes nothing."""
+    for text, prompt in product(subject.texts(), subject.prompts()):
+        asked, unasked = subject.new(), subject.new()
+        what = f"after {text!r:.200} and prompt {prompt!r:.200}"
+        with attributed(f"next_text {what}", "a constraint asks it after any token"):
+            for parser in (asked, unasked):
+                parser.start(prompt)
+                parser.feed(text)
+            found, again = asked.next_text(), asked.next_text()
+            rest = asked.parse(NEXT)
+        kinds = get_args(get_type_hints(NextText)["kind"])
+        demand(
+            isinstance(found, NextText) and found.kind in kinds and found == again,
+            f"next_text {what} returns {found!r}, then {again!r}; return the same NextText, of "
+            f"kind {' or '.join(kinds)}",
+        )
+        expected = unasked.parse(NEXT)
+        demand(
+            _merged(rest) == _merged(expected),
+            f"{what}, the text {NEXT!r} is parsed as {rest!r}, but as {expected!r} where next_text "
+            "was not asked; it must not change the parser",
+        )
+        if not expected or found.kind == "tag":
+            continue
+        is_thinking = expected[-1].kind == "reasoning"
+        demand(
+            (found.kind == "free") == is_thinking,
+            f"next_text {what} is of kind {found.kind!r}, but the text {NEXT!r} that follows is "
+            f"{expected[-1].kind}; say 'free' in the thinking and 'answer' in the answer",
+        )
+
+
+def _merged(segments: Sequence[Segment]) -> list[tuple[str, str]]:
+    return [(kind, _of_kind(segments, kind)) for kind in KINDS]
+
+
 def examples_hold(subject: ParserSubject) -> None:
     """The author's examples hold, in one piece and character by character."""
     if not subject.examples:
@@ -267,6 +305,7 @@ CHECKS: tuple[Check, ...] = (
     nothing_is_made_up,
     any_split_equals_the_whole,
     no_state_is_shared,
+    next_text_says_what_comes,
     examples_hold,
 )
 

@@ -13,6 +13,7 @@ from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, dema
 
 from .parsers import PLAIN, generic_texts, splits
 
+AFTER = "\n\nThese are the calls."
 MAX_TEXTS = 80  # texts built from the markers; each is split in many ways
 
 TOOL: Mapping[str, Any] = {
@@ -172,6 +173,28 @@ def any_split_equals_the_whole(subject: ToolParserSubject) -> None:
             )
 
 
+def a_call_comes_when_it_is_complete(subject: ToolParserSubject) -> None:
+    """The call of an example is returned by `feed`, as soon as its text is there, where content
+    follows it; not only by `finish`."""
+    examples = [example for example in subject.examples if example.calls]
+    if not examples:
+        raise CheckSkipped("no example has a call; add one to `examples`")
+    for example in examples:
+        parser = subject.new()
+        with attributed(f"parsing {example.text!r}", "a parser accepts any text"):
+            parser.start(example.tools)
+            found = [
+                item for character in f"{example.text}{AFTER}" for item in parser.feed(character)
+            ]
+            at_end = parser.finish()
+        late = [item for item in at_end if isinstance(item, ToolCall)]
+        demand(
+            not late or any(isinstance(item, ToolCall) for item in found),
+            f"no call of {example.text!r} is returned before the text has ended, although "
+            f"{AFTER!r} follows; return each call from `feed` when it is complete",
+        )
+
+
 def no_state_is_shared(subject: ToolParserSubject) -> None:
     """Parsers of concurrent requests do not influence each other."""
     cases = list(subject.cases())
@@ -222,6 +245,7 @@ CHECKS: tuple[Check, ...] = (
     plain_text_is_kept,
     nothing_is_lost,
     any_split_equals_the_whole,
+    a_call_comes_when_it_is_complete,
     no_state_is_shared,
     examples_hold,
 )

@@ -80,7 +80,7 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
     return ModelMedia(
         processors=processors,
         splitters=splitters,
-        yields=yields,
+        yields={**table.yields, **yields},
         known=table.kinds,
         part_types={
             name: kind

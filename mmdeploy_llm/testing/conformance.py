@@ -114,6 +114,7 @@ class LogitsProcessorConformance(Conformance):
     spec: the processor.
     arguments: some that it accepts, each of which is tried. wrong_arguments: some that it refuses.
     examples: logits before and after.
+    texts: outputs after which it acts, as texts or token ids.
     """
 
     checks = logits.CHECKS
@@ -121,6 +122,7 @@ class LogitsProcessorConformance(Conformance):
     arguments: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     wrong_arguments: ClassVar[Sequence[Mapping[str, Any]]] = ()
     examples: ClassVar[Sequence[logits.LogitsExample]] = ()
+    texts: ClassVar[Sequence[str | Sequence[int]]] = ()
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -131,6 +133,7 @@ class LogitsProcessorConformance(Conformance):
             arguments=tuple(cls.arguments),
             wrong_arguments=tuple(cls.wrong_arguments),
             examples=tuple(cls.examples),
+            texts=tuple(cls.texts),
             new_tokenizer=make_tokenizer,
         )
 

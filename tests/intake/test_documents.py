@@ -201,6 +201,12 @@ def test_an_image_budget_bounds_the_pages(papers):
         papers().accept(paper(PAGES, {"paper": b"3", "image_tokens": "much"}), PARAMS)
 
 
+def test_options_of_no_document_are_refused(papers):
+    for prompt in ({"prompt": "a"}, chat(), {"prompt": IMAGE, "multimodal_data": {"image": b"3"}}):
+        with pytest.raises(RequestError, match="sets 'paper_pages', but the prompt has no paper"):
+            papers().accept({**prompt, "mm_processor_kwargs": {"paper_pages": "1-2"}}, PARAMS)
+
+
 # Limits
 
 

@@ -5,6 +5,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from mmdeploy_llm.plugin_checks import fresh
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
@@ -13,6 +15,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def one_process_for_all(request, monkeypatch):
+    """No process for each plugin, which imports torch; a test looks at all in one."""
+    if request.node.name != "test_importing_them_changes_nothing":
+        monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = sorted(PROJECT["entry-points"]["mmdeploy_llm"])
 
 
-@pytest.fixture(autouse=True)
-def one_process_for_all(request, monkeypatch):
-    """No process for each plugin, which imports torch; a test looks at all in one."""
-    if request.node.name != "test_importing_them_changes_nothing":
-        monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
-
-
 @pytest.mark.full  # a process imports all plugins
 def test_importing_them_changes_nothing():
     modules = list(PROJECT["entry-points"]["mmdeploy_llm"].values())

@@ -210,7 +210,9 @@ def test_kinds_that_yield_nothing_the_model_reads_are_left_out(serve, caplog):
     )
     assert loader.media.read == ("image", "video")
     assert "the model takes no needy: a library is missing" in caplog.text
-    for kind in ("leaflet", "noise", "needy"):
+    with pytest.raises(UnsupportedMediaError, match="a leaflet is split into items of kind ring"):
+        loader.check([MediaItem(kind="leaflet", source=b"", options={})])
+    for kind in ("noise", "needy"):
         with pytest.raises(UnsupportedMediaError, match=f"processes {kind} for this model"):
             loader.check([MediaItem(kind=kind, source=b"", options={})])
 

@@ -103,6 +103,42 @@ class Forgets(Good):
         return logits
 
 
+class BansForAll(Good):
+    """Acts on texts that repeat themselves only, and then on all rows."""
+
+    def apply(self, logits, rows):
+        for row in rows:
+            tokens = list(row.output_token_ids)
+            if len(tokens) >= 6 and tokens[-3:] == tokens[-6:-3]:
+                logits[:, tokens[-1]] = -torch.inf
+        return logits
+
+
+class WritesTokens(Good):
+    def apply(self, logits, rows):
+        for row in rows:
+            row.prompt_token_ids[:] = row.prompt_token_ids[-3:]
+        return logits
+
+
+class Remembers(Good):
+    """Bans what another request has said."""
+
+    def start(self, row):
+        self.said = getattr(self, "said", set()) | {len(row.prompt_token_ids)}
+        return frozenset(self.said)
+
+    def apply(self, logits, rows):
+        for logit, row in zip(logits, rows, strict=True):
+            logit[list(row.state)] -= 1
+        return logits
+
+
+class Idle(Good):
+    def apply(self, logits, rows):
+        return logits
+
+
 class NotOne:
     def __init__(self, context):
         pass
@@ -141,8 +177,8 @@ def test_a_good_one_passes(check):
         (checks.builds_and_checks_its_arguments, TakesNothing, "accept the arguments"),
         (checks.builds_and_checks_its_arguments, WrongError, "without a message"),
         (checks.builds_and_checks_its_arguments, NotOne, "derive it from"),
-        (checks.logits_keep_their_form, WrongShape, r"float32 \(4, 299\)"),
-        (checks.logits_keep_their_form, WrongDtype, r"float64 \(4, 300\)"),
+        (checks.logits_keep_their_form, WrongShape, r"float32 \(10, 299\)"),
+        (checks.logits_keep_their_form, WrongDtype, r"float64 \(10, 300\)"),
         (checks.logits_keep_their_form, Raises, "raised OSError: no"),
         (checks.logits_keep_their_form, NotFinite, "ban a token with -inf"),
         (checks.rows_do_not_influence_each_other, Mixes, "its own logits and LogitsRow only"),
@@ -150,6 +186,9 @@ def test_a_good_one_passes(check):
         (checks.applying_twice_is_the_same, Counts, "without counting calls or drawing"),
         (checks.applying_twice_is_the_same, Draws, "without counting calls or drawing"),
         (checks.a_request_can_start_again, Forgets, "build the state from both token lists"),
+        (checks.rows_do_not_influence_each_other, BansForAll, "its own logits and LogitsRow only"),
+        (checks.rows_are_left_as_they_are, WritesTokens, "apply changed a LogitsRow from"),
+        (checks.requests_leave_nothing, Remembers, "after the processor has served other requ"),
         (checks.examples_hold, DependsOnOrder, "correct the processor or the example"),
     ],
 )
@@ -165,6 +204,8 @@ def test_an_argument_that_is_not_declared():
 
 
 def test_what_is_missing_is_skipped():
+    with pytest.raises(CheckSkipped, match="add outputs on which it acts to `texts`"):
+        checks.it_is_active(subject(Idle))
     with pytest.raises(CheckSkipped, match="no examples"):
         checks.examples_hold(subject(Good, examples=()))
     with pytest.raises(CheckSkipped, match="give some in `arguments`"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment
+from mmdeploy_llm.hooks import NextText, ReasoningParser, ReasoningParserSpec, Segment
 from mmdeploy_llm.plugin_checks.parsers import CHECKS, ParserSubject
 from mmdeploy_llm.testing import FakeReasoningParser, ParserExample
 
@@ -100,6 +100,11 @@ class AddsALine(FakeReasoningParser):
         ]
 
 
+class AlwaysFree(FakeReasoningParser):
+    def next_text(self):
+        return NextText(kind="free")
+
+
 class LooksAtOnePiece(ReasoningParser):
     """Finds the marker only when it arrives in one piece."""
 
@@ -142,6 +147,7 @@ class StateInTheClass(FakeReasoningParser):
 
 BROKEN = [
     # factory, failing checks, regex for the message of the first
+    (AlwaysFree, {"next_text_says_what_comes"}, "but the text '0' that follows is content; say"),
     (NeedsAnArgument, NAMES - {"examples_hold"}, "called without arguments, per request"),
     (NoParser, NAMES - {"examples_hold"}, "derive it from mmdeploy_llm.hooks.ReasoningParser"),
     (make_shared(), {"builds_without_arguments", "*"}, "each request needs a parser of its own"),
@@ -152,7 +158,11 @@ BROKEN = [
     (StartMarkerThatOpensNothing, {"markers_are_consistent"}, "opens no reasoning up to"),
     (StartMarkerThatIsNotClosed, {"markers_are_consistent", "*"}, "both of them do not close it"),
     (StartMarkerAlone, {"markers_are_consistent"}, "without `end_marker`; set both or none"),
-    (GivesNone, {"segments_are_well_formed"}, "feed returns a tuple .*; return a list of Segments"),
+    (
+        GivesNone,
+        {"segments_are_well_formed", "*"},
+        "feed returns a tuple .*; return a list of Segments",
+    ),
     (EmptySegments, {"segments_are_well_formed", "*"}, "finish returns a segment without text"),
     (UnknownKind, {"segments_are_well_formed", "*"}, "Segments of kind 'reasoning' or 'content'"),
     (Raises, {"segments_are_well_formed", "*"}, r"raised KeyError: .*; a parser accepts any text"),

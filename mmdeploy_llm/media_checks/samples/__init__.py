@@ -25,6 +25,7 @@ __all__ = [
     "samples",
     "too_large",
     "twins",
+    "unloaded",
     "video_bytes",
 ]
 
@@ -50,6 +51,13 @@ def twins(kind: str) -> dict[str, tuple[Any, Any]]:
     """Returns name -> two sources of that kind that differ in a few bytes; {} for an unknown
     kind."""
     return _made("twins", kind)
+
+
+def unloaded(kind: str) -> list[Any]:
+    """Returns sources of the same content that are read only when they are used; [] for an unknown
+    kind."""
+    make = getattr(BY_KIND.get(kind), "unloaded", list)
+    return list(make())
 
 
 def too_large(kind: str) -> dict[str, tuple[Any, MediaLimits]]:

@@ -56,8 +56,8 @@ def video_bytes(picture: Pixels, *, num_frames: int, container: str = "mp4") -> 
 
 
 def lossless(clip: Pixels) -> bytes:
-    """Encodes frames [T, H, W, 3] so that each keeps its pixels and the last ones come last."""
-    return _encoded(list(clip), "ffv1", "matroska", "bgr0")
+    """Encodes frames [T, H, W, 3] so that each keeps its pixels and its place in the file."""
+    return _encoded(list(clip), "rawvideo", "avi", "bgr24")
 
 
 def far_apart(picture: Pixels) -> bytes:

@@ -34,6 +34,12 @@ def samples() -> dict[str, Any]:
     }
 
 
+def unloaded() -> list[Any]:
+    """Returns sources that are read only when they are used, each of the same content."""
+    blob = image_bytes(noise(200, 300, seed=10), "PNG")
+    return [Image.open(io.BytesIO(blob), formats=["PNG"]) for _ in range(5)]
+
+
 def twins() -> Twins:
     """Returns name -> two sources that differ in their last, middle or first pixels only."""
     size = (TWIN_SIDE, TWIN_SIDE, 3)

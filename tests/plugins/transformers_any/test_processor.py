@@ -25,7 +25,9 @@ IDEFICS = {
 def idefics(folder, image_token="<image>"):
     """Writes the files of Idefics3's processor, without a model."""
     tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    rows = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    special = ["<image>", "<fake_token_around_image>", "<global-img>", *rows]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
     tokenizer.save_pretrained(folder)
     processor = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
     (folder / "processor_config.json").write_text(json.dumps(processor))

@@ -1,0 +1,71 @@
+"""The table of what the encoders of built-in families read, in processors/README.md, is true.
+
+    python tests/plugins/test_tensor_table.py
+
+writes it anew from the families' tiny checkpoints.
+"""
+
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmdeploy_llm.hooks import MediaLimits, PluginManager
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.tiny import write_tiny
+
+README = Path(__file__).parents[2] / "processors/README.md"
+PART = re.compile(r"(<!-- tensors: begin -->\n).*?(<!-- tensors: end -->)", re.DOTALL)
+PICTURE = Image.new("RGB", (120, 90), "red")
+SOUND = np.zeros(16000, np.float32)
+SOURCES = {"image": PICTURE, "video": [PICTURE] * 4, "audio": (SOUND, 16000)}
+
+
+def table(folder):
+    """Returns a row for each kind and form of tensors, with the families that read it."""
+    manager = PluginManager.load()
+    found = {}
+    for spec in manager.models:
+        if not spec.media or spec.tiny is None or not manager.origin(spec).is_builtin:
+            continue
+        checkpoint = read_checkpoint(write_tiny(spec.name, folder / spec.name))
+        for kind in spec.media:
+            processor = manager.build(
+                manager.media_processor(kind, spec.name, spec=spec), checkpoint, {}
+            )
+            item = processor.decode(SOURCES[kind], MediaLimits(isolation="thread"))
+            tensors = processor.process(item, {}).tensors
+            processor.close()
+            form = ", ".join(
+                f"`{name}` {str(tensor.dtype).removeprefix('torch.')} {axes(name, tensor)}"
+                for name, tensor in tensors.items()
+            )
+            found.setdefault((kind, form), []).append(f"`{spec.name}`")
+    rows = [
+        f"| {kind} | {form} | {', '.join(sorted(names))} |"
+        for (kind, form), names in sorted(found.items())
+    ]
+    return "\n".join(["| kind | tensors | families |", "|---|---|---|", *rows])
+
+
+def axes(name, tensor):
+    """Returns the shape with the axes that differ from item to item by their names."""
+    if name == "pixels":
+        return f"[N, {tensor.shape[1]}]"
+    return {0: "[]", 1: "[K]", 2: "[1, S]", 3: "[1, S, F] or [1, F, S]"}[tensor.ndim]
+
+
+@pytest.mark.full  # a tiny checkpoint of every family
+def test_the_table_is_true(tmp_path):
+    written = PART.search(README.read_text())[0]
+    assert table(tmp_path) in written, "python tests/plugins/test_tensor_table.py writes it anew"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        found = table(Path(folder))
+    text = PART.sub(lambda match: f"{match[1]}\n{found}\n\n{match[2]}", README.read_text())
+    README.write_text(text)
