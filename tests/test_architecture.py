@@ -31,6 +31,7 @@ LAYERS = (
     ("metrics",),
     ("request",),
     ("plan", "forward"),
+    ("plugin_objects",),
     ("hooks",),
     ("isolation", "pixels"),
     ("media",),
@@ -50,6 +51,7 @@ LAYERS = (
     ("desk",),
     ("client",),
     ("datasets",),
+    ("corpora",),
     ("records",),
     ("openai_lines",),
     ("sinks", "telling"),
@@ -118,7 +120,7 @@ PLUGIN_API |= {"page_ranges", "attention.base", "gguf.tables", "weights.map"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
-TORCH_FREE = {"schedule", "delivery", "datasets", "finding"} | {
+TORCH_FREE = {"schedule", "delivery", "datasets", "corpora", "finding"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]
 }
 IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}

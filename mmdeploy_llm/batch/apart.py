@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from mmdeploy_llm.corpora.formats import all_suffixes
 from mmdeploy_llm.datasets.files import is_pattern, suffix_of, suffixes_in
-from mmdeploy_llm.datasets.formats import SUFFIXES
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
@@ -65,8 +65,9 @@ def _check_paths(given: str, own: Path, kinds: KindTable) -> None:
             f"{str(own)!r} is the folder of the input {given!r}, and its files would be replaced; "
             "write the output elsewhere"
         )
-    is_corpus = os.path.isdir(given) and suffixes_in(given, SUFFIXES, kinds) is not None
-    is_read = is_corpus and suffix_of(str(own), SUFFIXES) is not None
+    suffixes = all_suffixes(kinds)
+    is_corpus = os.path.isdir(given) and suffixes_in(given, suffixes, kinds) is not None
+    is_read = is_corpus and suffix_of(str(own), suffixes) is not None
     if is_read and any(_is_same(folder, given) for folder in _folders(own)):
         raise ConfigError(
             f"{str(own)!r} lies in the input {given!r}: a run that is resumed would read its own "

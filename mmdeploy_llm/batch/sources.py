@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
+from mmdeploy_llm.corpora.formats import KINDS, open_rows
 from mmdeploy_llm.datasets.files import is_pattern
-from mmdeploy_llm.datasets.formats import KINDS, open_rows
 from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
@@ -153,7 +153,7 @@ def open_source(
     is_recursive: bool = True,
     sidecar: str = DEFAULT_SUFFIX,
 ) -> Source:
-    """Opens a corpus (see datasets/formats.py), a folder of media, with its subfolders if
+    """Opens a corpus (see corpora/formats.py), a folder of media, with its subfolders if
     `is_recursive`, a glob of them, or an iterable of dicts. Raises ConfigError for an input that
     cannot be opened.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmdeploy_llm.errors import OK
-from mmdeploy_llm.hooks.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.outputs import (
     CompletionOutput,
     Completions,
@@ -17,6 +16,7 @@ from mmdeploy_llm.outputs import (
     TokenLogprobs,
 )
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
+from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.request import Request
 
 from .constraint import Matches, breach, tags_in

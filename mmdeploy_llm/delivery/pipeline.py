@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 from mmdeploy_llm.errors import PluginContractError, PluginError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.hooks.parsing import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.plan import RequestFailure
+from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.request import Request
 
 from .detokenizer import Detokenizer, Vocabulary

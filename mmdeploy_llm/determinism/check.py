@@ -15,10 +15,10 @@ from torch import nn
 from mmdeploy_llm.caches import longest_window
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.native import THREAD_COUNT
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.schedule.scheduler import SchedulerConfig

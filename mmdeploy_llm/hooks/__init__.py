@@ -3,6 +3,14 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_objects.logits import (
+    LogitsContext,
+    LogitsProcessor,
+    LogitsProcessorSpec,
+    LogitsRow,
+)
+from mmdeploy_llm.plugin_objects.model import Model
+from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
@@ -17,11 +25,9 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from .corpora import CorpusFile, CorpusFormatSpec, DamagedRow
 from .kinds import KindTable
-from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
 from .manager import PluginManager
-from .model import Model
-from .parsing import NextText, ReasoningParser, Segment, ToolParser
 from .reading import ReadingPreset, ReadPage, ReadText
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
@@ -32,6 +38,9 @@ __all__ = [
     "ITEM_NUMBER",
     "BoxRule",
     "Checkpoint",
+    "CorpusFile",
+    "CorpusFormatSpec",
+    "DamagedRow",
     "EngineInfo",
     "KindTable",
     "LogitsContext",

@@ -12,6 +12,8 @@ from mmdeploy_llm.errors import (
     PluginContractError,
     PluginError,
 )
+from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 
 from .contracts import (
     MediaProcessor,
@@ -20,9 +22,8 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .logits import LogitsProcessor, LogitsProcessorSpec
+from .corpora import CorpusFormatSpec
 from .names import error_text, listing
-from .parsing import ReasoningParser, ToolParser
 from .reading import KEEP, ReadingPreset
 from .records import FAULTS, FactorySpec, PluginOrigin, Spec, describe
 from .splitting import MediaSplitter
@@ -32,11 +33,16 @@ MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
-    """Imports what `spec.factory` names, of a preset what converts answers. Raises PluginError
-    when it cannot be imported or called."""
-    is_preset = isinstance(spec, ReadingPreset)
-    name = (spec.convert or KEEP) if isinstance(spec, ReadingPreset) else spec.factory
-    about = f"{origin}: {name}, the {'converter' if is_preset else 'factory'} of {describe(spec)},"
+    """Imports what `spec.factory` names, of a preset what converts answers, of a format what reads
+    its files. Raises PluginError when it cannot be imported or called."""
+    match spec:
+        case ReadingPreset():
+            role, name = "converter", spec.convert or KEEP
+        case CorpusFormatSpec():
+            role, name = "reader", spec.reader
+        case _:
+            role, name = "factory", spec.factory
+    about = f"{origin}: {name}, the {role} of {describe(spec)},"
     if origin.file is not None and name.partition(":")[0] == origin.file.stem:
         about += " which a file names with its __name__,"  # such as f"{__name__}:Parser"
     found = imported_for(name, about)

@@ -10,13 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import PluginConflictError
 
 from .contracts import MediaProcessorSpec
+from .corpora import CorpusFormatSpec
 from .declared import BUILT_IN, Declared
 from .records import PluginOrigin, Provided
+from .selection import Chooser
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,8 @@ class KindTable:
     part_types: type of a message's part -> kind; "audio" and "audio_url" are those of a kind
         "audio" without being declared.
     yields: kind -> the kind of its parts, for kinds that are split.
+    formats: ".warc" -> the format of corpora that a plugin reads. format_bytes: (offset, bytes) ->
+        the format, the longest first.
     conflicts: (field, name) -> what is wrong and how to decide.
     """
 
@@ -39,6 +45,8 @@ class KindTable:
     first_bytes: Mapping[tuple[int, bytes], str]
     part_types: Mapping[str, str]
     yields: Mapping[str, str]
+    formats: Mapping[str, Provided[CorpusFormatSpec]]
+    format_bytes: Mapping[tuple[int, bytes], Provided[CorpusFormatSpec]]
     conflicts: Mapping[tuple[str, Any], str]
 
     def of_name(self, name: str) -> str | None:
@@ -54,6 +62,20 @@ class KindTable:
         for offset, begin in self.first_bytes:
             if head.startswith(begin, offset):
                 return self._found("first_bytes", (offset, begin))
+        return None
+
+    def format_of(self, suffix: str | None, head: bytes = b"") -> Provided[CorpusFormatSpec] | None:
+        """Returns the format of corpora with this suffix, without one of files that begin so; None
+        where no plugin reads it."""
+        if suffix is not None:
+            if ("suffixes", suffix) in self.conflicts:
+                raise PluginConflictError(self.conflicts["suffixes", suffix])
+            return self.formats.get(suffix)
+        for offset, begin in self.format_bytes:
+            if head.startswith(begin, offset):
+                if ("first_bytes", (offset, begin)) in self.conflicts:
+                    raise PluginConflictError(self.conflicts["first_bytes", (offset, begin)])
+                return self.format_bytes[offset, begin]
         return None
 
     def of_column(self, name: str) -> str | None:
@@ -75,52 +97,88 @@ class KindTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Claim:
-    """A kind that claims a name. rank: the highest has it. origin: None for the engine itself."""
+    """A kind, or a format of corpora, that claims a name. rank: the highest has it; choices of the
+    caller come first. origin: None for the engine itself."""
 
     kind: str
-    rank: tuple[int, int]
+    rank: tuple[bool, int, int]
     origin: PluginOrigin | None
+    format: Provided[CorpusFormatSpec] | None = None
 
 
-def table_of(provided: Iterable[Provided[MediaProcessorSpec]]) -> KindTable:
-    """Builds the table from the specs of all plugins, in load order."""
+def table_of(
+    provided: Iterable[Provided[MediaProcessorSpec]],
+    formats: Sequence[Provided[CorpusFormatSpec]] = (),
+    chooser: Chooser | None = None,
+) -> KindTable:
+    """Builds the table from the specs of all plugins, in load order. chooser: decides which plugin
+    reads a format."""
     specs: list[tuple[Declared | MediaProcessorSpec, PluginOrigin | None]]
     specs = [*((own, None) for own in BUILT_IN), *((each.spec, each.origin) for each in provided)]
     claims: dict[tuple[str, Any], list[_Claim]] = {}
     for spec, origin in specs:
         # What somebody has installed wins over what is built in.
-        rank = (spec.priority, 0 if origin is None else origin.standing)
+        rank = (False, spec.priority, 0 if origin is None else origin.standing)
         for name in claimed(spec):
             claims.setdefault(name, []).append(_Claim(kind=spec.kind, rank=rank, origin=origin))
+    for own_format in formats:
+        for name, claim in _format_claims(own_format, chooser or Chooser({})):
+            claims.setdefault(name, []).append(claim)
     kinds = tuple(dict.fromkeys(spec.kind for spec, _ in specs))
     for kind in kinds:  # nobody else's, whatever the priority
         for own in (kind, f"{kind}_url"):
-            claims["part_types", own] = [_Claim(kind=kind, rank=(0, 1), origin=None)]
+            claims["part_types", own] = [_Claim(kind=kind, rank=(False, 0, 1), origin=None)]
     best = {name: _best(own) for name, own in claims.items()}
 
     def decided(field: str) -> dict[Any, str]:
-        return {name: own[0].kind for (theme, name), own in best.items() if theme == field}
+        found = {name: own[0] for (theme, name), own in best.items() if theme == field}
+        return {name: own.kind for name, own in found.items() if own.format is None}
 
-    begins = decided("first_bytes")
-    longest = sorted(begins, key=lambda begin: (-len(begin[1]), begin))
+    def of_formats(field: str) -> dict[Any, Provided[CorpusFormatSpec]]:
+        found = {name: own[0].format for (theme, name), own in best.items() if theme == field}
+        return {name: own for name, own in found.items() if own is not None}
+
+    begins = _longest_first(decided("first_bytes"))
     return KindTable(
         kinds=kinds,
         suffixes=MappingProxyType(decided("suffixes")),
         columns=MappingProxyType(decided("columns")),
-        first_bytes=MappingProxyType({begin: begins[begin] for begin in longest}),
+        first_bytes=MappingProxyType(begins),
         part_types=MappingProxyType(decided("part_types")),
         yields=MappingProxyType({spec.kind: spec.yields for spec, _ in specs if spec.yields}),
+        formats=MappingProxyType(of_formats("suffixes")),
+        format_bytes=MappingProxyType(_longest_first(of_formats("first_bytes"))),
         conflicts=MappingProxyType(
             {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
         ),
     )
 
 
-def claimed(spec: Declared | MediaProcessorSpec) -> Iterator[tuple[str, Any]]:
+def _format_claims(
+    provided: Provided[CorpusFormatSpec], chooser: Chooser
+) -> Iterator[tuple[tuple[str, Any], _Claim]]:
+    """Yields what a format claims; `use` may name the suffix or the format."""
+    spec, origin = provided.spec, provided.origin
+    for field, name in claimed(spec):
+        keys = (spec.name, name) if field == "suffixes" else (spec.name,)
+        is_chosen = any(chooser.is_chosen(key, origin) for key in keys)
+        rank = (is_chosen, spec.priority, origin.standing)
+        yield (field, name), _Claim(kind=spec.name, rank=rank, origin=origin, format=provided)
+
+
+def _longest_first(begins: Mapping[tuple[int, bytes], T]) -> dict[tuple[int, bytes], T]:
+    ordered = sorted(begins, key=lambda begin: (-len(begin[1]), begin))
+    return {begin: begins[begin] for begin in ordered}
+
+
+def claimed(
+    spec: Declared | MediaProcessorSpec | CorpusFormatSpec,
+) -> Iterator[tuple[str, Any]]:
     """Yields the names that a spec declares, as (field, name)."""
     yield from (("suffixes", name) for name in spec.suffixes)
-    yield from (("columns", name.lower()) for name in spec.columns)
-    yield from (("part_types", name) for name in spec.part_types)
+    if not isinstance(spec, CorpusFormatSpec):
+        yield from (("columns", name.lower()) for name in spec.columns)
+        yield from (("part_types", name) for name in spec.part_types)
     for begin in spec.first_bytes:
         yield "first_bytes", (0, begin) if isinstance(begin, bytes) else begin
 
@@ -128,14 +186,21 @@ def claimed(spec: Declared | MediaProcessorSpec) -> Iterator[tuple[str, Any]]:
 def _best(claims: Sequence[_Claim]) -> list[_Claim]:
     """Returns a claim of each kind that has the highest rank: several are a conflict."""
     highest = max(claim.rank for claim in claims)
-    by_kind = {claim.kind: claim for claim in claims if claim.rank == highest}
+    by_kind = {
+        claim.kind if claim.format is None else id(claim.format): claim
+        for claim in claims
+        if claim.rank == highest
+    }
     return list(by_kind.values())
 
 
 def _conflict(field: str, name: object, claims: Sequence[_Claim]) -> str:
-    said = " and ".join(f"kind {claim.kind!r} of {claim.origin}" for claim in claims)
+    said = " and ".join(
+        f"{'corpus format' if claim.format else 'kind'} {claim.kind!r} of {claim.origin}"
+        for claim in claims
+    )
     others = [claim.origin.name for claim in claims[1:] if claim.origin is not None]
     return (
-        f"{name!r} is claimed in `{field}` by {said}, all at priority {claims[0].rank[0]}; decide "
+        f"{name!r} is claimed in `{field}` by {said}, all at priority {claims[0].rank[1]}; decide "
         f"with blocked_plugins={others!r}, or name those to load in `plugins`"
     )

@@ -23,6 +23,9 @@ from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, U
 from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_files import load_file
+from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.model import Model
+from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -33,11 +36,9 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from .corpora import CorpusFormatSpec
 from .kinds import KindTable, table_of
-from .logits import LogitsProcessor, LogitsProcessorSpec
-from .model import Model
 from .names import error_text, listing
-from .parsing import ReasoningParser, ToolParser
 from .reading import ReadingPreset
 from .records import (
     FAULTS,
@@ -53,6 +54,7 @@ from .records import (
 )
 from .registry import PluginRegistry, call
 from .splitting import MediaSplitter
+from .validation import checked_blob
 
 if TYPE_CHECKING:
     from mmdeploy_llm.plugin_choice import PluginChoice
@@ -178,10 +180,16 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(ReadingPreset))
 
     @property
+    def corpus_formats(self) -> tuple[CorpusFormatSpec, ...]:
+        """All specs of formats of corpora, in load order."""
+        return tuple(item.spec for item in self._registry.provided(CorpusFormatSpec))
+
+    @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs: their suffixes, columns, first bytes, part
-        types. Built anew for each call: take it once."""
-        return table_of(self._registry.provided(MediaProcessorSpec))
+        """The kinds of media of all loaded specs, and the formats of corpora: their suffixes,
+        columns, first bytes, part types. Built anew for each call: take it once."""
+        formats = self._registry.provided(CorpusFormatSpec)
+        return table_of(self._registry.provided(MediaProcessorSpec), formats, self._chooser)
 
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""
@@ -276,8 +284,8 @@ class PluginManager:
         return f"{describe(spec)} of {self._registry.origin(spec)}"
 
     def resolve(self, spec: Spec) -> Callable[..., Any]:
-        """Imports the factory of `spec`, of a preset what converts answers. Raises PluginError
-        naming the plugin and its package."""
+        """Imports the factory of `spec`, or what it names instead: see factories.resolve. Raises
+        PluginError naming the plugin and its package."""
         return factories.resolve(spec, self._registry.origin(spec))
 
     def gguf_table(self, spec: ModelSpec, kind: type[T]) -> T:
@@ -330,7 +338,7 @@ class PluginManager:
             origin = self._registry.plugin(impl.plugin_name)
             blob = self._fetch_from(impl, origin, ref, limits, end - time.monotonic())
             if blob is not None:
-                return _checked_blob(blob, origin, ref, limits)
+                return checked_blob(blob, origin, ref, limits)
         raise UnsupportedMediaError(
             f"{ref.kind} {names.shown_uri(ref)} has no accepted form. Give a path, a file:// or "
             "data: URL, an http(s):// URL where URLs are allowed, bytes or a loaded object. "
@@ -384,14 +392,3 @@ class PluginManager:
                 call(impl, {"app": app})
             except FAULTS as error:
                 self._registry.fail(impl.plugin_name, "extend", error, "its commands are missing")
-
-
-def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: MediaLimits) -> bytes:
-    """Returns `blob`, which must be bytes and within the limits."""
-    if not isinstance(blob, bytes):
-        raise MediaError(
-            f"{origin} must return bytes or None for {names.shown_uri(ref)}, "
-            f"got {type(blob).__name__}"
-        )
-    limits.check_bytes(len(blob), f"{ref.kind} {names.shown_uri(ref)}")
-    return blob

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
+
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
-from .logits import LogitsProcessorSpec
+from .corpora import CorpusFormatSpec
 from .names import normalise
 from .reading import ReadingPreset
 
@@ -16,7 +18,7 @@ NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | Reading
 FactorySpec = (
     ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
 )
-Spec = FactorySpec | ReadingPreset
+Spec = FactorySpec | ReadingPreset | CorpusFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -28,6 +30,7 @@ SpecT = TypeVar(
     LogitsProcessorSpec,
     MediaProcessorSpec,
     ReadingPreset,
+    CorpusFormatSpec,
 )
 NamedSpecT = TypeVar(
     "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
@@ -124,6 +127,8 @@ def describe(spec: Spec) -> str:
             return f"{spec.kind} processor {spec.name}"
         case ReadingPreset():
             return f"reading preset {spec.name}"
+        case CorpusFormatSpec():
+            return f"corpus format {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

@@ -11,6 +11,7 @@ from typing import Any
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 
 from .contracts import MediaProcessorSpec, ModelSpec
+from .corpora import CorpusFormatSpec
 from .names import did_you_mean, listing, normalise
 from .reading import ReadingPreset
 from .records import NamedSpec, NamedSpecT, PluginOrigin, Provided, Spec, SpecT
@@ -263,5 +264,7 @@ def use_keys(spec: Spec) -> tuple[str, ...]:
             return (spec.kind,)
         case ReadingPreset():
             return (*_names(spec), *spec.architectures)
+        case CorpusFormatSpec():
+            return (spec.name, *spec.suffixes)
         case _:
             return _names(spec)

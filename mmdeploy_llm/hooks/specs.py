@@ -13,6 +13,7 @@ import pluggy
 
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
+from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 
 from .contracts import (
     MediaLimits,
@@ -21,7 +22,7 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .logits import LogitsProcessorSpec
+from .corpora import CorpusFormatSpec
 from .reading import ReadingPreset
 
 if TYPE_CHECKING:
@@ -79,6 +80,15 @@ def provide_media_processors() -> Iterable[MediaProcessorSpec]:  # type: ignore[
 @hookspec
 def provide_reading_presets() -> Iterable[ReadingPreset]:  # type: ignore[empty-body]
     """Returns how models of OCR families are asked for the text of a page. Called once, at load.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empty-body]
+    """Returns formats of files whose rows a batch reads. Called once, at load; must not import what
+    reads them.
 
     .. versionadded:: 0.1
     """

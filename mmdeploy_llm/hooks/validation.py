@@ -11,16 +11,23 @@ from typing import Any
 
 import pluggy
 
-from mmdeploy_llm.errors import PluginContractError
-from mmdeploy_llm.messages import MEDIA_KIND
+from mmdeploy_llm.errors import MediaError, PluginContractError
+from mmdeploy_llm.messages import MEDIA_KIND, MediaRef
+from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 
-from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
+from .contracts import (
+    MediaLimits,
+    MediaProcessorSpec,
+    ModelSpec,
+    ReasoningParserSpec,
+    ToolParserSpec,
+)
+from .corpora import CorpusFormatSpec
 from .declared import HEAD
 from .kinds import claimed
-from .logits import LogitsProcessorSpec
-from .names import did_you_mean, error_text, listing, normalise
+from .names import did_you_mean, error_text, listing, normalise, shown_uri
 from .reading import ReadingPreset
-from .records import Spec
+from .records import PluginOrigin, Spec
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
     {
@@ -30,6 +37,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_logits_processors": LogitsProcessorSpec,
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
+        "provide_corpus_formats": CorpusFormatSpec,
     }
 )
 TP_KINDS = (
@@ -39,6 +47,7 @@ TP_KINDS = (
 
 _ANY = re.compile(r"(?s).*")
 _SUFFIX = re.compile(r"\.[^\s./\\A-Z]+")
+_SUFFIXES = re.compile(rf"({_SUFFIX.pattern})+")
 _PART_TYPE = re.compile(r"(?!text$)[a-z][a-z0-9_]*")
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -116,6 +125,16 @@ def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
     return specs
 
 
+def checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: MediaLimits) -> bytes:
+    """Returns `blob`, which must be bytes and within the limits."""
+    if not isinstance(blob, bytes):
+        raise MediaError(
+            f"{origin} must return bytes or None for {shown_uri(ref)}, got {type(blob).__name__}"
+        )
+    limits.check_bytes(len(blob), f"{ref.kind} {shown_uri(ref)}")
+    return blob
+
+
 def _spec_faults(spec: Spec) -> Iterator[str]:
     """Yields the fields that break the rules in the docstring of `spec`, in one sentence."""
     wrong = [
@@ -163,6 +182,11 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case CorpusFormatSpec():
+            return [
+                f"corpus format {normalise(spec.name)}",
+                *map("suffix {}".format, spec.suffixes),
+            ]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models
@@ -247,6 +271,10 @@ _SOME_NAMES: Rule = (
     lambda value: _is_names(value) and value != (),
 )
 _NAMES: Rule = ("a tuple of texts", _is_names)
+_BEGINS: Rule = (
+    f"a tuple of 2 bytes or more, or of (offset, bytes), within the first {HEAD}",
+    lambda value: isinstance(value, tuple) and all(map(_is_begin, value)),
+)
 _NAME_OR_NONE: Rule = (
     "a parser's name or None",
     lambda value: value is None or _is_name(value),
@@ -297,6 +325,16 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             ),
             "source": ("a text", lambda value: isinstance(value, str)),
         },
+        CorpusFormatSpec: {
+            "name": _COMMON["name"],
+            "priority": _COMMON["priority"],
+            "suffixes": (
+                "a tuple of at least one suffix in small letters, such as '.warc.gz'",
+                lambda value: _is_names(value, _SUFFIXES) and value != (),
+            ),
+            "reader": ('"module:function"', _is_factory),
+            "first_bytes": _BEGINS,
+        },
         MediaProcessorSpec: {
             **_COMMON,
             "kind": _KIND,
@@ -306,10 +344,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
                 lambda value: _is_names(value, _SUFFIX),
             ),
             "columns": _NAMES,
-            "first_bytes": (
-                f"a tuple of 2 bytes or more, or of (offset, bytes), within the first {HEAD}",
-                lambda value: isinstance(value, tuple) and all(map(_is_begin, value)),
-            ),
+            "first_bytes": _BEGINS,
             "part_types": (
                 "a tuple of words in small letters such as 'input_audio' (not 'text')",
                 lambda value: _is_names(value, _PART_TYPE),

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
 from mmdeploy_llm.hooks.factories import MODEL_METHODS, MODEL_SIZES
-from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.model_checks.paged import PagedRunner
 from mmdeploy_llm.model_checks.reference import Reference
+from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.weights import build_model
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import find_weights

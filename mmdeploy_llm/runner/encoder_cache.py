@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
+from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.request import MediaInput
 from mmdeploy_llm.transfer import to_device
 

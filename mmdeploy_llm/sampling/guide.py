@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.hooks import NextText, ReasoningParser, Segment
-from mmdeploy_llm.hooks.parsing import PROBE
 from mmdeploy_llm.hooks.records import FAULTS
+from mmdeploy_llm.plugin_objects.parsing import PROBE
 
 from .matcher import GrammarMatcher
 from .token_texts import TokenTexts, Words, ban_ids, is_begun, num_begun

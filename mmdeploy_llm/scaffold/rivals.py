@@ -8,6 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.hooks import (
+    CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaProcessorSpec,
     ModelSpec,
@@ -50,10 +51,19 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
             if family != ANY_MODEL:
                 winner = partial(manager.media_processor, spec.kind, family)
                 yield f"the {spec.kind} processor of {family}", winner
+    elif isinstance(spec, CorpusFormatSpec):
+        for name in spec.suffixes:
+            yield f"corpus format of {name}", partial(_reader, manager, name)
     else:
         kind, find = _finder(manager, spec)
         for name in (spec.name, *spec.aliases):
             yield f"{kind} {name}", partial(find, name)
+
+
+def _reader(manager: PluginManager, suffix: str) -> Spec | None:
+    """Returns the format of corpora that has a suffix."""
+    found = manager.kinds.format_of(suffix)
+    return None if found is None else found.spec
 
 
 def _finder(manager: PluginManager, spec: Spec) -> tuple[str, Callable[[str], Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
-from mmdeploy_llm.datasets.formats import SUFFIXES as CORPORA
+from mmdeploy_llm.corpora.formats import SUFFIXES as CORPORA
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.hooks.model import media_size
+from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.runner.executor import Executor, ExecutorInfo
 from mmdeploy_llm.runner.peers import Peers

@@ -12,10 +12,10 @@ from torch import nn
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
+from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of

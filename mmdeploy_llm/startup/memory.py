@@ -12,7 +12,7 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
-from mmdeploy_llm.hooks.model import media_size
+from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.runner.encoder_cache import values_per_call
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runner.peers import Peers

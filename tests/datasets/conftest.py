@@ -7,7 +7,7 @@ import tarfile
 import pytest
 from PIL import Image
 
-from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.records.ids import Selection
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines
 from mmdeploy_llm.datasets.tables import remote
 from mmdeploy_llm.datasets.tables.places import Place

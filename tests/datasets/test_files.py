@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.files import MAX_FILES, find_files
-from mmdeploy_llm.datasets.formats import open_rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.records.ids import Selection
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 

@@ -19,7 +19,7 @@ LANCE_GROWTH = 220 * 2**20  # it reads ahead: 160 MB, for a table of 960 MB as f
 READS = r"""
 import re, sys
 from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.corpora.formats import open_rows
 num_bytes = 0
 for row in open_rows(sys.argv[1]).read(Selection()):
     num_bytes += len(row.values["jpg"])

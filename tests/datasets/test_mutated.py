@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from mmdeploy_llm.datasets import folders
-from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.corpora import folders
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row
 from mmdeploy_llm.errors import ConfigError
 

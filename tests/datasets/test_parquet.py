@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mmdeploy_llm.batch.sources import open_source
-from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mmdeploy_llm.datasets.formats import is_hub, open_rows
+from mmdeploy_llm.corpora.formats import is_hub, open_rows
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines
 from mmdeploy_llm.datasets.tables.hub import HubTable, check_pattern
 from mmdeploy_llm.datasets.tables.places import Cursor

@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines
 from mmdeploy_llm.datasets.tables import arrow, ipc, lance_table, parquet, remote, serve
 from mmdeploy_llm.errors import ConfigError

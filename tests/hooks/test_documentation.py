@@ -23,6 +23,7 @@ HOOKS = {
     "provide_logits_processors": (),
     "provide_media_processors": (),
     "provide_reading_presets": (),
+    "provide_corpus_formats": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),
@@ -93,6 +94,7 @@ def test_every_method_of_a_processor_is_a_heading():
         (PLUGINS, "`LogitsProcessorSpec`:", "LogitsProcessorSpec"),
         (PLUGINS, "`MediaProcessorSpec`:", "MediaProcessorSpec"),
         (PLUGINS, "`ReadingPreset`:", "ReadingPreset"),
+        (PLUGINS, "`CorpusFormatSpec`:", "CorpusFormatSpec"),
         (PROCESSORS, "## MediaInput", "MediaInput"),
         (PROCESSORS, "## Limits", "MediaLimits"),
     ],
@@ -110,6 +112,7 @@ def test_every_field_is_in_the_table(text, introduction, name):
         "LogitsProcessorSpec",
         "MediaProcessorSpec",
         "ReadingPreset",
+        "CorpusFormatSpec",
     ],
 )
 def test_types_in_the_tables(name):

@@ -1,6 +1,7 @@
 """The reference of the plugin API: a working example for each hook, and all that is recorded."""
 
 import importlib.util
+import io
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,9 @@ from typer.testing import CliRunner
 from mmdeploy_llm.hooks import (
     API_VERSION,
     Checkpoint,
+    CorpusFile,
+    CorpusFormatSpec,
+    DamagedRow,
     LogitsContext,
     LogitsProcessorSpec,
     LogitsRow,
@@ -94,6 +98,10 @@ def use(manager, spec):
             return made.process(item, {}).num_tokens == made.count_tokens(item, {})
         case ReadingPreset():
             return manager.reading_preset_for("AcmeOcrForCausalLM", "") is spec
+        case CorpusFormatSpec():
+            file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
+            read = list(manager.resolve(spec)(file))
+            return read == [{"id": "a", "prompt": "Hi"}, DamagedRow(message="it has no |")]
         case _:
             found = manager.build(spec).parse("call f {}")
             return found == [ToolCall(name="f", arguments="{}")] or found[0].text == "call f {}"

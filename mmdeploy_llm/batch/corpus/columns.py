@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypedDict
 
-from mmdeploy_llm.datasets.folders import METADATA
+from mmdeploy_llm.corpora.folders import METADATA
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.kinds import kind_of_bytes

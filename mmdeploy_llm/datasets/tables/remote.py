@@ -12,6 +12,7 @@ from typing import Any
 
 from mmdeploy_llm.datasets.rows import BadItem, Lines, Row, table_row
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
+from mmdeploy_llm.hooks.records import describe
 from mmdeploy_llm.processes import Worker, finalize_here
 
 from .frames import receive
@@ -54,7 +55,10 @@ class TableRows:
             return
         try:
             child = _Child(self._spec)
-        except _EndedError:  # a file that ends a process: the others are read
+        except _EndedError as ended:  # a file that ends a process: the others are read
+            if spec.format is not None:  # no file has been opened yet
+                about = f"{describe(spec.format.spec)} of {spec.format.origin}"
+                raise ConfigError(f"{spec.given!r}: {about} cannot be loaded: {ended}") from None
             self._spec = replace(self._spec, is_counted=False)
             return
         self._counted = child.num_rows
@@ -244,6 +248,8 @@ def _faults(message: Mapping[str, Any]) -> list[BadItem]:
 
 def _check_library(spec: Spec) -> None:
     """Raises ConfigError when the library is missing, without importing it here."""
+    if spec.format is not None:
+        return
     module, kind, extra = NEEDS[spec.kind]
     try:
         is_there = importlib.util.find_spec(module) is not None

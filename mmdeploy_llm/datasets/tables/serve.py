@@ -14,6 +14,8 @@ from typing import Any
 from mmdeploy_llm.datasets.files import File
 from mmdeploy_llm.datasets.rows import MAX_SHOWN, BadItem, Lines
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import CorpusFormatSpec
+from mmdeploy_llm.hooks.records import Provided
 from mmdeploy_llm.processes import Channel
 from mmdeploy_llm.processes.helper import limit_memory
 
@@ -33,8 +35,9 @@ TOO_LARGE = (TooLargeError, RecursionError, MemoryError, ValueError)
 class Spec:
     """Which table a child reads.
 
-    kind: "parquet", "arrow", "lance" or "hub". given: what the caller has named. max_bytes: of one
-    media item. mark: see frames.py. is_counted: whether the files are opened at once, to count.
+    kind: "parquet", "arrow", "lance", "hub", or "plugin", which `format` reads. given: what the
+        caller has named. max_bytes: of one media item. mark: see frames.py. is_counted: whether the
+        files are opened at once, to count.
     """
 
     kind: str
@@ -43,6 +46,7 @@ class Spec:
     max_bytes: int
     mark: str = ""
     is_counted: bool = True
+    format: Provided[CorpusFormatSpec] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,10 @@ def open_table(spec: Spec) -> Table:
         from .lance_table import LanceTable
 
         return LanceTable(spec.given)
+    if spec.format is not None:
+        from .foreign import ForeignTable
+
+        return ForeignTable(spec.files, spec.format, spec.max_bytes)
     from .hub import HubTable
 
     return HubTable(spec.given)

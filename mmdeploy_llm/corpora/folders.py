@@ -18,16 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mmdeploy_llm.datasets.delimited import DelimitedRows
+from mmdeploy_llm.datasets.files import File, suffixes_in
+from mmdeploy_llm.datasets.lines import JsonlRows
+from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.datasets.rows import MAX_SHOWN, BadItem, Lines, Row, Rows
+from mmdeploy_llm.datasets.tables.remote import TableRows
+from mmdeploy_llm.datasets.tables.serve import Spec
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
-
-from .delimited import DelimitedRows
-from .files import File, suffixes_in
-from .lines import JsonlRows
-from .names import is_url
-from .rows import MAX_SHOWN, BadItem, Lines, Row, Rows
-from .tables.remote import TableRows
-from .tables.serve import Spec
 
 SAVED = ("state.json", "dataset_info.json")  # one split
 SAVED_SPLITS = "dataset_dict.json"

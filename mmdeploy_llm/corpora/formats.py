@@ -1,16 +1,15 @@
-"""The formats of corpora, and which of them an input has. A new one is a file and a line here."""
+"""The formats of corpora, and which of them an input has. A new one is a file and a line here, or a
+CorpusFormatSpec of a plugin."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks import KindTable
-
-from .delimited import DelimitedRows
-from .files import (
+from mmdeploy_llm.datasets.delimited import DelimitedRows
+from mmdeploy_llm.datasets.files import (
     File,
     base_of,
     find_files,
@@ -20,15 +19,22 @@ from .files import (
     suffix_of,
     suffixes_in,
 )
+from mmdeploy_llm.datasets.lines import JsonlRows
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
+from mmdeploy_llm.datasets.packed import also_packed, refuse_packed
+from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, Rows
+from mmdeploy_llm.datasets.tables.hub import SCHEME, hub_options
+from mmdeploy_llm.datasets.tables.remote import TableRows
+from mmdeploy_llm.datasets.tables.serve import Spec
+from mmdeploy_llm.datasets.tars import TarRows
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import CorpusFormatSpec, KindTable
+from mmdeploy_llm.hooks.declared import HEAD
+from mmdeploy_llm.hooks.records import Provided
+
 from .folders import is_described, is_saved, open_described, open_saved
-from .lines import JsonlRows
-from .names import BUILT_IN_KINDS, is_url
-from .packed import also_packed, refuse_packed
-from .rows import MAX_CELL_BYTES, Rows
-from .tables.hub import SCHEME, hub_options
-from .tables.remote import TableRows
-from .tables.serve import Spec
-from .tars import TarRows
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +121,7 @@ FILE_FORMATS = (
     FileFormat(suffixes=also_packed(".jsonl", ".ndjson"), open=_as_text(JsonlRows)),
     FileFormat(suffixes=also_packed(".csv", ".tsv"), open=_as_text(DelimitedRows)),
 )
+NUM_SHARDS = 3  # of FILE_FORMATS, which hold what others may list
 FOLDER_FORMATS = (
     _of_names(is_lance, _open_lance),
     _of_names(is_hub, _open_hub),
@@ -126,6 +133,53 @@ KINDS = (
     "give a JSONL, CSV, TSV, Parquet, Arrow or tar file, a glob or folder of them, a Lance table, "
     "a Hugging Face dataset or a folder of media"
 )
+
+
+def all_suffixes(kinds: KindTable) -> tuple[str, ...]:
+    """Returns what names of corpora end in, those that plugins read too, the longest first."""
+    return tuple(sorted({*SUFFIXES, *kinds.formats}, key=lambda suffix: (-len(suffix), suffix)))
+
+
+def _formats(kinds: KindTable) -> Iterator[FileFormat]:
+    """Yields all formats; of a folder with several the first one counts. Those of plugins come
+    after shards and before lists of what shards hold."""
+    taken = {suffix for suffix in SUFFIXES if _foreign(suffix, kinds) is not None}
+    for known in FILE_FORMATS[:NUM_SHARDS]:
+        yield replace(known, suffixes=tuple(own for own in known.suffixes if own not in taken))
+    by_format: dict[int, list[str]] = {}
+    own = {id(found): found for found in kinds.formats.values()}
+    for suffix in kinds.formats:
+        if suffix not in SUFFIXES or suffix in taken:
+            by_format.setdefault(id(kinds.formats[suffix]), []).append(suffix)
+    for key, suffixes in by_format.items():
+        yield FileFormat(suffixes=tuple(suffixes), open=_read_by(own[key]))
+    for known in FILE_FORMATS[NUM_SHARDS:]:
+        yield replace(known, suffixes=tuple(own for own in known.suffixes if own not in taken))
+
+
+def _foreign(suffix: str | None, kinds: KindTable) -> Provided[CorpusFormatSpec] | None:
+    """Returns the plugin's format of a suffix. Of one that is read without plugins it is the
+    plugin's unless its priority is below 0."""
+    found = None if suffix is None else kinds.format_of(suffix)
+    return None if found is None or (suffix in SUFFIXES and found.spec.priority < 0) else found
+
+
+def _read_by(found: Provided[CorpusFormatSpec]) -> OpenFiles:
+    """Returns what opens files of a plugin's format."""
+
+    def opened(files: Sequence[File], max_bytes: int, _: KindTable) -> Rows:
+        return TableRows(
+            Spec(
+                kind="plugin",
+                given=files[0].path,
+                files=tuple(files),
+                max_bytes=max_bytes,
+                is_counted=False,
+                format=found,
+            )
+        )
+
+    return opened
 
 
 def open_rows(
@@ -156,16 +210,50 @@ def open_rows(
 
 
 def _format_of(given: str, kinds: KindTable) -> FileFormat | None:
-    """Returns the format by the suffix, in a folder by the suffixes of its files; JSONL for a file
-    without a suffix, None for a folder of media."""
+    """Returns the format by the suffix, in a folder by the suffixes of its files; by the first
+    bytes for a file whose suffix nobody knows, JSONL for one without a suffix, None for a folder of
+    media."""
+    suffixes = all_suffixes(kinds)
     if not is_url(given) and os.path.isdir(given):
-        present = suffixes_in(given, SUFFIXES, kinds)
+        present = suffixes_in(given, suffixes, kinds)
     else:
-        suffix = suffix_of(given, SUFFIXES)
+        suffix = suffix_of(given, suffixes)
+        begun = _by_first_bytes(given, kinds) if suffix is None else None
+        if begun is not None:
+            return FileFormat(suffixes=begun.spec.suffixes, open=_read_by(begun))
         if suffix is None:
-            refuse_packed(given, SUFFIXES)
+            refuse_packed(given, suffixes)
         # A pipe or a file without any suffix holds JSON lines; a URL or a pattern says nothing.
         if suffix is None and (not os.path.lexists(given) or os.path.splitext(given)[1]):
-            raise ConfigError(f"{given!r} has an unknown suffix; known are {' '.join(SUFFIXES)}")
+            raise ConfigError(f"{given!r} has an unknown suffix; known are {_listed(kinds)}")
+        _tell(suffix, kinds)
         present = frozenset({suffix or ".jsonl"})
-    return next((known for known in FILE_FORMATS if present and present & {*known.suffixes}), None)
+    if not present:
+        return None
+    return next((known for known in _formats(kinds) if present & {*known.suffixes}), None)
+
+
+def _by_first_bytes(given: str, kinds: KindTable) -> Provided[CorpusFormatSpec] | None:
+    if not kinds.format_bytes or is_url(given) or not os.path.isfile(given):
+        return None  # nothing is taken from a pipe
+    try:
+        with open(given, "rb") as file:
+            return kinds.format_of(None, file.read(HEAD))
+    except OSError as error:
+        raise ConfigError(f"{given!r} cannot be read: {error}") from None
+
+
+def _listed(kinds: KindTable) -> str:
+    return " ".join(dict.fromkeys((*SUFFIXES, *kinds.formats)))
+
+
+def _tell(suffix: str | None, kinds: KindTable) -> None:
+    """Says that a plugin reads what is read without it."""
+    found = _foreign(suffix, kinds)
+    if found is not None and suffix in SUFFIXES:
+        logger.warning(
+            "%s files are read by %s, not by what is built in; to choose: blocked_plugins=(%r,)",
+            suffix,
+            found.origin,
+            found.origin.name,
+        )

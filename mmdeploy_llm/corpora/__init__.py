@@ -1,0 +1,1 @@
+"""Opens corpora: which format an input has, and the formats that plugins read."""

@@ -1,0 +1,1 @@
+"""Interfaces of what plugins build: models, parsers, logits processors. Imported from hooks."""
