@@ -11,6 +11,7 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import (
+    CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
@@ -324,3 +325,13 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert sorted(app) == ["a", "z"]
     assert "its commands are missing" in caplog.text
     assert [failure.phase for failure in plugins.failures] == ["extend"]
+
+
+def test_hook_provide_corpus_formats():
+    spec = CorpusFormatSpec(name="bars", suffixes=(".bars",), reader="json:loads")
+    plugin = SimpleNamespace(provide_corpus_formats=hookimpl(lambda: [spec]))
+    plugin.provide_corpus_formats.__name__ = "provide_corpus_formats"
+    manager = PluginManager()
+    manager.register(plugin, "bars")
+    assert manager.corpus_formats == (spec,)
+    assert manager.kinds.format_of(".bars").origin.name == "bars"
