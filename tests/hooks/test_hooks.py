@@ -1,9 +1,11 @@
 """A test named test_hook_<name> for each hook, and the isolation of the calls after loading."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
+from mmdeploy_llm import hooks
 from mmdeploy_llm.errors import (
     MediaError,
     MediaLimitError,
@@ -329,8 +331,7 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
 
 def test_hook_provide_corpus_formats():
     spec = CorpusFormatSpec(name="bars", suffixes=(".bars",), reader="json:loads")
-    plugin = SimpleNamespace(provide_corpus_formats=hookimpl(lambda: [spec]))
-    plugin.provide_corpus_formats.__name__ = "provide_corpus_formats"
+    plugin = SimpleNamespace(provide_corpus_formats=hooks.hookimpl(lambda: [spec]))
     manager = PluginManager()
     manager.register(plugin, "bars")
     assert manager.corpus_formats == (spec,)
