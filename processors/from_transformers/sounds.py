@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from mmdeploy_llm_processors.sized import Prepared, SoundProcessor
 
+from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint
 
 from .lending import Lender
@@ -55,11 +56,18 @@ class TransformersSounds(SoundProcessor):
         return self._identity
 
     def prepare(self, content: np.ndarray, settings: Mapping[str, Any]) -> Prepared:
-        """Returns what transformers makes of the samples."""
+        """Returns what transformers makes of the samples. Raises MediaError for sounds that it
+        cannot take, such as shorter ones than a window."""
         with self._lender.lent() as extractor:
-            made = extractor(
-                content, sampling_rate=self.rate, return_tensors="pt", **self.arguments
-            )
+            try:
+                made = extractor(
+                    content, sampling_rate=self.rate, return_tensors="pt", **self.arguments
+                )
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise MediaError(
+                    f"{type(extractor).__name__} cannot take a sound of {len(content)} samples "
+                    f"({len(content) / self.rate:.4g} s): {error}"
+                ) from error
         return Prepared(
             tensors={name: made[name] for name in self.tensors},
             text=self.written(made),
