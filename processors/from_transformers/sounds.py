@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from mmdeploy_llm_processors.sized import Prepared, SoundProcessor
 
-from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint
 
 from .lending import Lender
-from .loading import cut_by, described, load_feature_extractor, longest
+from .loading import cut_by, described, load_feature_extractor, longest, prepared_by
 
 
 class TransformersSounds(SoundProcessor):
@@ -59,15 +58,10 @@ class TransformersSounds(SoundProcessor):
         """Returns what transformers makes of the samples. Raises MediaError for sounds that it
         cannot take, such as shorter ones than a window."""
         with self._lender.lent() as extractor:
-            try:
+            with prepared_by(extractor, len(content), self.rate):
                 made = extractor(
                     content, sampling_rate=self.rate, return_tensors="pt", **self.arguments
                 )
-            except (RuntimeError, ValueError, IndexError) as error:
-                raise MediaError(
-                    f"{type(extractor).__name__} cannot take a sound of {len(content)} samples "
-                    f"({len(content) / self.rate:.4g} s): {error}"
-                ) from error
         return Prepared(
             tensors={name: made[name] for name in self.tensors},
             text=self.written(made),
