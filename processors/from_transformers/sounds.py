@@ -57,11 +57,11 @@ class TransformersSounds(SoundProcessor):
     def prepare(self, content: np.ndarray, settings: Mapping[str, Any]) -> Prepared:
         """Returns what transformers makes of the samples. Raises MediaError for sounds that it
         cannot take, such as shorter ones than a window."""
-        with self._lender.lent() as extractor:
-            with prepared_by(extractor, len(content), self.rate):
-                made = extractor(
-                    content, sampling_rate=self.rate, return_tensors="pt", **self.arguments
-                )
+        samples = len(content), self.rate
+        with self._lender.lent() as extractor, prepared_by(extractor, *samples):
+            made = extractor(
+                content, sampling_rate=self.rate, return_tensors="pt", **self.arguments
+            )
         return Prepared(
             tensors={name: made[name] for name in self.tensors},
             text=self.written(made),
