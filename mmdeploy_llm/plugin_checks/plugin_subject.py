@@ -194,8 +194,8 @@ class PluginSubject:
             f"{doing} {self.module_name!r} in a fresh process failed: {last}; a plugin must be "
             "importable on its own and list what it provides",
         )
-        told = {"slowest": _slowest(done.stderr), "heavy_seconds": _heavy_seconds(done.stderr)}
-        return {**json.loads(answer), **told}
+        times = {"slowest": _slowest(done.stderr), "heavy_seconds": _heavy_seconds(done.stderr)}
+        return {**json.loads(answer), **times}
 
 
 def _slowest(told: str) -> str:
