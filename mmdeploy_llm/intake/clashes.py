@@ -42,11 +42,19 @@ def _texts(media: ModelMedia, kind: str) -> Iterator[str]:
 
 
 def _clash(mine: str, yours: str, tokenizer: PromptTokenizer) -> str | None:
-    if mine == yours:
-        return f"both use {mine!r}"
+    told = text_clash(mine, yours)
+    if told is not None:
+        return told
     ids = tokenizer.token_ids(mine)
     if ids and ids == tokenizer.token_ids(yours):
         return f"{mine!r} and {yours!r} are the same tokens"
+    return None
+
+
+def text_clash(mine: str, yours: str) -> str | None:
+    """Returns how one text may be read as the other, or None."""
+    if mine == yours:
+        return f"both use {mine!r}"
     short, long = sorted((mine, yours), key=len)
     if long.startswith(short) or long.endswith(short):
         return f"{short!r} {'begins' if long.startswith(short) else 'ends'} {long!r}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from threading import Barrier
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, PluginManager
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.records import FAULTS
+from mmdeploy_llm.intake.clashes import text_clash
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.plugin_checks.left_over import Left
 
@@ -131,7 +132,7 @@ def close_leaves_nothing(subject: ProcessorSubject) -> None:
 
 
 def no_other_kind_has_the_token(subject: ProcessorSubject) -> None:
-    """No processor of another kind that serves the same models has the same placeholder."""
+    """No placeholder of another kind that serves the same models is this one, begins or ends it."""
     mine, spec = subject.processor, subject.spec
     neighbours = [
         other
@@ -146,15 +147,16 @@ def no_other_kind_has_the_token(subject: ProcessorSubject) -> None:
         except (MMDeployLLMError, *FAULTS):
             continue  # it does not serve this checkpoint
         try:
-            theirs = {getattr(its, "token", None), *its.markers}  # a splitter has no token
-            shared = ({mine.token, *mine.markers} & theirs) - {None}
+            texts = dict.fromkeys((mine.token, *mine.markers)), (its.token, *its.markers)
+            clashes = [text_clash(*pair) for pair in product(*texts)]
         finally:
             its.close()
+        told = next((clash for clash in clashes if clash is not None), None)
         demand(
-            not shared,
-            f"{', '.join(map(repr, sorted(shared)))} stands for the {spec.kind}s of this processor "
-            f"and for the {other.kind}s of {other.name!r}, which serves the same models; give each "
-            "kind a token and markers of its own",
+            told is None,
+            f"{told}: the {spec.kind}s of this processor are not told from the {other.kind}s of "
+            f"{other.name!r}, which serves the same models; give each kind a token and markers of "
+            "its own",
         )
 
 

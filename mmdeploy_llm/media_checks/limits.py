@@ -23,7 +23,7 @@ from .subject import ProcessorSubject
 
 NUM_DAMAGED = 4  # variants of each sample with changed bytes, and as many truncated ones
 REFUSAL_SECONDS = 3.0  # a header is read in milliseconds; the rest is for a busy machine
-REFUSAL_BYTES = 200 * 2**20  # what refusing may take; a giant takes gigabytes
+REFUSAL_BYTES = 400 * 2**20  # for a first call too, which imports; a giant takes gigabytes
 
 
 def corrupt_bytes_are_media_errors(subject: ProcessorSubject) -> None:

@@ -29,9 +29,11 @@ from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.plugin_files import load_file
 found, specs = {}, {}
 for name in names:
+    is_file = name.endswith(".py")
+    if is_file:  # which may import torch, whose changes are its own
+        import mmdeploy_llm.layers
     left = Left()
     try:
-        is_file = name.endswith(".py")
         module = load_file(Path(name)) if is_file else importlib.import_module(name)
         specs[name] = [spec for hook in hooks for spec in getattr(module, hook, list)()]
     except Exception:  # other checks say so

@@ -194,18 +194,41 @@ class PluginSubject:
             f"{doing} {self.module_name!r} in a fresh process failed: {last}; a plugin must be "
             "importable on its own and list what it provides",
         )
-        return {**json.loads(answer), "slowest": _slowest(done.stderr)}
+        times = {"slowest": _slowest(done.stderr), "heavy_seconds": _heavy_seconds(done.stderr)}
+        return {**json.loads(answer), **times}
 
 
 def _slowest(told: str) -> str:
     """Returns the module that took longest by itself after BEGIN, from what Python tells."""
-    timed = []
-    for line in told.partition("BEGIN")[2].splitlines():
-        own, _, rest = line.removeprefix(IMPORTTIME).partition("|")
-        if line.startswith(IMPORTTIME) and own.strip().isdigit():
-            timed.append((int(own), rest.rpartition("|")[2].strip()))
+    timed = [(own, name.strip()) for own, _, name in _timed(told)]
     micros, name = max(timed, default=(0, "nothing"))
     return f"{name} ({micros / 1e6:.1f} s)"
+
+
+def _heavy_seconds(told: str) -> float:
+    """Returns the seconds after BEGIN in imports of torch, transformers and this package, and of
+    what they import."""
+    total, within = 0, -1
+    for _, cumulative, name in reversed(_timed(told)):  # a module comes before its importers
+        depth = len(name) - len(name.lstrip())
+        if depth > within >= 0:
+            continue
+        is_heavy = name.strip().partition(".")[0] in (*HEAVY, "mmdeploy_llm")
+        within = depth if is_heavy else -1
+        total += cumulative if is_heavy else 0
+    return total / 1e6
+
+
+def _timed(told: str) -> list[tuple[int, int, str]]:
+    """Returns (own, cumulative, indented name) of the modules imported after BEGIN, in
+    microseconds."""
+    found = []
+    for line in told.partition("BEGIN")[2].splitlines():
+        own, _, rest = line.removeprefix(IMPORTTIME).partition("|")
+        cumulative, _, name = rest.partition("|")
+        if line.startswith(IMPORTTIME) and own.strip().isdigit():
+            found.append((int(own), int(cumulative), name))
+    return found
 
 
 def installed(name: str) -> InstalledPlugin | None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         MediaProcessorConformance,
         PluginConformance,
         ReasoningParserConformance,
+        SplitterConformance,
         ToolParserConformance,
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
@@ -53,6 +54,7 @@ __all__ = [
     "ParserExample",
     "PluginConformance",
     "ReasoningParserConformance",
+    "SplitterConformance",
     "ToolParserConformance",
     "ToolParserExample",
     "Verdict",
@@ -80,6 +82,7 @@ _MODULES = MappingProxyType(
         "ParserExample": "..plugin_checks.parsers",
         "PluginConformance": ".conformance",
         "ReasoningParserConformance": ".conformance",
+        "SplitterConformance": ".conformance",
         "ToolParserConformance": ".conformance",
         "ToolParserExample": "..plugin_checks.tools",
         "Verdict": ".check",

@@ -19,7 +19,7 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
-from mmdeploy_llm.media_checks import processors
+from mmdeploy_llm.media_checks import processors, splitters
 from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
@@ -151,6 +151,11 @@ def _check_processor(
             return
         folder = Path(stack.enter_context(TemporaryDirectory()))
         given = checkpoint or checkpoint_of(spec, folder)
+        if spec.yields is not None:
+            one = splitters.SplitterSubject(spec=spec, checkpoint=given)
+            stack.callback(one.close)
+            yield from _run(splitters.CHECKS, what, one)
+            return
         subject = ProcessorSubject(spec=spec, checkpoint=given)
         stack.callback(subject.close)
         try:

@@ -21,7 +21,8 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from mmdeploy_llm.media_checks import processors
+from mmdeploy_llm.media_checks import processors, splitters
+from mmdeploy_llm.media_checks.samples import CORRUPT
 from mmdeploy_llm.media_checks.subject import (
     Options,
     ProcessorSubject,
@@ -208,6 +209,37 @@ class MediaProcessorConformance(Conformance):
             reference_options=cls.reference_options,
             pixel_tolerance=cls.pixel_tolerance,
             make_reference=cls.make_reference,
+        )
+        yield subject
+        subject.close()
+
+
+class SplitterConformance(Conformance):
+    """Tests a splitter: a media processor whose spec has `yields`.
+
+    spec: the splitter.
+    samples: name -> a source that a caller may pass, of at least one part each.
+    corrupt: name -> bytes that must raise MediaError. The bytes of all samples are also truncated
+        and damaged, which may raise MediaError and nothing else.
+    options: the engine's mm_processor_kwargs for the factory.
+    """
+
+    checks = splitters.CHECKS
+    spec: ClassVar[MediaProcessorSpec]
+    samples: ClassVar[Mapping[str, Any] | None] = None
+    corrupt: ClassVar[Mapping[str, bytes]] = CORRUPT
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        """The argument of the checks; `subject.splitter` is built once per class."""
+        subject = splitters.SplitterSubject(
+            spec=cls.spec,
+            checkpoint=checkpoint_of(cls.spec, tmp_path_factory.mktemp("checkpoint")),
+            samples=cls.samples,
+            corrupt=cls.corrupt,
+            options=cls.options,
         )
         yield subject
         subject.close()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import transformers
@@ -14,7 +15,12 @@ import transformers
 # Not by its public name, which older versions refuse without torchvision, for any backend.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError, UnsupportedMediaError
+from mmdeploy_llm.errors import (
+    CheckpointError,
+    ConfigError,
+    MediaError,
+    UnsupportedMediaError,
+)
 from mmdeploy_llm.hooks import Checkpoint
 
 PROCESSOR_FILE = "processor_config.json"
@@ -165,3 +171,16 @@ def _class_of(name: str) -> Any:
     """Returns transformers' class; None for an unknown one and for one that cannot be used here."""
     found = getattr(transformers, name, None)
     return None if getattr(found, "is_dummy", False) else found
+
+
+@contextmanager
+def prepared_by(owner: object, num_samples: int, rate: int) -> Iterator[None]:
+    """Raises MediaError where transformers cannot take a sound in the block, such as one that is
+    shorter than a window. owner: transformers' object. rate: samples per second."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise MediaError(
+            f"transformers' {type(owner).__name__} cannot take a sound of {num_samples} samples "
+            f"({num_samples / rate:.4g} s); give a longer one ({error})"
+        ) from error

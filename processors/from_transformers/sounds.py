@@ -15,7 +15,7 @@ from mmdeploy_llm_processors.sized import Prepared, SoundProcessor
 from mmdeploy_llm.hooks import Checkpoint
 
 from .lending import Lender
-from .loading import cut_by, described, load_feature_extractor, longest
+from .loading import cut_by, described, load_feature_extractor, longest, prepared_by
 
 
 class TransformersSounds(SoundProcessor):
@@ -55,8 +55,10 @@ class TransformersSounds(SoundProcessor):
         return self._identity
 
     def prepare(self, content: np.ndarray, settings: Mapping[str, Any]) -> Prepared:
-        """Returns what transformers makes of the samples."""
-        with self._lender.lent() as extractor:
+        """Returns what transformers makes of the samples. Raises MediaError for sounds that it
+        cannot take, such as shorter ones than a window."""
+        samples = len(content), self.rate
+        with self._lender.lent() as extractor, prepared_by(extractor, *samples):
             made = extractor(
                 content, sampling_rate=self.rate, return_tensors="pt", **self.arguments
             )

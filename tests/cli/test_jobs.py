@@ -40,6 +40,8 @@ def parsed(command, words):
 @pytest.mark.parametrize(("command", "param"), [*options()])
 def test_every_option_and_argument_comes_back(command, param, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for name in ("3", "-n") if param.name == "plugin" else ():  # files, which must be there
+        (tmp_path / name).touch()
     needed = [] if command == "caption" or param.name == "output" else ["-o", "out.jsonl"]
     is_argument = param.param_type_name == "argument"
     for text in (ODD, "3"):  # a number where no text is one
@@ -124,7 +126,7 @@ def test_a_job_that_is_saved_elsewhere_runs_where_it_was_given(work, planned, mo
     ("text", "message"),
     [
         ('paths = ["photos"]', 'has no command; write command = "caption"'),
-        ('command = "captoin"', "command must be one of caption, batch, got 'captoin'"),
+        ('command = "captoin"', "command must be one of caption, batch, read, got 'captoin'"),
         ("command = [", "is not TOML"),
         ('command = "caption"\npromt = "x"', "'promt' is no option of this command; did you mean"),
         ('command = "caption"\npaths = "photos"\ncolumns = "a"', "'columns' is no option"),

@@ -94,12 +94,16 @@ def write_gguf(
     return path
 
 
+OF_TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.")
+OF_TOWERS += ("audio_tower.", "embed_audio.")  # the sounds of Gemma 4 are not written
+
+
 def text_tensors(tensors):
     """Returns the text model of an image-text model, under the names that it has alone."""
     found = {}
     for key, tensor in tensors.items():
         own = key.removeprefix("model.")
-        if own.startswith(("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.")):
+        if own.startswith(OF_TOWERS):
             continue
         own = own.removeprefix("language_model.").removeprefix("model.")
         own = own if own.startswith("lm_head.") else f"model.{own}"

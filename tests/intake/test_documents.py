@@ -347,7 +347,7 @@ class Lies:
         ([SplitPart(source=b"crash")], r"page 1 of the paper: .*FakeProcessor.* KeyError"),
         ([SplitPart(source=b"3", options=[1])], "must make SplitParts"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_splitter_that_breaks_its_contract(papers, splitter, found, message):
     splitter.split = lambda source, options, limits: found

@@ -214,7 +214,6 @@ def test_a_document_is_read_by_a_model(references, load_file, tmp_path):
     options = {
         "limit_mm_per_prompt": {"image": 2},
         "plugin_files": (str(PLUGINS / "pdf.py"),),
-        "blocked_plugins": ("pdf",),  # the built-in one
     }
     with LLM(str(references.tiny("internvl")), quiet=True, **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=2)

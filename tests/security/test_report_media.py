@@ -60,7 +60,6 @@ OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and
     "mmdeploy_llm/media/sound/container.py": "bytes in memory",
     "mmdeploy_llm/media/video/container.py": "bytes in memory",
     "plugins/ernie/stamp.py": "the model's font",
-    "plugins/transformers_media/sound/processor.py": "sounds that the loader has read",
     "processors/sized/sounds.py": "sounds that the loader has read",
 }
 

@@ -81,7 +81,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("breaks", "message"), BROKEN, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("breaks", "message"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_the_first_module_that_differs_is_named(subject, breaks, message):
     breaks(subject.model)
     with pytest.raises(CheckFailed) as failure:

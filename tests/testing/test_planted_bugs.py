@@ -80,11 +80,13 @@ def test_a_planted_bug_is_found(subject_for, monkeypatch, name):
     print(f"{name}: {check}: {message}")
 
 
-@pytest.mark.parametrize("name", sorted({(one[0], one[2]) for one in PLANTS.values()}), ids=str)
+# tests/plugins/test_media_processors.py checks videos.
+WITHOUT = sorted({(one[0], one[2]) for one in PLANTS.values() if one[0] != VIDEO})
+
+
+@pytest.mark.parametrize("name", WITHOUT, ids=str)
 def test_it_passes_without_the_bug(subject_for, name):
     processor, check = name
-    if processor == VIDEO:
-        pytest.skip("tests/plugins/test_media_processors.py checks videos")
     assert found(BY_NAME[check], subject_for(processor)) is None
 
 

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from mmdeploy_llm_processors.from_transformers.lending import Lender
-from mmdeploy_llm_processors.from_transformers.loading import cut_by, described, longest
+from mmdeploy_llm_processors.from_transformers.loading import (
+    cut_by,
+    described,
+    longest,
+    prepared_by,
+)
 from mmdeploy_llm_processors.sized import Prepared, SoundProcessor
 
 from mmdeploy_llm.errors import MediaError
@@ -55,14 +60,15 @@ class AnyAudioProcessor(SoundProcessor):
         """Returns the arguments of transformers' forward, by name, and the sound's prompt text.
         content: float32 samples of one channel, at `rate`."""
         with self._lender.lent() as processor:
-            made = processor(
-                audio=[content],
-                text=[self._marker],
-                sampling_rate=self.rate,
-                return_tensors="pt",
-                return_text_replacement_offsets=True,
-                return_mm_token_type_ids=False,
-            )
+            with prepared_by(processor, len(content), self.rate):
+                made = processor(
+                    audio=[content],
+                    text=[self._marker],
+                    sampling_rate=self.rate,
+                    return_tensors="pt",
+                    return_text_replacement_offsets=True,
+                    return_mm_token_type_ids=False,
+                )
             written = made.get("text_replacement_offsets") or processor.written
             processor.written = ()
         if not written:
