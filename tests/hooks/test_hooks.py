@@ -35,8 +35,8 @@ def manager(make_plugin):
 
     def make(**plugins):
         manager = PluginManager()
-        for name, hooks in plugins.items():
-            manager.register(make_plugin(**hooks), name)
+        for name, given in plugins.items():
+            manager.register(make_plugin(**given), name)
         return manager
 
     return make
