@@ -27,6 +27,7 @@ LAYERS = (
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),
     ("runtime_config",),
+    ("output_forms",),
     ("outputs",),
     ("metrics",),
     ("request",),
@@ -35,6 +36,7 @@ LAYERS = (
     ("hooks",),
     ("isolation", "pixels"),
     ("media",),
+    ("kept_media",),
     ("transfer", "kernels", "tensor_file"),
     ("processes",),
     ("native", "cuda", "sharding"),
@@ -135,6 +137,7 @@ MAY_USE_TRITON = "mmdeploy_llm/cuda/"
 MAY_OPEN_MEDIA = (
     "mmdeploy_llm/media/",
     "mmdeploy_llm/pixels/",
+    "mmdeploy_llm/kept_media.py",
     "processors/",
     "mmdeploy_llm/media_checks/",
     "mmdeploy_llm/bench/photos.py",
