@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from .bulk.client import BulkClient
 from .client.arguments import (
@@ -27,6 +28,9 @@ from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
+
+if TYPE_CHECKING:
+    from .engine_options import EngineOptions
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -62,7 +66,9 @@ class LLM(BulkClient):
     runtime: every option with its final value, see RuntimeConfig.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    __signature__ = EngineConfig.signature()
+
+    def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
         super().__init__(EngineConfig.from_options(model, options))
 
     def generate(

@@ -4,14 +4,17 @@ they are constructed."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from .classes import as_format, as_schema
 from .early_stop import EarlyStopParams, read_early_stop
-from .frozen import MAX_INT, FrozenParams, check_plain
+from .frozen import MAX_INT, Accepts, FrozenParams, check_plain
 from .no_repeat import NoRepeatNGramParams
+
+if TYPE_CHECKING:
+    from .option_dicts import GuidedDecodingOptions, SamplingOptions
 
 __all__ = [
     "MAX_SEED",
@@ -65,12 +68,32 @@ def _as_words(value: Any) -> Any:
     return words
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_as_words), Field(max_length=MAX_WORDS)]
+Words = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_as_words),
+    Field(max_length=MAX_WORDS),
+    Accepts("str | Sequence[str]"),
+]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
-TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_as_tuple)]
-Sequences = Annotated[tuple[tuple[TokenId, ...], ...], BeforeValidator(_as_sequences)]
+TokenIds = Annotated[
+    tuple[TokenId, ...], BeforeValidator(_as_tuple), Accepts("int | Sequence[int]")
+]
+Sequences = Annotated[
+    tuple[tuple[TokenId, ...], ...],
+    BeforeValidator(_as_sequences),
+    Accepts("int | Sequence[int] | Sequence[Sequence[int]]"),
+]
 Processors = Annotated[
-    tuple[str, ...], BeforeValidator(_as_processors), Field(max_length=MAX_PROCESSORS)
+    tuple[str, ...],
+    BeforeValidator(_as_processors),
+    Field(max_length=MAX_PROCESSORS),
+    Accepts("str | Sequence[str]"),
+]
+Format = Annotated[dict[str, Any], Accepts("Mapping[str, Any] | type[BaseModel]")]
+Schema = Annotated[
+    dict[str, Any] | str | None,
+    BeforeValidator(as_schema),
+    Accepts("Mapping[str, Any] | str | type[BaseModel]"),
 ]
 
 
@@ -79,7 +102,7 @@ class GuidedDecodingParams(FrozenParams):
     and structural_tag must be given; needs llguidance, from `pip install "mmdeploy-llm[guided]"`.
     Raises ConfigError for none or several."""
 
-    json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(as_schema)] = Field(
+    json_schema: Schema = Field(
         default=None,
         alias="json",
         description="JSON schema that the text must follow: a dict, JSON text or a pydantic class",
@@ -110,6 +133,9 @@ class GuidedDecodingParams(FrozenParams):
         "colon, as in most texts that models are trained on; False: any whitespace between its "
         "parts, which a model may repeat until max_tokens; for json, json_object, structural_tag",
     )
+
+    def __init__(self, **options: Unpack[GuidedDecodingOptions]) -> None:
+        super().__init__(**options)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -323,7 +349,7 @@ class SamplingParams(FrozenParams):
         "choices or a grammar that the answer must follow; the reasoning before it is free; "
         "an answer that is cut off has the error code 422; None: no constraint",
     )
-    response_format: dict[str, Any] | None = Field(
+    response_format: Format | None = Field(
         default=None,
         description='the same as in OpenAI\'s and DashInfer\'s calls: {"type": "text"}, '
         '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}, a '
@@ -342,6 +368,9 @@ class SamplingParams(FrozenParams):
         description="outputs that AsyncLLM.generate yields: all text so far, only what is new, or "
         "one at the end; other calls say by their name what they return",
     )
+
+    def __init__(self, **options: Unpack[SamplingOptions]) -> None:
+        super().__init__(**options)
 
     @field_validator("no_repeat_ngram")
     @classmethod

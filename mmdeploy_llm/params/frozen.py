@@ -4,6 +4,7 @@ are this package's own."""
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -16,6 +17,14 @@ from .counterparts import COUNTERPARTS
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """Metadata of a field whose validator reads more types than the field holds. types: what a
+    caller may give, as an annotation is written, for the generated TypedDicts."""
+
+    types: str
 
 
 class FrozenParams(BaseModel):
