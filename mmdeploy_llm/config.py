@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from inspect import Parameter, Signature
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -390,20 +390,8 @@ class EngineConfig(PluginChoice):
         return self
 
     @classmethod
-    def from_options(
-        cls, model: str | os.PathLike[str], options: Mapping[str, Any]
-    ) -> EngineConfig:
+    def from_options(cls, model: str | PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
         """Makes the config of `LLM(model, **options)`. Warns about options that only a server has
         and leaves them out."""
-        name = os.fspath(model) if isinstance(model, os.PathLike) else model
+        name = os.fspath(model) if isinstance(model, PathLike) else model
         return cls(model=name, **without_serving(options))
-
-    @classmethod
-    def signature(cls) -> Signature:
-        """Returns the signature of `LLM(model, **options)`, which help() and notebooks show."""
-        options = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=field.get_default())
-            for name, field in cls.model_fields.items()
-            if name != "model"
-        ]
-        return Signature([Parameter("model", Parameter.POSITIONAL_OR_KEYWORD), *options])

@@ -10,16 +10,16 @@ from operator import is_
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from .errors import MediaError
 from .hooks import MediaLimits
 from .media.image.arrays import array_size
 from .media.image.decode import is_apart
 from .media.image.drawing import Drawing
-from .media.image.files import file_orientation, oriented, peek_file
+from .media.image.files import oriented, peek_file
 from .media.image.modes import to_rgb
-from .media.image.orientation import live_orientation, upright
+from .media.image.orientation import live_orientation, stored_orientation, upright
 from .media.image.thumbnail import small_jpeg
 from .shown import shown
 
@@ -109,12 +109,13 @@ class _Keeper:
 
     def _kept_picture(self, image: Image.Image) -> KeptImage:
         form, thumbnail = f"{image.mode} image", None
-        is_decoded = getattr(image, "fp", None) is None  # of an unread file, later is early enough
+        # Nothing is decoded here: its limits are checked where the item is read.
+        is_decoded = not isinstance(image, ImageFile.ImageFile) or image.fp is None
         if is_decoded and self._num_thumbnails < NUM_THUMBNAILS:
             self._num_thumbnails += 1
             with suppress(Exception):  # codecs raise anything; the item itself gets the message
                 thumbnail = _thumbnail(image)
-        orientation = live_orientation(image) if is_decoded else file_orientation(image)
+        orientation = live_orientation(image) if is_decoded else stored_orientation(image.info)
         size = oriented(image.size, orientation)
         return KeptImage(size=size, form=form, thumbnail=thumbnail)
 

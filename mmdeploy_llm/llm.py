@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from inspect import Parameter, Signature
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -30,10 +31,20 @@ from .outputs import RequestOutput
 from .params import SamplingParams
 
 if TYPE_CHECKING:
-    from .engine_options import EngineOptions
+    from .params.option_dicts import EngineOptions
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
+
+
+def _signature() -> Signature:
+    """Returns the signature of LLM, which help() and notebooks show."""
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=field.get_default())
+        for name, field in EngineConfig.model_fields.items()
+        if name != "model"
+    ]
+    return Signature([Parameter("model", Parameter.POSITIONAL_OR_KEYWORD), *options])
 
 
 class LLM(BulkClient):
@@ -66,7 +77,7 @@ class LLM(BulkClient):
     runtime: every option with its final value, see RuntimeConfig.
     """
 
-    __signature__ = EngineConfig.signature()
+    __signature__ = _signature()
 
     def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
         super().__init__(EngineConfig.from_options(model, options))

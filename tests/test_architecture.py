@@ -23,7 +23,8 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("errors", "shown", "weight_formats"),
-    ("params", "messages", "page_ranges", "option_types", "deadline", "caches"),
+    ("params", "messages", "page_ranges", "deadline", "caches"),
+    ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),
     ("runtime_config",),

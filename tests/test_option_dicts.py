@@ -23,13 +23,14 @@ from mmdeploy_llm.params import (
 from mmdeploy_llm.params.frozen import Accepts, FrozenParams
 
 ROOT = Path(__file__).parent.parent
-PARAMS = {
+FILE = ROOT / "mmdeploy_llm/params/option_dicts.py"
+DICTS = {
     "EarlyStopOptions": EarlyStopParams,
+    "EngineOptions": EngineConfig,
     "GuidedDecodingOptions": GuidedDecodingParams,
     "NoRepeatNGramOptions": NoRepeatNGramParams,
     "SamplingOptions": SamplingParams,
 }
-ENGINE = {"EngineOptions": EngineConfig}
 HEAD = """\
 \"\"\"Names and types of options, for editors and type checkers. Written from the fields of the
 classes that check them, by tests/test_option_dicts.py.\"\"\"
@@ -40,7 +41,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-{imports}
+    from os import PathLike
+    from pathlib import Path
+
+    import torch
+    from pydantic import BaseModel
+
+    from . import EarlyStopParams, GuidedDecodingParams, NoRepeatNGramParams
 """
 
 
@@ -87,10 +94,10 @@ def body(name: str, model: type[FrozenParams]) -> str:
     return "\n".join([head, *lines])
 
 
-def written(classes: Mapping[str, type[FrozenParams]], imports: str) -> str:
-    """Returns the text of a file, in ruff's format."""
-    bodies = "\n\n".join(body(name, model) for name, model in classes.items())
-    return formatted(HEAD.format(imports=imports) + "\n\n" + bodies + "\n")
+def written() -> str:
+    """Returns the text of the file, in ruff's format."""
+    bodies = "\n\n".join(body(name, model) for name, model in DICTS.items())
+    return formatted(HEAD + "\n\n" + bodies + "\n")
 
 
 def formatted(text: str) -> str:
@@ -103,28 +110,8 @@ def formatted(text: str) -> str:
     return text
 
 
-FOR_PARAMS = """\
-    from pydantic import BaseModel
-
-    from . import EarlyStopParams, GuidedDecodingParams, NoRepeatNGramParams
-"""
-FOR_ENGINE = """\
-    from os import PathLike
-    from pathlib import Path
-
-    import torch
-
-    from .params import EarlyStopParams
-"""
-FILES = {
-    ROOT / "mmdeploy_llm/params/option_dicts.py": (PARAMS, FOR_PARAMS),
-    ROOT / "mmdeploy_llm/engine_options.py": (ENGINE, FOR_ENGINE),
-}
-
-
-def test_the_files_have_the_fields_of_the_classes():
-    for path, (classes, imports) in FILES.items():
-        assert path.read_text() == written(classes, imports), f"run {Path(__file__).name}"
+def test_the_file_has_the_fields_of_the_classes():
+    assert FILE.read_text() == written(), f"run python tests/{Path(__file__).name}"
 
 
 def test_an_option_without_a_type_would_be_seen():
@@ -136,5 +123,4 @@ def test_an_option_without_a_type_would_be_seen():
 
 
 if __name__ == "__main__":
-    for path, (classes, imports) in FILES.items():
-        path.write_text(written(classes, imports))
+    FILE.write_text(written())
