@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -40,7 +40,7 @@ class Case:
     that is taken instead, as a share of the logits' standard deviation; 0: the same tokens."""
 
     name: str
-    dtype: Literal[float32, bfloat16]
+    dtype: Literal["float32", "bfloat16"]
     quantization: str | None = None
     tolerance: float = 0.0
 
