@@ -219,9 +219,10 @@ def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP |
         if not config.has_gate:
             return MLP(size, inner, size, config.activation, bias=config.mlp_bias)
         return GatedMLP(size, inner, bias=config.mlp_bias, activation=config.activation)
-    if config.moe.vision_intermediate_size is None:
-        return SparseMLP(config.hidden_size, config.moe)
-    return ModalityMLP(config.hidden_size, config.moe)
+    moe = replace(config.moe, activation=config.moe.activation or config.activation)
+    return (SparseMLP if moe.vision_intermediate_size is None else ModalityMLP)(
+        config.hidden_size, moe
+    )
 
 
 # Builds a layer, called as DecoderLayer is: (x, residual, step) -> (output, residual stream).
