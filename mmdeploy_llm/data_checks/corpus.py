@@ -124,7 +124,7 @@ def the_same_rows_each_time(subject: CorpusSubject) -> None:
 
 
 def files_are_closed(subject: CorpusSubject) -> None:
-    """What the reader opens is closed when it ends, and when nobody wants further rows."""
+    """Files are closed when the reader ends, and when nobody wants further rows."""
     for name, content in subject.contents().items():
         for most in (1, None):
             file = subject.opening(content)
@@ -203,8 +203,8 @@ def cut_files_end(subject: CorpusSubject) -> str | None:
 
 
 def hostile_files_end(subject: CorpusSubject) -> None:
-    """What is none of the format ends in an error or in rows, in seconds, and the process that
-    reads it lives."""
+    """A file of another format ends in an error or in rows, in seconds, and the process that reads
+    it lives."""
     for row in subject.batch_rows(dict(HOSTILE)):
         died = isinstance(row, BadItem) and ENDED in row.message
         demand(
