@@ -269,10 +269,10 @@ def _differs(subject: ModelSubject, variant: Variant, folder: Path, ids: list[in
             return f"the model refuses it ({error})"
         runner = DenseRunner(model, has_atomic_media=subject.spec.atomic_media)
         found = runner.run(runner.add(ids))
-    error = max_difference(found, expected)
+    largest = max_difference(found, expected)
     demand(
-        error < subject.tolerance,
-        f"{what} the logits differ from the reference's by {error:.2g}, {subject.tolerance:g} is "
+        largest < subject.tolerance,
+        f"{what} the logits differ from the reference's by {largest:.2g}, {subject.tolerance:g} is "
         "allowed; read it from the config, or raise ModelNotSupportedError for what you do not "
         "compute",
     )
