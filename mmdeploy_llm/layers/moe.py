@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Linear, Matrix, emptied, empty_parameter, plain_linear
-from mmdeploy_llm.basic_layers.mlp import Activation, AnyActivation, GatedMLP, gated
-from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization
+from mmdeploy_llm.basic_layers.mlp import Activation, GatedMLP, gated
+from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, PackedWeight, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.weight_formats import rounds_inputs
 
@@ -32,7 +32,8 @@ class MoEConfig:
     is_shared_gated: whether a sigmoid gate weights the output of the shared experts.
     vision_intermediate_size: width of the experts for media tokens only; None when all tokens
         share the same experts.
-    activation: of routed and shared experts, by its name in transformers; None: the decoder's.
+    activation: of routed and shared experts, by its name in transformers; in a decoder whose own is
+        not silu, silu stands for the decoder's.
     """
 
     num_experts: int
@@ -45,7 +46,7 @@ class MoEConfig:
     shared_bias: bool = False
     is_shared_gated: bool = False
     vision_intermediate_size: int | None = None
-    activation: AnyActivation | None = None
+    activation: ActivationName = "silu"
 
 
 class Router(KernelLayer, Matrix):
@@ -118,7 +119,7 @@ class Experts(KernelLayer):
         num_experts: int,
         size: int,
         intermediate_size: int,
-        activation: AnyActivation = "silu",
+        activation: ActivationName = "silu",
     ) -> None:
         super().__init__()
         self.activation = None if activation == "silu" else Activation(activation)
@@ -263,7 +264,7 @@ class SparseMLP(nn.Module):
         super().__init__()
         self.gate = (SoftmaxRouter if config.router == "softmax" else Router)(size, config)
         sizes = config.num_experts, size, config.intermediate_size
-        self.experts = Experts(*sizes, config.activation or "silu")
+        self.experts = Experts(*sizes, config.activation)
         self.shared_experts = _shared_experts(size, config)
         self.shared_expert_gate = Linear(size, 1) if config.is_shared_gated else None
 
@@ -285,8 +286,7 @@ class SparseMLP(nn.Module):
 def _shared_experts(size: int, config: MoEConfig) -> GatedMLP | None:
     if config.shared_size == 0:
         return None
-    activation = config.activation or "silu"
-    return GatedMLP(size, config.shared_size, bias=config.shared_bias, activation=activation)
+    return GatedMLP(size, config.shared_size, bias=config.shared_bias, activation=config.activation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

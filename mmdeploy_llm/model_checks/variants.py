@@ -67,28 +67,28 @@ class Variant:
 
 
 def rope_scalings_equal_the_reference(subject: ModelSubject) -> str:
-    """With yarn, llama3 and linear scaling, and with another base, the logits equal the
-    reference's, or the model refuses the config."""
+    """The logits equal the reference's with scalings of the rotary embedding and another base, or
+    the model refuses the config."""
     return _compare(subject, [*map(_scaling, SCALINGS), Variant(name="rope_theta", change=_base)])
 
 
 def windows_equal_the_reference(subject: ModelSubject) -> str:
-    """With a sliding window that is shorter than the prompt the logits equal the reference's, or
-    the model refuses the config."""
+    """The logits equal the reference's with a window that is shorter than the prompt, or the model
+    refuses the config."""
     return _compare(subject, [Variant(name="sliding_window", change=_window)])
 
 
 def key_heads_equal_the_reference(subject: ModelSubject) -> str:
-    """With one key head for all query heads (MQA), and one for each (MHA), the logits equal the
-    reference's, or the model refuses the config."""
+    """The logits equal the reference's with one key head for all query heads (MQA) and with one for
+    each (MHA), or the model refuses the config."""
     num_heads = getattr(subject.config.get_text_config(), "num_attention_heads", 1)
     numbers = {"one key head": 1, "a key head for each query head": num_heads}
     return _compare(subject, [_heads(name, number) for name, number in numbers.items()])
 
 
 def heads_and_biases_equal_the_reference(subject: ModelSubject) -> str:
-    """With the output head tied where it was not, or the other way round, and with each bias
-    switched, the logits equal the reference's, or the model refuses the config."""
+    """The logits equal the reference's with the output head tied where it was not, or the other way
+    round, and with each bias switched, or the model refuses the config."""
     text = subject.config.get_text_config()
     biases = [name for name in BIASES if isinstance(getattr(text, name, None), bool)]
     tied = Variant(name="tie_word_embeddings", change=_tied, has_other_weights=True)
@@ -96,7 +96,7 @@ def heads_and_biases_equal_the_reference(subject: ModelSubject) -> str:
 
 
 def constants_equal_the_reference(subject: ModelSubject) -> str:
-    """With another epsilon of the norms and another activation the logits equal the reference's, or
+    """The logits equal the reference's with another epsilon of the norms and another activation, or
     the model refuses the config."""
     text = subject.config.get_text_config()
     found = [name for name in EPSILONS if isinstance(getattr(text, name, None), float)]
