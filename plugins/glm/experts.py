@@ -57,9 +57,10 @@ class GlmExperts(nn.Module):
         super().__init__()
         size, inner_size = config.hidden_size, config.moe_intermediate_size
         self.gate = GlmRouter(config)
-        self.experts = Experts(config.n_routed_experts, size, inner_size, decoder.activation)
+        activation: Any = decoder.activation
+        self.experts = Experts(config.n_routed_experts, size, inner_size, activation)
         shared_size = inner_size * config.n_shared_experts
-        self.shared_experts = GatedMLP(size, shared_size, activation=decoder.activation)
+        self.shared_experts = GatedMLP(size, shared_size, activation=activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes all experts, [T, hidden] -> [T, hidden]."""
