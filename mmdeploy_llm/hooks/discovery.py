@@ -145,10 +145,14 @@ def package_form(name: str) -> str:
 
 
 def select(
-    installed: Sequence[InstalledPlugin], plugins: Sequence[str] | None, blocked: Sequence[str]
+    installed: Sequence[InstalledPlugin],
+    plugins: Sequence[str] | None,
+    blocked: Sequence[str],
+    *,
+    core: bool = False,
 ) -> tuple[InstalledPlugin, ...]:
-    """Returns the plugins to load: all (None) or exactly the named ones and CORE, without the
-    blocked ones.
+    """Returns the plugins to load: all (None) or exactly the named ones, and with `core` those
+    of CORE, without the blocked ones.
 
     Names are compared normalised. Raises PluginLoadError for a named plugin that is not installed
     and ConfigError for one that is also blocked; warns about an unknown blocked name.
@@ -167,8 +171,7 @@ def select(
             )
     if plugins is None:
         return tuple(plugin for plugin in installed if plugin.origin.name not in out)
-    core = {plugin.origin.name for plugin in installed if plugin.is_core}
-    wanted = core - out
+    wanted = {plugin.origin.name for plugin in installed if core and plugin.is_core} - out
     for name in plugins:
         meant = _meant(installed, name)
         if not meant:

@@ -87,6 +87,7 @@ class PluginManager:
         blocked: Sequence[str] = (),
         use: Mapping[str, str] = NO_CHOICE,
         files: Sequence[str | Path] = (),
+        core: bool = False,
     ) -> PluginManager:
         """Returns a manager with the installed plugins, loaded in the order of their names.
 
@@ -95,6 +96,7 @@ class PluginManager:
         use: name of an architecture, parser, logits processor or kind of media -> the plugin that
             serves it, whatever the priorities.
         files: Python files, each a plugin of its own, none of which may be missing or fail.
+        core: whether to load also the built-in plugins that every engine needs.
 
         Raises PluginLoadError, with the cause, for a named plugin that is missing or fails, and
         ConfigError for one that is both named and blocked, or in `use` and not loaded.
@@ -103,7 +105,7 @@ class PluginManager:
         found = discovery.discover()
         for failure in found.failures:
             manager._registry.record(failure, "it is not loaded")
-        for plugin in discovery.select(found.plugins, plugins, blocked):
+        for plugin in discovery.select(found.plugins, plugins, blocked, core=core):
             manager._registry.add(
                 plugin.origin,
                 plugin.entry_point.load,
@@ -120,7 +122,8 @@ class PluginManager:
     @classmethod
     def of(cls, config: PluginChoice) -> PluginManager:
         """Returns a manager with the plugins that an engine's options choose, see `load`."""
-        return cls.load(config.plugins, config.blocked_plugins, config.use, config.plugin_files)
+        chosen = config.plugins, config.blocked_plugins, config.use, config.plugin_files
+        return cls.load(*chosen, core=True)
 
     @property
     def choices(self) -> Mapping[str, str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
+        AttentionBackendConformance,
         CorpusFormatConformance,
         FetcherConformance,
         LogitsProcessorConformance,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .model_conformance import ModelConformance, ModelVariantConformance
 
 __all__ = [
+    "AttentionBackendConformance",
     "CheckFailed",
     "CheckSkipped",
     "CorpusFormatConformance",
@@ -69,6 +71,7 @@ __all__ = [
 
 _MODULES = MappingProxyType(
     {
+        "AttentionBackendConformance": ".conformance",
         "CheckFailed": "..model_checks.base",
         "CheckSkipped": "..model_checks.base",
         "CorpusFormatConformance": ".conformance",

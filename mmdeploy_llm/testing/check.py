@@ -13,10 +13,18 @@ from typing import Any, Literal
 import torch
 import transformers
 
+from mmdeploy_llm.attention_checks import backends
+from mmdeploy_llm.attention_checks.subject import BackendSubject
 from mmdeploy_llm.data_checks import corpus
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
-from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, ModelSpec, PluginManager
+from mmdeploy_llm.hooks import (
+    AttentionBackendSpec,
+    Checkpoint,
+    MediaProcessorSpec,
+    ModelSpec,
+    PluginManager,
+)
 from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
@@ -112,6 +120,9 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _run(logits.CHECKS, describe(logits_processor), one)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
+    for backend in manager.provided(AttentionBackendSpec):
+        one = BackendSubject(spec=backend)
+        yield from _run(backends.CHECKS, describe(backend), one)
     for form in manager.corpus_formats:
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)

@@ -27,7 +27,7 @@ HOPPER, BLACKWELL, AMPERE, ADA, VOLTA = (9, 0), (10, 0), (8, 0), (8, 9), (7, 0)
 @pytest.fixture(scope="module")
 def plugins():
     """The backends of this package, and no other plugin."""
-    return PluginManager.load(())
+    return PluginManager.load(("attention",))
 
 
 @pytest.fixture

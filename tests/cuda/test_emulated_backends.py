@@ -77,7 +77,7 @@ def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_ca
     setup = AttentionSetup(
         device=torch.device("cuda"), dtype="float32", kv_cache_dtype="float32", head_dims=(16,)
     )
-    backend = select.create(name, PluginManager.load(()), setup)
+    backend = select.create(name, PluginManager.load(("attention",)), setup)
     card.waits.clear()
     found = backend.begin(layout, case.cache).attend(0, case.q, case.k, case.v)
     assert not card.waits

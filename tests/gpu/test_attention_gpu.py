@@ -27,7 +27,7 @@ def cases(load_file):
 
 @pytest.fixture(scope="module")
 def plugins():
-    return PluginManager.load(())
+    return PluginManager.load(("attention",))
 
 
 def needs(name):
