@@ -13,7 +13,7 @@ from mmdeploy_llm.attention.layouts import decode_layout
 from mmdeploy_llm.forward import SequenceAttention
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, demand
 
-from .cases import Shape, Step, random_shape
+from .cases import Shape, Step, random_shape, split
 from .subject import DTYPES, BackendSubject, each_step
 
 NUM_RANDOM = 24
@@ -128,7 +128,7 @@ def stores_keys_and_values_in_place(subject: BackendSubject) -> None:
 
 
 def reads_what_another_layer_stored(subject: BackendSubject) -> None:
-    """Without k and v the layer attends over what its cache holds; layers have their own caches."""
+    """A layer without k and v attends over what its cache holds; layers have their own caches."""
     for step in each_step(subject):
         other = step.cache.keys[0].clone().zero_(), step.cache.values[0].clone().zero_()
         cache = KVCache(
@@ -167,8 +167,8 @@ def rows_do_not_depend_on_others(subject: BackendSubject) -> None:
     """A sequence gives the same alone and among others; the same bits where the spec says so."""
     shape = Shape(query_lens=(1, 1, 9, 5), earlier=(5, 40, 0, 13))
     step = subject.step(shape, dtype=subject.dtypes[0])
-    together = subject.attend(subject.new(step.q.dtype), step).split(shape.query_lens)
-    rows = [x.split(shape.query_lens) for x in (step.q, step.k, step.v, step.layout.slots)]
+    together = split(subject.attend(subject.new(step.q.dtype), step), shape.query_lens)
+    rows = [split(x, shape.query_lens) for x in (step.q, step.k, step.v, step.layout.slots)]
     for number, (q, k, v, slots) in enumerate(zip(*rows, strict=True)):
         layout = replace(
             step.layout,
@@ -206,7 +206,7 @@ def takes_views(subject: BackendSubject) -> None:
     for step in each_step(subject):
         heads, kv_heads = step.q.shape[1], step.k.shape[1]
         joined = torch.cat((step.q, step.k, step.v), 1)
-        q, k, v = joined.split((heads, kv_heads, kv_heads), 1)
+        q, k, v = (joined[:, :heads], joined[:, heads:-kv_heads], joined[:, -kv_heads:])
         own = replace(step, q=q, k=k, v=v)
         subject.computes(own, "read the strides of q, k and v, or make them contiguous")
 
@@ -235,7 +235,7 @@ def _check_cache(subject: BackendSubject, name: str) -> None:
             f"a cache in {name} holds keys or values that are {apart:.3g} away; see KVCache and "
             "attention/int4.py for the form of scales",
         )
-    pairs = zip(*(x.split(whole.shape.query_lens) for x in held), strict=True)
+    pairs = zip(*(split(x, whole.shape.query_lens) for x in held), strict=True)
     stored = replace(whole, known=tuple(pairs))
     context = backend.begin(whole.layout, cache)
     found = context.attend(0, whole.q, None, None)
@@ -278,8 +278,8 @@ def _decoded(cache: KVCache, which: str, name: str) -> Tensor:
 
 
 def recorded_decode_reads_tensors_only(subject: BackendSubject) -> None:
-    """With `can_capture` a decode step without host lists, padded with rows of slot -1, is
-    computed; the padding is finite and stores nothing."""
+    """A backend with `can_capture` computes a decode step without host lists, padded with rows of
+    slot -1; the padding is finite and stores nothing."""
     backend = subject.new(subject.dtypes[0])
     if not backend.can_capture:
         raise CheckSkipped("can_capture is False: decode steps are not recorded")
@@ -305,7 +305,7 @@ def _padded(step: Step) -> Step:
 
 
 def gives_the_cache_by_sequence(subject: BackendSubject) -> None:
-    """With `sequences`, `extend` stores a sequence's keys and returns all of them."""
+    """A backend with `sequences` has `extend`, which stores a sequence's keys and returns all."""
     if not subject.spec.sequences:
         raise CheckSkipped("the spec does not declare `sequences`")
     for step in each_step(subject):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -57,10 +58,16 @@ class Step:
     def expected(self, **options: Any) -> Tensor:
         """Returns plain attention [T, H, D], float64."""
         found = []
-        for number, q in enumerate(self.q.split(self.shape.query_lens)):
+        for number, q in enumerate(split(self.q, self.shape.query_lens)):
             spans = [(a, b) for sequence, a, b in self.layout.spans if sequence == number]
             found.append(plain(q, *self.known[number], spans=spans, **options))
         return torch.cat(found)
+
+
+def split(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """Returns the rows of each sequence."""
+    ends = list(accumulate(counts))
+    return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def plain(
@@ -111,7 +118,7 @@ def make_step(
     needs = [-(-total // size) for total in shape.totals]
     free = (torch.randperm(sum(needs) + len(needs), generator=draw) + 1).tolist()
     tables = torch.zeros(len(needs), max(needs) + 1, dtype=torch.int32)
-    pages = (sum(needs) + len(needs) + 1, size, shape.kv_heads, shape.head_dim)
+    pages = (len(free) + 1, size, shape.kv_heads, shape.head_dim)
     keys, values = torch.full(pages, garbage), torch.full(pages, -garbage)
 
     def noise(count: int, heads: int) -> Tensor:
@@ -129,25 +136,29 @@ def make_step(
         values.flatten(0, 1)[places[:before]] = v[:before].float()
         slots.append(places[before:])
         known.append((k.to(device), v.to(device)))
-    rows = [
+    new_k, new_v = (
         torch.cat([pair[which][e:] for pair, e in zip(known, shape.earlier, strict=True)])
         for which in (0, 1)
-    ]
+    )
     return Step(
         shape=shape,
         q=noise(sum(shape.query_lens), shape.heads).to(device),
-        k=rows[0],
-        v=rows[1],
+        k=new_k,
+        v=new_v,
         cache=KVCache(keys=(keys.to(device, dtype),), values=(values.to(device, dtype),)),
-        layout=BatchLayout(
-            num_decode=sum(1 for count in shape.query_lens if count == 1),
-            query_lens=shape.query_lens,
-            context_lens=shape.totals,
-            block_tables=tables.to(device),
-            slots=torch.cat(slots).to(device),
-            spans=shape.spans,
-        ),
+        layout=_layout(shape, tables.to(device), torch.cat(slots).to(device)),
         known=tuple(known),
+    )
+
+
+def _layout(shape: Shape, tables: Tensor, slots: Tensor) -> BatchLayout:
+    return BatchLayout(
+        num_decode=sum(1 for count in shape.query_lens if count == 1),
+        query_lens=shape.query_lens,
+        context_lens=shape.totals,
+        block_tables=tables,
+        slots=slots,
+        spans=shape.spans,
     )
 
 

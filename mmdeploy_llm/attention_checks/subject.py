@@ -108,7 +108,7 @@ class BackendSubject:
             "mmdeploy_llm.hooks.AttentionBackend",
         )
         demand(built.name == spec.name, f"its name is {built.name!r}, not {spec.name!r}")
-        return built  # type: ignore[no-any-return]
+        return built
 
     def step(self, shape: Shape, **how: Any) -> Step:
         """Returns a random step that the spec allows."""

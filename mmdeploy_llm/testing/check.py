@@ -121,8 +121,7 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
     for backend in manager.provided(AttentionBackendSpec):
-        one = BackendSubject(spec=backend)
-        yield from _run(backends.CHECKS, describe(backend), one)
+        yield from _run(backends.CHECKS, describe(backend), BackendSubject(spec=backend))
     for form in manager.corpus_formats:
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)
