@@ -26,6 +26,7 @@ from mmdeploy_llm.plugin_files import load_file
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -185,6 +186,11 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(CorpusFormatSpec))
 
     @property
+    def weight_formats(self) -> tuple[WeightFormatSpec, ...]:
+        """All specs of formats of weights, in load order."""
+        return tuple(item.spec for item in self._registry.provided(WeightFormatSpec))
+
+    @property
     def kinds(self) -> KindTable:
         """The kinds of media of all loaded specs, and the formats of corpora: their suffixes,
         columns, first bytes, part types. Built anew for each call: take it once."""
@@ -216,10 +222,7 @@ class PluginManager:
 
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
-        parsers = self._registry.provided(ReasoningParserSpec)
-        return selection.select_named(
-            parsers, "reasoning parser", name, self._note(), self._chooser
-        )
+        return self._named(ReasoningParserSpec, "reasoning parser", name)
 
     def tool_parser(self, name: str) -> ToolParserSpec:
         """Returns the parser of tool calls, found as in `reasoning_parser`."""
@@ -227,14 +230,15 @@ class PluginManager:
 
     def logits_processor(self, name: str) -> LogitsProcessorSpec:
         """Returns the logits processor of this name, found as in `reasoning_parser`."""
-        processors = self._registry.provided(LogitsProcessorSpec)
-        return selection.select_named(
-            processors, "logits processor", name, self._note(), self._chooser
-        )
+        return self._named(LogitsProcessorSpec, "logits processor", name)
 
     def reading_preset(self, name: str) -> ReadingPreset:
         """Returns the preset of this name, found as in `reasoning_parser`."""
         return self._named(ReadingPreset, "reading preset", name)
+
+    def weight_format(self, name: str) -> WeightFormatSpec:
+        """Returns the format of this quant_method, found as in `reasoning_parser`."""
+        return self._named(WeightFormatSpec, "weight format", name)
 
     def reading_preset_for(self, architecture: str, about: str) -> ReadingPreset | None:
         """Returns the preset for models of an architecture, None without one. about: the model's

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -14,11 +15,13 @@ from .names import normalise
 from .reading import ReadingPreset
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
+NamedSpec = (
+    ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset | WeightFormatSpec
+)
 FactorySpec = (
     ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
 )
-Spec = FactorySpec | ReadingPreset | CorpusFormatSpec
+Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -31,9 +34,15 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+    WeightFormatSpec,
 )
 NamedSpecT = TypeVar(
-    "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
+    "NamedSpecT",
+    ReasoningParserSpec,
+    ToolParserSpec,
+    LogitsProcessorSpec,
+    ReadingPreset,
+    WeightFormatSpec,
 )
 
 
@@ -129,6 +138,8 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+        case WeightFormatSpec():
+            return f"weight format {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

@@ -14,6 +14,7 @@ import pluggy
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
     MediaLimits,
@@ -89,6 +90,15 @@ def provide_reading_presets() -> Iterable[ReadingPreset]:  # type: ignore[empty-
 def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empty-body]
     """Returns formats of files whose rows a batch reads. Called once, at load; must not import what
     reads them.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_weight_formats() -> Iterable[WeightFormatSpec]:  # type: ignore[empty-body]
+    """Returns formats in which checkpoints store weights in few bits. Called once, at load; must
+    not import torch.
 
     .. versionadded:: 0.1
     """

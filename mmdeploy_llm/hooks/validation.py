@@ -14,6 +14,7 @@ import pluggy
 from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.messages import MEDIA_KIND, MediaRef
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
     MediaLimits,
@@ -38,6 +39,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
+        "provide_weight_formats": WeightFormatSpec,
     }
 )
 TP_KINDS = (
@@ -182,6 +184,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case WeightFormatSpec():
+            return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case CorpusFormatSpec():
             return [
                 f"corpus format {normalise(spec.name)}",
@@ -334,6 +338,16 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             ),
             "reader": ('"module:function"', _is_factory),
             "first_bytes": _BEGINS,
+        },
+        WeightFormatSpec: {
+            **_COMMON,
+            "aliases": _NAMES,
+            "suffixes": _SOME_NAMES,
+            "ignored": _NAMES,
+            "quantise": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
         },
         MediaProcessorSpec: {
             **_COMMON,

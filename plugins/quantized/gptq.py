@@ -19,12 +19,23 @@ from pydantic import Strict
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.weights.quantized import (
+    FLOATS,
+    Flag,
+    GroupedMatrix,
+    GroupSize,
+    PackedNibbles,
+    QuantizedLayer,
+    SchemeSettings,
+    Stored,
+    group_columns,
+    integer_layout,
+    read_settings,
+    refuse,
+    unpack_dense,
+)
 
-from .bits import WORD, unpack_dense
-from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
-from .method import FLOATS, Stored, group_columns, refuse
-from .settings import Flag, GroupSize, SchemeSettings, read_settings
-
+WORD = 32  # bits
 OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
 BITS = (2, 3, 4, 8)
 SUPPORTED = "2, 3, 4 and 8 bits in 'gptq' and 'gptq_v2'"

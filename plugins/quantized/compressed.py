@@ -23,13 +23,26 @@ from pydantic import Field, PositiveInt, Strict
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.weights.quantized import (
+    FLOATS,
+    CodeLayout,
+    Flag,
+    GroupedMatrix,
+    GroupSize,
+    PackedNibbles,
+    QuantizedLayer,
+    SchemeSettings,
+    Stored,
+    float4,
+    integer_layout,
+    power_of_two,
+    read_settings,
+    refuse,
+    unpack_dense,
+    unpack_nibbles,
+)
 
-from .bits import float4, power_of_two, unpack_dense, unpack_nibbles
-from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
-from .method import FLOATS, Stored, refuse
 from .patterns import matches
-from .settings import Flag, GroupSize, SchemeSettings, read_settings
 
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group", "token"]
 SUPPORTED = (
