@@ -66,6 +66,7 @@ LAYERS = (
     ("llm", "aio"),
     ("plugin_checks",),
     ("media_checks",),
+    ("weight_checks",),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
     ("command_options",),

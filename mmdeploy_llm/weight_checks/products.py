@@ -26,6 +26,7 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.model_checks.base import CheckSkipped, attributed, demand
 from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.weights import WeightMap, build_model
+from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.quantized.reading import QuantizedFile
 
 from .subject import WeightFormatSubject, distance, random_weight
@@ -173,16 +174,13 @@ def _write(
         for name, tensors in (("coded", coded), ("floats", floats)):
             (place / name).mkdir()
             save_file(tensors, place / name / "model.safetensors")
-        return place / "coded", place / "floats", {**settings, _SIZE: size}
+        return place / "coded", place / "floats", settings
     return None
-
-
-_SIZE = "size of the model"
 
 
 def _tensors(subject: WeightFormatSubject, size: int) -> Any:
     coded: dict[str, Tensor] = {}
-    floats: dict[str, Tensor] = {_SIZE: torch.zeros(size, 1)}
+    floats: dict[str, Tensor] = {}
     settings: Mapping[str, Any] = {}
     with torch.device("meta"):
         model = _Model(size)
@@ -198,7 +196,6 @@ def _tensors(subject: WeightFormatSubject, size: int) -> Any:
             return None
         coded |= sample.tensors
         floats[key], settings = subject.weights(sample)[key], sample.settings
-    del floats[_SIZE]
     return coded, floats, settings
 
 
@@ -228,8 +225,7 @@ def _load(
     settings: Mapping[str, Any],
     kernels: native.CpuKernels | None = None,
 ) -> Any:
-    own = {key: value for key, value in settings.items() if key != _SIZE}
-    config = SimpleNamespace(quantization_config=own) if own else SimpleNamespace()
+    config = SimpleNamespace(quantization_config=dict(settings) or None)
     return build_model(
         lambda _: _Model(_size_of(folder)),
         Checkpoint(folder=folder, config=config),
@@ -241,8 +237,6 @@ def _load(
 
 
 def _size_of(folder: Path) -> int:
-    from mmdeploy_llm.weights.files import SafetensorsFile
-
     with SafetensorsFile(folder / "model.safetensors") as file:
         return int(file.entries["model.embed_tokens.weight"].shape[1])
 

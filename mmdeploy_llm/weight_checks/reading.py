@@ -164,9 +164,7 @@ def cut_tensors_are_refused(subject: WeightFormatSubject) -> None:
             said = subject.outcome(tensors, sample.settings, sample)
             if said is None:
                 found = subject.read(tensors, sample.settings)
-                is_same = all(
-                    name in found and found[name].shape == s for name, s in shapes.items()
-                )
+                is_same = all(found.get(name, own).shape == s for name, s in shapes.items())
                 demand(
                     not is_same,
                     f"{key} {what} is read as a weight of other values; check each tensor with "
@@ -325,16 +323,15 @@ def _several(subject: WeightFormatSubject) -> tuple[Tensors, Any, Tensors]:
 
 
 def _keys(files: Any) -> Iterator[tuple[QuantizedFile, str]]:
-    return (
-        (file, key) for file in files if isinstance(file, QuantizedFile) for key in file.entries
-    )
+    found = (file for file in files if isinstance(file, QuantizedFile))
+    return ((file, key) for file in found for key in file.entries)
 
 
 def _parts(subject: WeightFormatSubject, sample: Sample) -> Iterator[tuple[str, Tensor]]:
     """Yields the stored tensors that belong to weights, of a folder those of its first weight."""
     ignored = subject.spec.ignored
     with subject.opened(sample.tensors, sample.settings) as files:
-        found = [file.parts(key) for file, key in _keys(files)]
+        found = [file.stored_keys(key) for file, key in _keys(files)]
     demand(found, f"of {', '.join(sample.tensors)} the format finds no weight")
     keys = list(sample.tensors) if sample.weight is not None else list(found[0])
     yield from ((key, sample.tensors[key]) for key in keys if not key.endswith(ignored or "\0"))

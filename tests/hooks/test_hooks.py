@@ -335,8 +335,8 @@ def test_hook_provide_weight_formats():
     plugin = SimpleNamespace(provide_weight_formats=hooks.hookimpl(lambda: [spec]))
     manager = PluginManager()
     manager.register(plugin, "acme")
-    assert manager.weight_formats == (spec,)
-    assert manager.weight_format("Acme-4") is spec
+    assert manager.provided(WeightFormatSpec) == (spec,)
+    assert manager.named(WeightFormatSpec, "weight format", "Acme-4") is spec
     assert manager.plugins[0].provides == ("weight format acme_4",)
 
 

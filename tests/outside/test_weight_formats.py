@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks import PluginManager, WeightFormatSpec
 
 FILE = Path(__file__).parents[2] / "examples" / "plugins" / "rows8.py"
 PROMPTS = ([5, 9, 200, 31, 7], [40, 41, 42])
@@ -19,7 +19,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 def write_pair(plain, folder):
     """Writes two copies of a checkpoint: one in the format, one with its weights dequantised."""
     manager = PluginManager.load(plugins=(), files=[FILE])
-    (spec,) = manager.weight_formats
+    (spec,) = manager.provided(WeightFormatSpec)
     module = __import__(spec.factory.partition(":")[0])
     coded, floats, settings = {}, {}, None
     for key, tensor in load_file(plain / "model.safetensors").items():
@@ -52,5 +52,5 @@ def test_a_format_of_one_file(tiny_folder, tmp_path, caplog):
         assert tokens_of(coded, plugins=[str(FILE)]) == expected
     assert "12 weights stay in few bits" in caplog.text
     assert tokens_of(coded, plugins=[str(FILE)], native_kernels=False) == expected
-    with pytest.raises(CheckpointError, match="says that 'rows8' quantised .* supported: auto-r"):
+    with pytest.raises(CheckpointError, match=r"says that 'rows8' quantised .* supported: auto-r"):
         LLM(str(coded), quiet=True)

@@ -86,7 +86,7 @@ def test_an_unknown_method_lists_the_known_ones_and_who_reads_them(read):
     with pytest.raises(CheckpointError, match=text):
         read(method="acme5")
     config = SimpleNamespace(quantization_config={"quant_method": "hqq"})
-    with pytest.raises(CheckpointError, match="auto-round, awq, .* by plugin 'quantized' "):
+    with pytest.raises(CheckpointError, match=r"auto-round, awq, .* by plugin 'quantized' "):
         tensors_seen(None, config, PluginManager.load(plugins=("quantized",)), files=())
     with pytest.raises(CheckpointError, match="supported: nothing, for no loaded plugin"):
         tensors_seen(None, config, PluginManager(), files=())
@@ -101,9 +101,9 @@ def test_a_format_of_a_plugin_comes_before_a_built_in_one(tmp_path):
     )
     files = [tmp_path / "mine.py"]
     manager = PluginManager.load(plugins=("quantized",), files=files)
-    assert manager.owner(manager.weight_format("gptq")) == "mine.py"
+    assert manager.owner(manager.named(WeightFormatSpec, "weight format", "gptq")) == "mine.py"
     chosen = PluginManager.load(plugins=("quantized",), files=files, use={"gptq": "quantized"})
-    assert chosen.owner(chosen.weight_format("gptq")) == "quantized"
+    assert chosen.owner(chosen.named(WeightFormatSpec, "weight format", "gptq")) == "quantized"
 
 
 class TestTensors:

@@ -38,10 +38,10 @@ def format_of(settings: Mapping[str, Any], plugins: PluginManager) -> WeightForm
     method = settings.get("quant_method", UNNAMED)
     name = str(getattr(method, "value", method))  # transformers has an enum for it
     try:
-        return plugins.weight_format(name)
+        return plugins.named(WeightFormatSpec, "weight format", name)
     except ConfigError:
         by_plugin: dict[str, list[str]] = defaultdict(list)
-        for spec in plugins.weight_formats:
+        for spec in plugins.provided(WeightFormatSpec):
             by_plugin[str(plugins.origin(spec))].append(spec.name)
         known = "; ".join(
             f"{', '.join(sorted(names))} by {owner}" for owner, names in by_plugin.items()

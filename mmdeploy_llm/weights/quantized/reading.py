@@ -74,6 +74,10 @@ class QuantizedFile:
         """Returns the layout of a weight that can stay in few bits; None where it cannot."""
         return self._layers[key].layout
 
+    def stored_keys(self, key: str) -> Sequence[str]:
+        """Returns the keys of the stored tensors of a weight."""
+        return tuple(self._layers[key].parts.values())
+
     def read_coded(self, key: str, out: Tensor | None = None) -> CodedWeight:
         """Reads a weight that has a layout. out: [n, U] int32; becomes its units where the file
         stores these as words of as many codes."""
