@@ -49,7 +49,8 @@ NamedSpecT = TypeVar(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
     """The origin of a plugin. distribution, version: of its package; None when it is not
-    installed. is_builtin: it comes with this package. file: of a plugin that is a single file."""
+    installed. is_builtin: it comes with this package. file: of a plugin that is a single file.
+    aliases: further names of it."""
 
     name: str
     module: str
@@ -57,15 +58,17 @@ class PluginOrigin:
     version: str | None = None
     is_builtin: bool = False
     file: Path | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a caller may mean it, in the form in which they are compared."""
         if self.file is not None:
-            return tuple(map(normalise, (self.name, self.file.stem, str(self.file))))
-        own = self.name.rpartition(":")[2]
+            return tuple(map(normalise, (self.name, *self.aliases, str(self.file))))
         package = (self.distribution or "").replace(".", "-")
-        return tuple(dict.fromkeys(map(normalise, (self.name, own, f"{package}:{own}"))))
+        own = (self.name.rpartition(":")[2], *self.aliases)
+        every = (self.name, *own, *(f"{package}:{name}" for name in own))
+        return tuple(dict.fromkeys(map(normalise, every)))
 
     @property
     def standing(self) -> int:

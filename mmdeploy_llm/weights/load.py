@@ -78,7 +78,7 @@ def build_model(
     memory: allocator for weights on the CPU; None allocates with torch on `device`.
     can_keep: which weights of few bits stay as they are until the kernels pack them; None: all are
         dequantised.
-    plugins: read the format of a quantised checkpoint; None: those that are installed.
+    plugins: whose formats are read; None: those that are installed.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
@@ -91,16 +91,14 @@ def build_model(
         )
     whole = {name: tuple(param.shape) for name, param in model.named_parameters()}
     with ExitStack() as stack:
-        reads: list[Read] = []
-        if load_format != "dummy":
-            reads = _plan(model, _open(model, checkpoint, load_format, stack, plugins), whole)
+        is_dummy = load_format == "dummy"
+        files = () if is_dummy else _open(model, checkpoint, load_format, stack, plugins)
+        reads = [] if is_dummy else _plan(model, files, whole)
         shares = split(model) if split is not None else {}
-        kept: Mapping[str, Kept] = {}
-        if can_keep is not None:
-            kept = kept_weights(model, reads, can_keep, whole, shares)
+        kept = {} if can_keep is None else kept_weights(model, reads, can_keep, whole, shares)
         empty = partial(torch.empty, device=device) if memory is None else memory.empty
         _materialize(model, dtype, empty, kept)
-        if load_format == "dummy":
+        if is_dummy:
             _fill_dummy(model, whole, shares)
         else:
             _read(model, [read for read in reads if read.name not in kept], whole, shares)

@@ -120,7 +120,7 @@ class TestTensors:
             read(finding, lone)
 
     def test_integers_that_are_called_as_weights_in_floats_are(self, read):
-        tensors = {**TENSORS, "b.weight": CODES}
+        tensors = {**TENSORS, "b.weight": CODES.clone()}
         with pytest.raises(CheckpointError, match=r"b\.weight in .* not there: b\.scale"):
             read(tensors=tensors, suffixes=(".weight", ".scale"))
 

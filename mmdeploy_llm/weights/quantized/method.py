@@ -1,4 +1,4 @@
-"""What a format of weights gets: the stored tensors by key, and what helps to check them."""
+"""Stored: the tensors of a checkpoint as a format of weights gets them, and checks of them."""
 
 from __future__ import annotations
 

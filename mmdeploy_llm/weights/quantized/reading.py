@@ -15,7 +15,7 @@ from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
 from mmdeploy_llm.tensor_file import Entry, TensorFile, copy_rows
 from mmdeploy_llm.weights.files import SafetensorsFile
 
-from .formats import FormatReader, format_of
+from .formats import DecodedWeight, FormatReader, format_of
 from .layer import GroupedMatrix, QuantizedLayer
 from .method import Stored
 from .settings import quantization_settings
@@ -78,6 +78,10 @@ class QuantizedFile:
         """Returns the keys of the stored tensors of a weight."""
         return tuple(self._layers[key].parts.values())
 
+    def decoded(self, key: str) -> DecodedWeight:
+        """Reads and decodes a weight, whose rows are dequantised when they are asked for."""
+        return self._reader.decoded(self._layers[key])
+
     def read_coded(self, key: str, out: Tensor | None = None) -> CodedWeight:
         """Reads a weight that has a layout. out: [n, U] int32; becomes its units where the file
         stores these as words of as many codes."""
@@ -103,4 +107,4 @@ class QuantizedFile:
         row_size = math.prod(layer.shape[1:])
         first, rest = divmod(first_value, row_size)
         assert rest == 0, "a quantised weight is read by whole rows"
-        copy_rows(self._reader.decoded(layer), layer.shape, first, out, transpose=transpose)
+        copy_rows(self.decoded(key), layer.shape, first, out, transpose=transpose)
