@@ -28,7 +28,7 @@ from .subject import (
 
 PLAIN_KEYS = ("model.norm.weight", "lm_head.weight", f"{NAME[:-7]}gate_proj.weight")
 UNKNOWN = "not_a_setting_of_any_format"
-NONSENSE = ("nonsense", -7, [], {})
+NONSENSE: tuple[Any, ...] = ("nonsense", -7, [], {})
 NUM_WEIGHTS = 4
 LISTED_SHARE = 0.25  # of the bytes of a file that a format may read to know shapes
 NUM_THREADS = 2  # that read weights
@@ -310,13 +310,19 @@ def one_weight_at_a_time(subject: WeightFormatSubject) -> None:
         small = total / NUM_WEIGHTS * LISTED_SHARE
         for file, key in _keys(files):
             whole(file, key)
-            gc.collect()
-            kept = sum(size for size, ref in log if size > small and ref() is not None)
+            kept = _alive(log, small)
+            if kept:  # perhaps in a circle; collecting takes a third of a second
+                gc.collect()
+                kept = _alive(log, small)
             demand(
                 not kept,
                 f"{kept} bytes of stored tensors are kept after {key} was read; `decode` keeps "
                 "nothing, in no cache either",
             )
+
+
+def _alive(log: list[tuple[int, Any]], small: float) -> int:
+    return sum(size for size, ref in log if size > small and ref() is not None)
 
 
 def _several(subject: WeightFormatSubject) -> tuple[Tensors, Any, Tensors]:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import PluginManager, WeightFormatSpec, hookimpl
-from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, attributed, demand, imported
+from mmdeploy_llm.hooks.factories import imported
+from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.tensor_file import TensorFile
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import find_weights
@@ -182,7 +183,8 @@ def random_weight(shape: tuple[int, int], seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     n, k = shape
     ranges = 0.5 + torch.rand(n, 1, generator=generator)
-    return torch.randn(n, k, generator=generator) * ranges / k**0.5
+    weight: Tensor = torch.randn(n, k, generator=generator) * ranges / k**0.5
+    return weight
 
 
 def whole(file: TensorFile, key: str) -> Tensor:

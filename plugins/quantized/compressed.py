@@ -14,6 +14,7 @@ Asymmetric ones have weight_zero_point, those ordered by activations weight_g_id
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -130,6 +131,10 @@ def _packed(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
     num_words = -(-k * args.num_bits // 32)
     stored.check(parts["codes"], (n, num_words), torch.int32)
     dtype, group_size = _scales(name, args, stored, n, k)
+    if "zeros" in parts:  # packed along the rows
+        shape = stored.entries[parts["scales"]].shape
+        num_groups = shape[-1] if len(shape) == 2 else 1
+        stored.check(parts["zeros"], (-(-n * args.num_bits // 32), num_groups), torch.int32)
     group_of = None
     if "group_of" in parts:
         stored.check(parts["group_of"], (k,), torch.int32, torch.int64)
@@ -175,6 +180,10 @@ def _naive(name: str, args: WeightArgs, stored: Stored, *, has_exponents: bool) 
         raise refuse("compressed-tensors", found, "integers of 1 to 8 bits, 8-bit floats", name)
     n, k = stored.matrix(parts["codes"], code)
     dtype, group_size = _scales(name, args, stored, n, k, torch.uint8 if has_exponents else None)
+    if "zeros" in parts:
+        shape, found = (stored.entries[parts[role]].shape for role in ("scales", "zeros"))
+        shape = found if math.prod(found) == math.prod(shape) else shape
+        stored.check(parts["zeros"], shape, torch.int8)
     block_rows = args.block_structure[0] if args.strategy == "block" and args.block_structure else 1
     return QuantizedLayer(
         name=name,

@@ -68,7 +68,8 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
     num_groups, words_of_zeros = stored.matrix(parts["zeros"], torch.int32)
     bits, rest = divmod(words_of_zeros * WORD, n)
     if rest or bits not in BITS:
-        raise refuse("GPTQ", f"{words_of_zeros * WORD / n:g} bits", SUPPORTED, name)
+        found = f"{words_of_zeros * WORD / n:g} bits (by {parts['codes']} and {parts['zeros']})"
+        raise refuse("GPTQ", found, SUPPORTED, name)
     k = num_words * WORD // bits
     group_size = group_columns(parts["scales"], k, num_groups, settings.group_size)
     dtype = stored.check(parts["scales"], (num_groups, n), *FLOATS).dtype

@@ -171,10 +171,11 @@ class DecodedWeight:
         return rows  # type: ignore[no-any-return]
 
     def _check(self, what: str, found: object, shape: tuple[int, ...]) -> None:
-        is_tensor = isinstance(found, Tensor)
-        if is_tensor and tuple(found.shape) == shape and found.dtype in LOADABLE:
-            return
-        shown = f"{found.dtype} {list(found.shape)}" if is_tensor else type(found).__name__
+        shown = type(found).__name__
+        if isinstance(found, Tensor):
+            if tuple(found.shape) == shape and found.dtype in LOADABLE:
+                return
+            shown = f"{found.dtype} {list(found.shape)}"
         raise PluginContractError(
             f"{self.reader.owner} dequantises {self.layer.name} to {what} of {shown}; it must be "
             f"floats {list(shape)}"
