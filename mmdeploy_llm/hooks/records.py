@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
@@ -16,10 +17,20 @@ from .names import normalise
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
 NamedSpec = (
-    ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset | WeightFormatSpec
+    ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | ReadingPreset
+    | AttentionBackendSpec
+    | WeightFormatSpec
 )
 FactorySpec = (
-    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+    ModelSpec
+    | ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | MediaProcessorSpec
+    | AttentionBackendSpec
 )
 Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
@@ -34,6 +45,7 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+    AttentionBackendSpec,
     WeightFormatSpec,
 )
 NamedSpecT = TypeVar(
@@ -42,6 +54,7 @@ NamedSpecT = TypeVar(
     ToolParserSpec,
     LogitsProcessorSpec,
     ReadingPreset,
+    AttentionBackendSpec,
     WeightFormatSpec,
 )
 
@@ -141,6 +154,8 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+        case AttentionBackendSpec():
+            return f"attention backend {spec.name}"
         case WeightFormatSpec():
             return f"weight format {spec.name}"
 
