@@ -3,6 +3,12 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_objects.attention import (
+    AttentionBackend,
+    AttentionBackendSpec,
+    AttentionSetup,
+)
+from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
     LogitsProcessor,
@@ -11,10 +17,10 @@ from mmdeploy_llm.plugin_objects.logits import (
 )
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
 from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
-from .boxes import BoxRule
 from .contracts import (
     Checkpoint,
     MediaLimits,
@@ -28,7 +34,6 @@ from .contracts import (
 from .corpora import CorpusFile, CorpusFormatSpec, DamagedRow
 from .kinds import KindTable
 from .manager import PluginManager
-from .reading import ReadingPreset, ReadPage, ReadText
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 from .splitting import MediaSplitter, SplitPart
@@ -36,6 +41,9 @@ from .splitting import MediaSplitter, SplitPart
 __all__ = [
     "API_VERSION",
     "ITEM_NUMBER",
+    "AttentionBackend",
+    "AttentionBackendSpec",
+    "AttentionSetup",
     "BoxRule",
     "Checkpoint",
     "CorpusFile",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
-
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
 from mmdeploy_llm.plugin_versions import OUR_DISTRIBUTION, requirement_problems
@@ -16,7 +14,11 @@ from mmdeploy_llm.plugin_versions import OUR_DISTRIBUTION, requirement_problems
 from .names import did_you_mean, error_text, listing, normalise
 from .records import PluginFailure, PluginOrigin, failure_of
 
+if TYPE_CHECKING:
+    from importlib import metadata
+
 ENTRY_POINT_GROUP = "mmdeploy_llm"
+CORE = ("attention",)  # built-in plugins without which no engine runs
 NAME_TAKEN = "its entry point needs another name"
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,11 @@ class InstalledPlugin:
         return () if self.origin.is_builtin else requirement_problems(self.requires)
 
     @property
+    def is_core(self) -> bool:
+        """Whether it is loaded also where others are named."""
+        return self.origin.is_builtin and self.entry_point.name in CORE
+
+    @property
     def full_name(self) -> str:
         """The name with the package's, which means this plugin and no other."""
         return f"{package_form(self.origin.distribution or '')}:{self.entry_point.name}"
@@ -53,6 +60,8 @@ class Discovery:
 def discover() -> Discovery:
     """Finds the installed plugins. A package with unreadable metadata becomes a failure and
     hides no other package."""
+    from importlib import metadata  # not at the top: worker processes import this and find nothing
+
     found: dict[str, tuple[InstalledPlugin, ...]] = {}  # by package; the first on sys.path wins
     failures: list[PluginFailure] = []
     for distribution in metadata.distributions():
@@ -130,13 +139,16 @@ def _one_of_each_name(
 
 def package_form(name: str) -> str:
     """Returns the form in which names of packages are compared: "Acme.LLM" becomes "acme-llm"."""
+    from packaging.utils import canonicalize_name
+
     return str(canonicalize_name(name))
 
 
 def select(
     installed: Sequence[InstalledPlugin], plugins: Sequence[str] | None, blocked: Sequence[str]
 ) -> tuple[InstalledPlugin, ...]:
-    """Returns the plugins to load: all (None) or exactly the named ones, without the blocked ones.
+    """Returns the plugins to load: all (None) or exactly the named ones and CORE, without the
+    blocked ones.
 
     Names are compared normalised. Raises PluginLoadError for a named plugin that is not installed
     and ConfigError for one that is also blocked; warns about an unknown blocked name.
@@ -155,7 +167,8 @@ def select(
             )
     if plugins is None:
         return tuple(plugin for plugin in installed if plugin.origin.name not in out)
-    wanted: set[str] = set()
+    core = {plugin.origin.name for plugin in installed if plugin.is_core}
+    wanted = core - out
     for name in plugins:
         meant = _meant(installed, name)
         if not meant:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
 from .contracts import MediaProcessorSpec, ModelSpec
 from .corpora import CorpusFormatSpec
 from .names import did_you_mean, listing, normalise
-from .reading import ReadingPreset
 from .records import NamedSpec, NamedSpecT, PluginOrigin, Provided, Spec, SpecT
 
 ANY_MODEL = "*"

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 import transformers
 
+from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, ModelSpec, PluginManager
 from mmdeploy_llm.hooks.discovery import discover
@@ -22,7 +24,7 @@ from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.media_checks import processors, splitters
 from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
-from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
+from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
@@ -110,6 +112,9 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _run(logits.CHECKS, describe(logits_processor), one)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
+    for form in manager.corpus_formats:
+        own = CorpusSubject(spec=form, file=subject.file)
+        yield from _run(corpus.CHECKS, describe(form), own)
     for model in manager.models:
         yield from _check_model(model, manager, checkpoint)
 
@@ -213,7 +218,7 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    checks = models.CHECKS + equalities.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
     yield from _run(checks, describe(spec), subject)
 
 

@@ -82,7 +82,7 @@ def delta_config(text: Any) -> GatedDeltaConfig:
 
 def hybrid_decoder(text: Any, rotary: RotaryConfig, *, is_tied: bool) -> DecoderConfig:
     """Converts a text config, dense or with experts. Raises ModelNotSupportedError for layers of
-    other kinds."""
+    other kinds, and for another activation."""
     unknown = sorted({*text.layer_types} - {*KINDS})
     if unknown:
         raise ModelNotSupportedError(
@@ -90,6 +90,11 @@ def hybrid_decoder(text: Any, rotary: RotaryConfig, *, is_tied: bool) -> Decoder
             f"only {' and '.join(KINDS)}"
         )
     refuse_unread(text, OWN_KEYS)
+    if text.hidden_act != "silu":  # of the linear attention too
+        raise ModelNotSupportedError(
+            f"hidden_act {text.hidden_act!r} of this {text.model_type} model is not supported, "
+            "only 'silu'"
+        )
     if not hasattr(text, "intermediate_size"):
         return _with_experts(text, rotary, is_tied=is_tied)
     return _options(standard_decoder(text, rotary), text, is_tied=is_tied)
