@@ -144,12 +144,13 @@ def _links(blob: bytes, name: str) -> Iterable[Link]:
 def _rate(frame: av.AudioFrame) -> int:
     """Returns the samples per second. Raises MediaError for what no sound has, which would cost
     minutes or gigabytes to resample."""
-    if frame.sample_rate not in RATES:
+    rate: int = frame.sample_rate
+    if rate not in RATES:
         raise MediaError(
-            f"the sound says a sampling rate of {frame.sample_rate}, which must be {RATES[0]} to "
+            f"the sound says a sampling rate of {rate}, which must be {RATES[0]} to "
             f"{RATES[-1]}; its header is damaged"
         )
-    return frame.sample_rate
+    return rate
 
 
 def _frames(
