@@ -33,7 +33,7 @@ LAYERS = (
     ("plan", "forward"),
     ("plugin_objects",),
     ("hooks",),
-    ("isolation", "pixels"),
+    ("isolation", "pixels", "sound_files"),
     ("media",),
     ("transfer", "kernels", "tensor_file"),
     ("processes",),
