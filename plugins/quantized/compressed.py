@@ -181,9 +181,12 @@ def _naive(name: str, args: WeightArgs, stored: Stored, *, has_exponents: bool) 
     n, k = stored.matrix(parts["codes"], code)
     dtype, group_size = _scales(name, args, stored, n, k, torch.uint8 if has_exponents else None)
     if "zeros" in parts:
-        shape, found = (stored.entries[parts[role]].shape for role in ("scales", "zeros"))
-        shape = found if math.prod(found) == math.prod(shape) else shape
-        stored.check(parts["zeros"], shape, torch.int8)
+        wanted, stored_as = (
+            stored.entries[parts["scales"]].shape,
+            stored.entries[parts["zeros"]].shape,
+        )
+        is_same_size = math.prod(stored_as) == math.prod(wanted)
+        stored.check(parts["zeros"], stored_as if is_same_size else wanted, torch.int8)
     block_rows = args.block_structure[0] if args.strategy == "block" and args.block_structure else 1
     return QuantizedLayer(
         name=name,
