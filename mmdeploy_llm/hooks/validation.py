@@ -13,8 +13,10 @@ import pluggy
 
 from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.messages import MediaRef
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
     MediaLimits,
@@ -38,6 +40,8 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
+        "provide_attention_backends": AttentionBackendSpec,
+        "provide_weight_formats": WeightFormatSpec,
     }
 )
 
@@ -172,6 +176,10 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case AttentionBackendSpec():
+            return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case WeightFormatSpec():
+            return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case CorpusFormatSpec():
             return [
                 f"corpus format {normalise(spec.name)}",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
+        CorpusFormatConformance,
         FetcherConformance,
         LogitsProcessorConformance,
         MediaProcessorConformance,
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
     from .model_conformance import ModelConformance, ModelVariantConformance
+    from .weight_conformance import WeightFormatConformance
 
 __all__ = [
     "CheckFailed",
     "CheckSkipped",
+    "CorpusFormatConformance",
     "FakeMediaProcessor",
     "FakeModel",
     "FakeReasoningParser",
@@ -58,6 +61,7 @@ __all__ = [
     "ToolParserConformance",
     "ToolParserExample",
     "Verdict",
+    "WeightFormatConformance",
     "check_plugin",
     "fake_manager",
     "make_tokenizer",
@@ -69,6 +73,7 @@ _MODULES = MappingProxyType(
     {
         "CheckFailed": "..model_checks.base",
         "CheckSkipped": "..model_checks.base",
+        "CorpusFormatConformance": ".conformance",
         "FakeMediaProcessor": ".fakes",
         "FakeModel": ".fakes",
         "FakeReasoningParser": ".fakes",
@@ -86,6 +91,7 @@ _MODULES = MappingProxyType(
         "ToolParserConformance": ".conformance",
         "ToolParserExample": "..plugin_checks.tools",
         "Verdict": ".check",
+        "WeightFormatConformance": ".weight_conformance",
         "check_plugin": ".check",
         "fake_manager": ".fakes",
         "make_tokenizer": "..tiny",

@@ -24,6 +24,8 @@ HOOKS = {
     "provide_media_processors": (),
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
+    "provide_attention_backends": (),
+    "provide_weight_formats": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),
