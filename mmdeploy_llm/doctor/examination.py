@@ -12,13 +12,16 @@ from pathlib import Path
 import torch
 
 from mmdeploy_llm import native
-from mmdeploy_llm.attention.select import CUDA_ORDER
-from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.attention.select import Host, examined
+from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.hooks import AttentionBackendSpec, PluginManager
+from mmdeploy_llm.runtime_config import AttentionNeeds
 from mmdeploy_llm.startup.cards import CudaSetup, missing_cuda, read_cuda
 from mmdeploy_llm.startup.sizes import available_memory
 
 from .findings import Finding, State
 
+PLAIN = "reference"  # the backend in plain torch
 CPU_INFO = Path("/proc/cpuinfo")
 COMPILER_ADVICE = (
     "install a C++ compiler: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora), "
@@ -105,7 +108,7 @@ def examine() -> Iterator[Finding]:
     yield memory()
     setup = read_cuda()
     yield cards(setup)
-    yield attention(setup, has_kernels=kernels is not None)
+    yield attention(setup, kernels)
     yield versions()
     yield from libraries()
     yield plugins()
@@ -171,20 +174,37 @@ def cards(setup: CudaSetup) -> Finding:
     return Finding(topic="GPU", state=state, text=f"none: {what}", advice=advice)
 
 
-def attention(setup: CudaSetup, *, has_kernels: bool) -> Finding:
-    """Names the attention backends that are there for the device that `auto` means."""
-    if not setup.cards:
-        name = "native" if has_kernels else "reference (plain torch)"
-        state = State.GOOD if has_kernels else State.SLOW
-        return Finding(topic="attention", state=state, text=f"{name} on the CPU")
-    from mmdeploy_llm.attention.libraries import LIBRARIES, is_installed
-
-    found = [name for name in CUDA_ORDER if is_installed(name)]
-    if found:
-        return Finding(topic="attention", state=State.GOOD, text=f"on CUDA: {', '.join(found)}")
-    advice = LIBRARIES["flash-attn"].install
-    text = "on CUDA: reference (plain torch), much slower"
+def attention(setup: CudaSetup, kernels: native.CpuKernels | None) -> Finding:
+    """Lists the attention backends for the device that `auto` means, in the order of "auto", and
+    says why those of other plugins, and the faster ones, cannot be used."""
+    device = "cuda" if setup.cards else "cpu"
+    needs = AttentionNeeds(name="auto", device=device, dtype="bfloat16", kv_cache_dtype="bfloat16")
+    host = Host(kernels=kernels, capabilities=[card.capability for card in setup.cards])
+    manager = PluginManager.load()
+    try:
+        found = list(examined(needs, manager, host))
+    except MMDeployLLMError as error:
+        return Finding(topic="attention", state=State.BAD, text=str(error), advice="see above")
+    able = [_with_owner(spec, manager) for spec, problem in found if problem is None]
+    missing = [
+        f"{_with_owner(spec, manager)} {problem}"
+        for spec, problem in found
+        if problem and (device in spec.devices or not manager.origin(spec).is_builtin)
+    ]
+    where = "the CPU" if device == "cpu" else "CUDA"
+    order = f"on {where}: {', then '.join(able) or 'none'}"
+    text = "; ".join((order, *(f"not {reason}" for reason in missing)))
+    fast = [spec for spec, problem in found if problem is None and spec.name != PLAIN]
+    if fast:
+        return Finding(topic="attention", state=State.GOOD, text=text)
+    advice = "plain torch computes, much slower; do what is said of one of the others"
     return Finding(topic="attention", state=State.SLOW, text=text, advice=advice)
+
+
+def _with_owner(spec: AttentionBackendSpec, manager: PluginManager) -> str:
+    """Names a backend, with its plugin where that is not ours."""
+    own = manager.origin(spec)
+    return spec.name if own.is_builtin else f"{spec.name} ({own})"
 
 
 def versions() -> Finding:

@@ -3,6 +3,11 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_objects.attention import (
+    AttentionBackend,
+    AttentionBackendSpec,
+    AttentionSetup,
+)
 from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
@@ -36,6 +41,9 @@ from .splitting import MediaSplitter, SplitPart
 __all__ = [
     "API_VERSION",
     "ITEM_NUMBER",
+    "AttentionBackend",
+    "AttentionBackendSpec",
+    "AttentionSetup",
     "BoxRule",
     "Checkpoint",
     "CorpusFile",

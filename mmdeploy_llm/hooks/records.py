@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -14,9 +15,20 @@ from .corpora import CorpusFormatSpec
 from .names import normalise
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
+NamedSpec = (
+    ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | ReadingPreset
+    | AttentionBackendSpec
+)
 FactorySpec = (
-    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+    ModelSpec
+    | ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | MediaProcessorSpec
+    | AttentionBackendSpec
 )
 Spec = FactorySpec | ReadingPreset | CorpusFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
@@ -31,9 +43,15 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+    AttentionBackendSpec,
 )
 NamedSpecT = TypeVar(
-    "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
+    "NamedSpecT",
+    ReasoningParserSpec,
+    ToolParserSpec,
+    LogitsProcessorSpec,
+    ReadingPreset,
+    AttentionBackendSpec,
 )
 
 
@@ -129,6 +147,8 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+        case AttentionBackendSpec():
+            return f"attention backend {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

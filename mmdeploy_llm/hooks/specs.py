@@ -13,6 +13,7 @@ import pluggy
 
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -89,6 +90,15 @@ def provide_reading_presets() -> Iterable[ReadingPreset]:  # type: ignore[empty-
 def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empty-body]
     """Returns formats of files whose rows a batch reads. Called once, at load; must not import what
     reads them.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ignore[empty-body]
+    """Returns backends that compute attention over the paged KV cache, and what each can compute.
+    Called once, at load; must not import torch.
 
     .. versionadded:: 0.1
     """

@@ -68,7 +68,12 @@ def decoder_config(config: Any) -> DecoderConfig:
 
 
 def with_experts(decoder: DecoderConfig, config: Any) -> DecoderConfig:
-    """Adds the experts of an ernie4_5_moe config."""
+    """Adds the experts of an ernie4_5_moe config, whose head has a bias where the layers do."""
+    if decoder.mlp_bias and decoder.is_tied:
+        raise ModelNotSupportedError(
+            "use_bias of this ernie4_5_moe model is not supported with tie_word_embeddings: its "
+            "head would have a bias of its own"
+        )
     layers = range(config.moe_layer_start_index, config.moe_layer_end_index + 1)
     moe = MoEConfig(
         num_experts=config.moe_num_experts,
@@ -79,4 +84,5 @@ def with_experts(decoder: DecoderConfig, config: Any) -> DecoderConfig:
         shared_bias=decoder.mlp_bias,
     )
     chosen = (layer for layer in layers if (layer + 1) % config.moe_layer_interval == 0)
-    return replace(decoder, moe=moe, moe_layers=frozenset(chosen))
+    chosen_layers = frozenset(chosen)
+    return replace(decoder, moe=moe, moe_layers=chosen_layers, head_bias=decoder.mlp_bias)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Experts, GatedMLP, Linear
+from mmdeploy_llm.layers import DecoderConfig, Experts, GatedMLP, Linear
 
 MIN_SUM = 1e-20  # added to the sum that weights are divided by; not in the config
 
@@ -53,12 +53,14 @@ class GlmRouter(Linear):
 class GlmExperts(nn.Module):
     """Routed experts and shared ones."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, decoder: DecoderConfig) -> None:
         super().__init__()
         size, inner_size = config.hidden_size, config.moe_intermediate_size
         self.gate = GlmRouter(config)
-        self.experts = Experts(config.n_routed_experts, size, inner_size)
-        self.shared_experts = GatedMLP(size, inner_size * config.n_shared_experts)
+        activation: Any = decoder.activation
+        self.experts = Experts(config.n_routed_experts, size, inner_size, activation)
+        shared_size = inner_size * config.n_shared_experts
+        self.shared_experts = GatedMLP(size, shared_size, activation=activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes all experts, [T, hidden] -> [T, hidden]."""

@@ -49,7 +49,7 @@ class GlmLayer(DecoderLayer):
         """text: transformers' config."""
         super().__init__(config, layer)
         if type(text).model_type == SPARSE and layer >= text.first_k_dense_replace:
-            self.mlp = GlmExperts(text)
+            self.mlp = GlmExperts(text, config)
 
 
 class GlmVForConditionalGeneration(GridLM):

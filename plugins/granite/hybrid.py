@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mmdeploy_llm.caches import LayerCache, PagedKV
+from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import (
     CausalLM,
     DecoderConfig,
@@ -86,6 +87,11 @@ def decoder_config(config: Any) -> DecoderConfig:
     else:  # angles of 0 rotate nothing
         head_dim = config.hidden_size // config.num_attention_heads
         rotary = RotaryConfig(head_dim=head_dim, frequencies=(0.0,) * (head_dim // 2))
+    if config.hidden_act != "silu" and any(is_mamba(config)):  # Mamba-2 has it in its kernels
+        raise ModelNotSupportedError(
+            f"hidden_act {config.hidden_act!r} of this {config.model_type} model is not supported, "
+            "only 'silu'"
+        )
     shared = config.shared_intermediate_size
     decoder = standard_decoder(config, rotary, intermediate_size=shared)
     decoder = replace(with_factors(decoder, config), out_bias=config.attention_bias)

@@ -69,12 +69,17 @@ def delta_config(text: Any) -> GatedDeltaConfig:
 
 def hybrid_decoder(text: Any, rotary: RotaryConfig, *, is_tied: bool) -> DecoderConfig:
     """Converts a text config, dense or with experts. Raises ModelNotSupportedError for layers of
-    other kinds."""
+    other kinds, and for another activation."""
     unknown = sorted({*text.layer_types} - {*KINDS})
     if unknown:
         raise ModelNotSupportedError(
             f"layer_types {', '.join(unknown)} of this {text.model_type} model are not supported, "
             f"only {' and '.join(KINDS)}"
+        )
+    if text.hidden_act != "silu":  # of the linear attention too
+        raise ModelNotSupportedError(
+            f"hidden_act {text.hidden_act!r} of this {text.model_type} model is not supported, "
+            "only 'silu'"
         )
     if not hasattr(text, "intermediate_size"):
         return _with_experts(text, rotary, is_tied=is_tied)

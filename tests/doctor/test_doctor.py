@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
@@ -86,23 +87,22 @@ def test_gpus():
 
 def test_attention_on_a_card_without_any_library(monkeypatch):
     monkeypatch.setattr("mmdeploy_llm.attention.libraries.is_installed", lambda _: False)
-    finding = attention(WITH_CARD, has_kernels=True)
+    finding = attention(WITH_CARD, None)
     assert finding.state is State.SLOW
-    assert "pip install" in finding.advice
+    assert finding.text.startswith("on CUDA: reference; not ")
+    assert "not flash-attn is not installed: pip install" in finding.text
 
 
 def test_a_broken_plugin(monkeypatch):
-    monkeypatch.setattr(PluginManager, "load", lambda *_: _WithFailure())
+    _fail_a_plugin(monkeypatch)
     finding = plugins()
     assert finding.state is State.BAD
     assert finding.text == "bad: broken"
 
 
-class _WithFailure:
-    class _Failure:
-        plugin, error = "bad", "broken"
-
-    failures = (_Failure,)
+def _fail_a_plugin(monkeypatch):
+    failure = SimpleNamespace(plugin="bad", error="broken")
+    monkeypatch.setattr(PluginManager, "failures", (failure,))
 
 
 def test_every_way_to_compute_is_compared():
@@ -126,7 +126,7 @@ def test_the_command():
 
 
 def test_the_command_tells_what_is_wrong(monkeypatch):
-    monkeypatch.setattr(PluginManager, "load", lambda *_: _WithFailure())
+    _fail_a_plugin(monkeypatch)
     done = CliRunner().invoke(app, ["doctor", "--no-self-test", "--json"])
     assert done.exit_code == 1
     (wrong,) = [item for item in json.loads(done.output) if item["state"] == "bad"]

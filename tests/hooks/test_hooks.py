@@ -329,6 +329,15 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert [failure.phase for failure in plugins.failures] == ["extend"]
 
 
+def test_hook_provide_attention_backends():
+    spec = hooks.AttentionBackendSpec(name="mine", factory="json:loads", aliases=("my_own",))
+    plugin = SimpleNamespace(provide_attention_backends=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "mine")
+    assert manager.provided(hooks.AttentionBackendSpec) == (spec,)
+    assert manager.named(hooks.AttentionBackendSpec, "attention backend", "My-Own") is spec
+
+
 def test_hook_provide_corpus_formats():
     spec = CorpusFormatSpec(name="bars", suffixes=(".bars",), reader="json:loads")
     plugin = SimpleNamespace(provide_corpus_formats=hooks.hookimpl(lambda: [spec]))

@@ -12,8 +12,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.hooks import (
     API_VERSION,
+    AttentionBackendSpec,
+    AttentionSetup,
     Checkpoint,
     CorpusFile,
     CorpusFormatSpec,
@@ -57,9 +60,9 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     """It is a file that loads as a plugin, implements the hook, and does what it says."""
     (tmp_path / "my_plugin.py").write_text(EXAMPLES[hook])
     manager = PluginManager.load(plugins=(), files=[tmp_path / "my_plugin.py"])
-    (plugin,) = manager.plugins
+    (plugin,) = [each for each in manager.plugins if each.name == "my_plugin.py"]
     if hook.startswith("provide_"):
-        (spec,) = manager.specs
+        (spec,) = [each for each in manager.specs if manager.owner(each) == plugin.name]
         assert use(manager, spec)
         return
     assert plugin.provides == (f"hook {hook}",)
@@ -98,6 +101,22 @@ def use(manager, spec):
             return made.process(item, {}).num_tokens == made.count_tokens(item, {})
         case ReadingPreset():
             return manager.reading_preset_for("AcmeOcrForCausalLM", "") is spec
+        case AttentionBackendSpec():
+            cpu = torch.device("cpu")
+            made = manager.build(
+                spec, AttentionSetup(device=cpu, dtype="float32", kv_cache_dtype="float32")
+            )
+            cache = KVCache(keys=(torch.zeros(3, 4, 1, 8),), values=(torch.zeros(3, 4, 1, 8),))
+            layout = BatchLayout(
+                num_decode=1,
+                query_lens=(1,),
+                context_lens=(1,),
+                block_tables=torch.tensor([[2]], dtype=torch.int32),
+                slots=torch.tensor([8]),
+            )
+            rows = [torch.rand(1, heads, 8) for heads in (2, 1, 1)]
+            found = made.begin(layout, cache).attend(0, *rows)
+            return torch.equal(found, rows[2].repeat(1, 2, 1))
         case CorpusFormatSpec():
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))
