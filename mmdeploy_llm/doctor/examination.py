@@ -97,6 +97,18 @@ OPTIONAL = (
         use="checking the answers of a batch (--validate)",
         install='pip install "mmdeploy-llm[validate]"',
     ),
+    Optional(
+        module="pypdfium2",
+        package="pypdfium2",
+        use="PDF documents",
+        install='pip install "mmdeploy-llm[pdf]"',
+    ),
+    Optional(
+        module="pillow_heif",
+        package="pillow-heif",
+        use="HEIF images (.heic)",
+        install='pip install "mmdeploy-llm[heif]"',
+    ),
 )
 
 
@@ -208,18 +220,26 @@ def _with_owner(spec: AttentionBackendSpec, manager: PluginManager) -> str:
 
 
 def versions() -> Finding:
-    """Lists the versions of the libraries that decide results."""
-    names = ("mmdeploy-llm", "torch", "transformers", "tokenizers", "pillow", "av")
-    found = ", ".join(f"{name} {_version(name)}" for name in names)
-    text = f"Python {platform.python_version()}, {found}"
-    return Finding(topic="versions", state=State.GOOD, text=text)
+    """Lists the versions of the libraries that decide results. One that is missing is an error: all
+    of them are installed with this package."""
+    modules = ("torch", "transformers", "tokenizers", "pillow", "av")
+    found = {name: _version(name) for name in ("mmdeploy-llm", *modules)}
+    found["mmdeploy-llm"] = found["mmdeploy-llm"] or "of a source tree"
+    missing = [name for name, version in found.items() if version is None]
+    shown = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    return Finding(
+        topic="versions",
+        state=State.BAD if missing else State.GOOD,
+        text=f"Python {platform.python_version()}, {shown}",
+        advice=f"pip install {' '.join(missing)}" if missing else "",
+    )
 
 
-def _version(package: str) -> str:
+def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "of a source tree"
+        return None
 
 
 def libraries() -> Iterator[Finding]:
@@ -233,7 +253,7 @@ def libraries() -> Iterator[Finding]:
                 advice=library.install,
             )
         else:
-            text = f"{_version(library.package)}, for {library.use}"
+            text = f"{_version(library.package) or 'a copy'}, for {library.use}"
             yield Finding(topic=library.package, state=State.GOOD, text=text)
 
 

@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -21,6 +22,7 @@ NamedSpec = (
     | LogitsProcessorSpec
     | ReadingPreset
     | AttentionBackendSpec
+    | WeightFormatSpec
 )
 FactorySpec = (
     ModelSpec
@@ -30,7 +32,7 @@ FactorySpec = (
     | MediaProcessorSpec
     | AttentionBackendSpec
 )
-Spec = FactorySpec | ReadingPreset | CorpusFormatSpec
+Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -44,6 +46,7 @@ SpecT = TypeVar(
     ReadingPreset,
     CorpusFormatSpec,
     AttentionBackendSpec,
+    WeightFormatSpec,
 )
 NamedSpecT = TypeVar(
     "NamedSpecT",
@@ -52,13 +55,15 @@ NamedSpecT = TypeVar(
     LogitsProcessorSpec,
     ReadingPreset,
     AttentionBackendSpec,
+    WeightFormatSpec,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
     """The origin of a plugin. distribution, version: of its package; None when it is not
-    installed. is_builtin: it comes with this package. file: of a plugin that is a single file."""
+    installed. is_builtin: it comes with this package. file: of a plugin that is a single file.
+    aliases: further names of it."""
 
     name: str
     module: str
@@ -66,15 +71,17 @@ class PluginOrigin:
     version: str | None = None
     is_builtin: bool = False
     file: Path | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a caller may mean it, in the form in which they are compared."""
         if self.file is not None:
-            return tuple(map(normalise, (self.name, self.file.stem, str(self.file))))
-        own = self.name.rpartition(":")[2]
+            return tuple(map(normalise, (self.name, *self.aliases, str(self.file))))
         package = (self.distribution or "").replace(".", "-")
-        return tuple(dict.fromkeys(map(normalise, (self.name, own, f"{package}:{own}"))))
+        own = (self.name.rpartition(":")[2], *self.aliases)
+        every = (self.name, *own, *(f"{package}:{name}" for name in own))
+        return tuple(dict.fromkeys(map(normalise, every)))
 
     @property
     def standing(self) -> int:
@@ -110,7 +117,7 @@ class PluginInfo:
 
     provides: such as "model acme", "reasoning parser acme", "image processor acme-image",
         "hook on_step".
-    warnings: versions that do not fit, as sentences.
+    warnings: versions that do not fit, a slow import, as sentences.
     """
 
     name: str
@@ -149,6 +156,8 @@ def describe(spec: Spec) -> str:
             return f"corpus format {spec.name}"
         case AttentionBackendSpec():
             return f"attention backend {spec.name}"
+        case WeightFormatSpec():
+            return f"weight format {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

@@ -10,6 +10,7 @@ from mmdeploy_llm.messages import MEDIA_KIND
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -196,13 +197,23 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
                 lambda value: value is None or _is_factory(value),
             ),
         },
+        WeightFormatSpec: {
+            **_COMMON,
+            "aliases": _NAMES,
+            "suffixes": _SOME_NAMES,
+            "ignored": _NAMES,
+            "quantise": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
+        },
         MediaProcessorSpec: {
             **_COMMON,
             "kind": _KIND,
             "models": _SOME_NAMES,
             "suffixes": (
                 "a tuple of suffixes in small letters, such as '.wav'",
-                lambda value: _is_names(value, _SUFFIX),
+                lambda value: _is_names(value, _SUFFIXES),
             ),
             "columns": _NAMES,
             "first_bytes": _BEGINS,

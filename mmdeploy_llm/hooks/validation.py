@@ -16,6 +16,7 @@ from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
     MediaLimits,
@@ -40,6 +41,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
         "provide_attention_backends": AttentionBackendSpec,
+        "provide_weight_formats": WeightFormatSpec,
     }
 )
 
@@ -176,6 +178,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case AttentionBackendSpec():
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case WeightFormatSpec():
+            return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case CorpusFormatSpec():
             return [
                 f"corpus format {normalise(spec.name)}",

@@ -1,5 +1,6 @@
 """The examination finds what is missing or wrong, and says what to do."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -21,6 +22,7 @@ from mmdeploy_llm.doctor.examination import (
     libraries,
     plugins,
     processor,
+    versions,
 )
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_checks.reference import Reference
@@ -68,12 +70,27 @@ def test_a_missing_library_comes_with_the_line_that_installs_it(monkeypatch):
     assert all(finding.advice.startswith("pip install ") for finding in found)
 
 
+def test_a_library_that_is_not_there_is_no_source_tree(monkeypatch):
+    """PyAV removed: videos and sounds fail, and nothing else says so before the batch."""
+    real = importlib.metadata.version
+
+    def version(name):
+        if name == "av":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    finding = versions()
+    assert "av not installed" in finding.text
+    assert (finding.state, finding.advice) == (State.BAD, "pip install av")
+
+
 def test_the_libraries_are_those_of_the_extras():
     """The package of each library is in the extra that its line installs."""
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     for library in OPTIONAL:
         (extra,) = re.findall(r"mmdeploy-llm\[(\w+)\]", library.install)
-        assert [re.split(r"\W", wanted)[0] for wanted in extras[extra]] == [library.package]
+        assert [re.split(r"[^\w-]", wanted)[0] for wanted in extras[extra]] == [library.package]
         assert importlib.util.find_spec(library.module)
 
 
