@@ -353,8 +353,8 @@ class EngineConfig(PluginChoice):
     attention_backend: str = Field(
         default="auto",
         description="name of an attention backend: flash-attn-3, flash-attn-4, flash-attn, "
-        "torch-varlen or triton on CUDA, native on CPU, reference anywhere; auto: the first of "
-        "these that is installed and suits device and dtype",
+        "torch-varlen or triton on CUDA, native on CPU, reference anywhere, or one of a plugin; "
+        "auto: that of the highest priority that can serve the model here",
     )
 
     @field_validator("seed", mode="before")
