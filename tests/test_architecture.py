@@ -55,7 +55,7 @@ LAYERS = (
     ("records",),
     ("openai_lines",),
     ("sinks", "telling"),
-    ("sidecars",),
+    ("merging", "sidecars"),
     ("finding",),
     ("questions", "answers"),
     ("exporting",),

@@ -247,7 +247,11 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
 
 def _opened_sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
     return open_sink(
-        output, settings.format, part_items=settings.part_items, journal=settings.journal
+        output,
+        settings.format,
+        part_items=settings.part_items,
+        journal=settings.journal,
+        kinds=settings.finding.wanted().table,
     )
 
 

@@ -14,7 +14,8 @@ from .export import Export
 
 def write_output(export: Export, form: str) -> None:
     """Writes the records as an output of a batch."""
-    sink = open_sink(export.output, form, part_items=export.options.part_items)
+    options = export.options
+    sink = open_sink(export.output, form, part_items=options.part_items, kinds=options.kinds)
     mode = cast(Literal["new", "overwrite"], export.mode)
     sink.check(mode)
     with sink.writer(mode, Kept()) as writer:

@@ -15,6 +15,7 @@ from mmdeploy_llm.errors import (
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import KEEP, ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 
 from .contracts import (
     MediaProcessor,
@@ -107,6 +108,8 @@ def _problem(spec: FactorySpec, built: object) -> str | None:
             return _class_problem(built, ToolParser)
         case LogitsProcessorSpec():
             return _class_problem(built, LogitsProcessor)
+        case OutputSinkSpec():
+            return _class_problem(built, RecordStore)
         case MediaProcessorSpec(yields=str()):
             return _class_problem(built, MediaSplitter) or _marker_problem(spec, built)
         case MediaProcessorSpec():

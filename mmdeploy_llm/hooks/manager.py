@@ -27,6 +27,7 @@ from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorS
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -186,9 +187,12 @@ class PluginManager:
 
     @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs, and the formats of corpora: their suffixes,
-        columns, first bytes, part types. Built anew for each call: take it once."""
-        formats = self._registry.provided(CorpusFormatSpec)
+        """The kinds of media of all loaded specs, the formats of corpora and of outputs: their
+        suffixes, columns, first bytes, part types. Built anew for each call: take it once."""
+        formats = (
+            *self._registry.provided(CorpusFormatSpec),
+            *self._registry.provided(OutputSinkSpec),
+        )
         return table_of(self._registry.provided(MediaProcessorSpec), formats, self._chooser)
 
     def _note(self) -> str:
@@ -308,6 +312,8 @@ class PluginManager:
     def build(self, spec: ToolParserSpec, *args: Any) -> ToolParser: ...
     @overload
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
+    @overload
+    def build(self, spec: OutputSinkSpec, *args: Any) -> RecordStore: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
     def build(self, spec: FactorySpec, *args: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Generic, Literal, TypeVar
 
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -16,7 +17,12 @@ from .names import normalise
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
 NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
 FactorySpec = (
-    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+    ModelSpec
+    | ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | MediaProcessorSpec
+    | OutputSinkSpec
 )
 Spec = FactorySpec | ReadingPreset | CorpusFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
@@ -31,6 +37,7 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+    OutputSinkSpec,
 )
 NamedSpecT = TypeVar(
     "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
@@ -129,6 +136,8 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+        case OutputSinkSpec():
+            return f"output sink {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

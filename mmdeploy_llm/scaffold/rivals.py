@@ -12,6 +12,7 @@ from mmdeploy_llm.hooks import (
     LogitsProcessorSpec,
     MediaProcessorSpec,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     ReasoningParserSpec,
     ToolParserSpec,
@@ -54,6 +55,9 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
     elif isinstance(spec, CorpusFormatSpec):
         for name in spec.suffixes:
             yield f"corpus format of {name}", partial(_reader, manager, name)
+    elif isinstance(spec, OutputSinkSpec):
+        for name in spec.suffixes:
+            yield f"output sink of {name}", partial(_store, manager, name)
     else:
         kind, find = _finder(manager, spec)
         for name in (spec.name, *spec.aliases):
@@ -63,6 +67,12 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
 def _reader(manager: PluginManager, suffix: str) -> Spec | None:
     """Returns the format of corpora that has a suffix."""
     found = manager.kinds.format_of(suffix)
+    return None if found is None else found.spec
+
+
+def _store(manager: PluginManager, suffix: str) -> Spec | None:
+    """Returns the format of outputs that has a suffix."""
+    found = manager.kinds.output_of(suffix)
     return None if found is None else found.spec
 
 

@@ -24,6 +24,7 @@ HOOKS = {
     "provide_media_processors": (),
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
+    "provide_output_sinks": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),

@@ -19,6 +19,7 @@ from mmdeploy_llm.hooks import (
     MediaProcessorSpec,
     MediaRef,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     ReadingPreset,
     ReasoningParserSpec,
@@ -327,6 +328,17 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert sorted(app) == ["a", "z"]
     assert "its commands are missing" in caplog.text
     assert [failure.phase for failure in plugins.failures] == ["extend"]
+
+
+def test_hook_provide_output_sinks():
+    spec = OutputSinkSpec(name="rows", suffixes=(".rows",), factory="json:loads")
+    plugin = SimpleNamespace(provide_output_sinks=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "rows")
+    assert manager.provided(OutputSinkSpec) == (spec,)
+    assert manager.kinds.output_of(".rows").origin.name == "rows"
+    with pytest.raises(PluginError, match=r"'rows'.*output sink rows.*json:loads failed"):
+        manager.build(spec, object(), True)
 
 
 def test_hook_provide_corpus_formats():

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from mmdeploy_llm.hooks import (
     MediaProcessorSpec,
     MediaRef,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     ReadingPreset,
     ToolCall,
@@ -60,7 +62,7 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     (plugin,) = manager.plugins
     if hook.startswith("provide_"):
         (spec,) = manager.specs
-        assert use(manager, spec)
+        assert use(manager, spec, tmp_path)
         return
     assert plugin.provides == (f"hook {hook}",)
     if hook == "fetch_media":
@@ -78,7 +80,7 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     assert manager.failures == ()
 
 
-def use(manager, spec):
+def use(manager, spec, folder):
     """Builds and tries what an example provides."""
     match spec:
         case ModelSpec():
@@ -102,6 +104,15 @@ def use(manager, spec):
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))
             return read == [{"id": "a", "prompt": "Hi"}, DamagedRow(message="it has no |")]
+        case OutputSinkSpec():
+            path = folder / "a.numbered"
+            with closing(manager.build(spec, path, True)) as store:
+                written = [store.append(f'{{"id": {n}}}', {}) for n in range(3)]
+                store.delete([written[1]])
+            return list(manager.build(spec, path, False).entries()) == [
+                (0, '{"id": 0}'),
+                (2, '{"id": 2}'),
+            ]
         case _:
             found = manager.build(spec).parse("call f {}")
             return found == [ToolCall(name="f", arguments="{}")] or found[0].text == "call f {}"
