@@ -62,7 +62,7 @@ def report(
     """Write one HTML report of several outputs, such as the shards of a run.
 
     --model is the one whose frames of videos are shown."""
-    from mmdeploy_llm.merging.merged import MergedOutputs
+    from mmdeploy_llm.opening.merged import MergedOutputs
     from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
     from mmdeploy_llm.report.previews import roots_of

@@ -14,7 +14,7 @@ from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.wanted import installed_kinds
 from mmdeploy_llm.hooks import KindTable
-from mmdeploy_llm.merging.merged import MergedOutputs, OpenStored
+from mmdeploy_llm.opening.merged import MergedOutputs, OpenStored
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item

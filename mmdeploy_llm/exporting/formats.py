@@ -10,7 +10,7 @@ from functools import partial
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
-from mmdeploy_llm.sinks.choose import stored_format
+from mmdeploy_llm.opening.choose import stored_format
 
 from .boxes import write_coco, write_yolo
 from .export import Export, ExportOptions, ExportSummary

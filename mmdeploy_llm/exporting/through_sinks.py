@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.records.state import RunState
-from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept
 
 from .export import Export

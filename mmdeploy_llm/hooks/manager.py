@@ -189,11 +189,11 @@ class PluginManager:
     def kinds(self) -> KindTable:
         """The kinds of media of all loaded specs, the formats of corpora and of outputs: their
         suffixes, columns, first bytes, part types. Built anew for each call: take it once."""
-        formats = (
-            *self._registry.provided(CorpusFormatSpec),
-            *self._registry.provided(OutputSinkSpec),
+        formats = self._registry.provided(CorpusFormatSpec)
+        outputs = self._registry.provided(OutputSinkSpec)
+        return table_of(
+            self._registry.provided(MediaProcessorSpec), [*formats, *outputs], self._chooser
         )
-        return table_of(self._registry.provided(MediaProcessorSpec), formats, self._chooser)
 
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
-from mmdeploy_llm.merging.merged import MergedOutputs
+from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record

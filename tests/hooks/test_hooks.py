@@ -10,6 +10,7 @@ from mmdeploy_llm.errors import (
     MediaError,
     MediaLimitError,
     MediaTimeoutError,
+    PluginError,
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import (

@@ -109,10 +109,8 @@ def use(manager, spec, folder):
             with closing(manager.build(spec, path, True)) as store:
                 written = [store.append(f'{{"id": {n}}}', {}) for n in range(3)]
                 store.delete([written[1]])
-            return list(manager.build(spec, path, False).entries()) == [
-                (0, '{"id": 0}'),
-                (2, '{"id": 2}'),
-            ]
+            with closing(manager.build(spec, path, False)) as store:
+                return list(store.entries()) == [(0, '{"id": 0}'), (2, '{"id": 2}')]
         case _:
             found = manager.build(spec).parse("call f {}")
             return found == [ToolCall(name="f", arguments="{}")] or found[0].text == "call f {}"

@@ -30,10 +30,17 @@ from mmdeploy_llm.records.outcome import ALL_FAILED, NOTHING, Retried
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.shown import error_text
-
-from .jsonl_writer import lock
-from .ours import beside
-from .scan import Entry, Kept, Mode, PlaceOf, changed, exists_already, scan_entries
+from mmdeploy_llm.sinks.jsonl_writer import lock
+from mmdeploy_llm.sinks.ours import beside
+from mmdeploy_llm.sinks.scan import (
+    Entry,
+    Kept,
+    Mode,
+    PlaceOf,
+    changed,
+    exists_already,
+    scan_entries,
+)
 
 MAX_POSITION = 2**63
 
@@ -216,6 +223,7 @@ class StoreWriter(Closing):
     def __init__(self, sink: StoreSink, mode: Mode, kept: Kept) -> None:
         self._sink, self._kept = sink, kept if mode == "resume" else Kept()
         self.index, self.num_again = self._kept.index, 0
+        self._number, self._last = 0, -1  # of the records in the store
         self._absolute = os.path.abspath(sink.path)
         sink.path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not sink.exists()

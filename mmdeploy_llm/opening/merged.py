@@ -16,6 +16,14 @@ from typing import Protocol, runtime_checkable
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.opening.choose import (
+    ALL_SUFFIXES,
+    SUFFIXES,
+    is_remote,
+    open_sink,
+    parts_format,
+    stored_format,
+)
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.ids import IdSet
@@ -24,14 +32,6 @@ from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.shelves import RemoteShelf
 from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.sinks.base import Readable
-from mmdeploy_llm.sinks.choose import (
-    ALL_SUFFIXES,
-    SUFFIXES,
-    is_remote,
-    open_sink,
-    parts_format,
-    stored_format,
-)
 from mmdeploy_llm.sinks.formats import PartReader
 from mmdeploy_llm.sinks.parts import FORMATS, PART_NAME
 from mmdeploy_llm.sinks.scan import Entry, RecordIndex
@@ -279,7 +279,7 @@ def _check_lines(path: Path, kinds: KindTable) -> None:
     if begin not in (b"{", b""):
         known = " ".join((*ALL_SUFFIXES, *kinds.outputs))
         raise ConfigError(
-            f"{str(path)!r} has no lines of records, and outputs that end in "
+            f"{str(path)!r} is not a record of a batch, and outputs that end in "
             f"{path.suffix or 'nothing'} are not known ({known}); if a plugin has written it, load "
             "that (--plugin FILE)"
         )

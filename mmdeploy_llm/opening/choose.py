@@ -11,17 +11,17 @@ from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable, OutputSinkSpec
 from mmdeploy_llm.hooks.records import Provided
+from mmdeploy_llm.sinks.base import Sink
+from mmdeploy_llm.sinks.csv_table import CsvSink
+from mmdeploy_llm.sinks.formats import PartFormat
+from mmdeploy_llm.sinks.jsonl import JsonlSink
+from mmdeploy_llm.sinks.lines import LineParts
+from mmdeploy_llm.sinks.openai import OpenAISink
+from mmdeploy_llm.sinks.parquet import ParquetParts
+from mmdeploy_llm.sinks.parts import PartsSink
+from mmdeploy_llm.sinks.tars import TarParts
 
-from .base import Sink
-from .csv_table import CsvSink
-from .formats import PartFormat
-from .jsonl import JsonlSink
-from .lines import LineParts
-from .openai import OpenAISink
-from .parquet import ParquetParts
-from .parts import PartsSink
 from .stored import StoreSink
-from .tars import TarParts
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}  # of parts
 ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}

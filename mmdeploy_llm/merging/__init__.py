@@ -1,1 +1,0 @@
-"""Several outputs of batches read as one."""
