@@ -23,6 +23,7 @@ from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, U
 from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_files import load_file
+from mmdeploy_llm.plugin_objects.attention import AttentionBackend, AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
@@ -110,7 +111,7 @@ class PluginManager:
                 is_strict=plugins is not None,
                 problems=plugin.problems,
             )
-        for origin in discovery.files_of(files, blocked):
+        for origin in discovery.files_of(files, blocked, found.plugins):
             assert origin.file is not None
             manager._registry.add(origin, partial(load_file, origin.file), is_strict=True)
         out = f". blocked_plugins: {listing(blocked)}" if blocked else ""
@@ -313,7 +314,11 @@ class PluginManager:
     @overload
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
     @overload
+<<<<<<< HEAD
     def build(self, spec: OutputSinkSpec, *args: Any) -> RecordStore: ...
+=======
+    def build(self, spec: AttentionBackendSpec, *args: Any) -> AttentionBackend: ...
+>>>>>>> main
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
     def build(self, spec: FactorySpec, *args: Any) -> Any:

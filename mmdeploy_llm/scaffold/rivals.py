@@ -9,15 +9,12 @@ from typing import Any
 from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.hooks import (
     CorpusFormatSpec,
-    LogitsProcessorSpec,
     MediaProcessorSpec,
     ModelSpec,
     OutputSinkSpec,
     PluginManager,
-    ReasoningParserSpec,
-    ToolParserSpec,
 )
-from mmdeploy_llm.hooks.records import Spec
+from mmdeploy_llm.hooks.records import Spec, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 
 Winner = Callable[[], Spec | None]
@@ -60,7 +57,7 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
             yield f"output sink of {name}", partial(_store, manager, name)
     else:
         kind, find = _finder(manager, spec)
-        for name in (spec.name, *spec.aliases):
+        for name in (spec.name, *getattr(spec, "aliases", ())):
             yield f"{kind} {name}", partial(find, name)
 
 
@@ -70,6 +67,7 @@ def _reader(manager: PluginManager, suffix: str) -> Spec | None:
     return None if found is None else found.spec
 
 
+<<<<<<< HEAD
 def _store(manager: PluginManager, suffix: str) -> Spec | None:
     """Returns the format of outputs that has a suffix."""
     found = manager.kinds.output_of(suffix)
@@ -87,3 +85,9 @@ def _finder(manager: PluginManager, spec: Spec) -> tuple[str, Callable[[str], An
             return "logits processor", manager.logits_processor
         case _:
             return "reading preset", manager.reading_preset
+=======
+def _finder(manager: PluginManager, spec: Any) -> tuple[str, Callable[[str], Any]]:
+    """Returns what a spec with a name is called, and a function that finds such a spec by name."""
+    kind = describe(spec).removesuffix(f" {spec.name}")
+    return kind, partial(manager.named, type(spec), kind)
+>>>>>>> main

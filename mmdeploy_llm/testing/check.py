@@ -16,7 +16,13 @@ import transformers
 from mmdeploy_llm.data_checks import corpus
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
-from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, ModelSpec, PluginManager
+from mmdeploy_llm.hooks import (
+    Checkpoint,
+    MediaProcessorSpec,
+    ModelSpec,
+    PluginManager,
+    WeightFormatSpec,
+)
 from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
@@ -24,7 +30,7 @@ from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.media_checks import processors, splitters
 from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
-from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
+from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
@@ -41,6 +47,9 @@ from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject, installed
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.tiny import make_tokenizer
+from mmdeploy_llm.weight_checks import products as weight_products
+from mmdeploy_llm.weight_checks import reading as weight_reading
+from mmdeploy_llm.weight_checks.subject import WeightFormatSubject
 
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
 NUM_LAYERS = 2  # number of layers of a model that is built from transformers' default config
@@ -110,6 +119,10 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
     for logits_processor in manager.logits_processors:
         one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
         yield from _run(logits.CHECKS, describe(logits_processor), one)
+    for weights in manager.provided(WeightFormatSpec):
+        given = WeightFormatSubject(spec=weights)
+        checks = weight_reading.CHECKS + weight_products.CHECKS
+        yield from _run(checks, describe(weights), given)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
     for form in manager.corpus_formats:
@@ -218,7 +231,7 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    checks = models.CHECKS + equalities.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
     yield from _run(checks, describe(spec), subject)
 
 

@@ -25,6 +25,7 @@ from mmdeploy_llm.hooks import (
     ReadingPreset,
     ReasoningParserSpec,
     ToolParserSpec,
+    WeightFormatSpec,
 )
 
 REF = MediaRef(kind="image", uri="cat.png")
@@ -331,6 +332,7 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert [failure.phase for failure in plugins.failures] == ["extend"]
 
 
+<<<<<<< HEAD
 def test_hook_provide_output_sinks():
     spec = OutputSinkSpec(name="rows", suffixes=(".rows",), factory="json:loads")
     plugin = SimpleNamespace(provide_output_sinks=hooks.hookimpl(lambda: [spec]))
@@ -340,6 +342,25 @@ def test_hook_provide_output_sinks():
     assert manager.kinds.output_of(".rows").origin.name == "rows"
     with pytest.raises(PluginError, match=r"'rows'.*output sink rows.*json:loads failed"):
         manager.build(spec, object(), True)
+=======
+def test_hook_provide_attention_backends():
+    spec = hooks.AttentionBackendSpec(name="mine", factory="json:loads", aliases=("my_own",))
+    plugin = SimpleNamespace(provide_attention_backends=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "mine")
+    assert manager.provided(hooks.AttentionBackendSpec) == (spec,)
+    assert manager.named(hooks.AttentionBackendSpec, "attention backend", "My-Own") is spec
+
+
+def test_hook_provide_weight_formats():
+    spec = WeightFormatSpec(name="acme_4", factory="json:loads", suffixes=(".codes",))
+    plugin = SimpleNamespace(provide_weight_formats=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(WeightFormatSpec) == (spec,)
+    assert manager.named(WeightFormatSpec, "weight format", "Acme-4") is spec
+    assert manager.plugins[0].provides == ("weight format acme_4",)
+>>>>>>> main
 
 
 def test_hook_provide_corpus_formats():
