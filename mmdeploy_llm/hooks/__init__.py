@@ -18,11 +18,8 @@ from mmdeploy_llm.plugin_objects.logits import (
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
-<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
-=======
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
->>>>>>> main
 from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 

@@ -109,13 +109,10 @@ def _problem(spec: FactorySpec, built: object) -> str | None:
             return _class_problem(built, ToolParser)
         case LogitsProcessorSpec():
             return _class_problem(built, LogitsProcessor)
-<<<<<<< HEAD
         case OutputSinkSpec():
             return _class_problem(built, RecordStore)
-=======
         case AttentionBackendSpec():
             return _class_problem(built, AttentionBackend) or _backend_problem(spec, built)
->>>>>>> main
         case MediaProcessorSpec(yields=str()):
             return _class_problem(built, MediaSplitter) or _marker_problem(spec, built)
         case MediaProcessorSpec():

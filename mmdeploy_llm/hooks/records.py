@@ -9,27 +9,14 @@ from typing import Generic, Literal, TypeVar
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
-<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
-=======
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
->>>>>>> main
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
 from .names import normalise
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-<<<<<<< HEAD
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
-FactorySpec = (
-    ModelSpec
-    | ReasoningParserSpec
-    | ToolParserSpec
-    | LogitsProcessorSpec
-    | MediaProcessorSpec
-    | OutputSinkSpec
-=======
 NamedSpec = (
     ReasoningParserSpec
     | ToolParserSpec
@@ -37,7 +24,6 @@ NamedSpec = (
     | ReadingPreset
     | AttentionBackendSpec
     | WeightFormatSpec
->>>>>>> main
 )
 FactorySpec = (
     ModelSpec
@@ -46,6 +32,7 @@ FactorySpec = (
     | LogitsProcessorSpec
     | MediaProcessorSpec
     | AttentionBackendSpec
+    | OutputSinkSpec
 )
 Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
@@ -60,12 +47,9 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
-<<<<<<< HEAD
     OutputSinkSpec,
-=======
     AttentionBackendSpec,
     WeightFormatSpec,
->>>>>>> main
 )
 NamedSpecT = TypeVar(
     "NamedSpecT",
@@ -173,15 +157,12 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
-<<<<<<< HEAD
         case OutputSinkSpec():
             return f"output sink {spec.name}"
-=======
         case AttentionBackendSpec():
             return f"attention backend {spec.name}"
         case WeightFormatSpec():
             return f"weight format {spec.name}"
->>>>>>> main
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

@@ -10,11 +10,8 @@ from mmdeploy_llm.messages import MEDIA_KIND
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
-<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
-=======
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
->>>>>>> main
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -184,9 +181,7 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "reader": ('"module:function"', _is_factory),
             "first_bytes": _BEGINS,
         },
-<<<<<<< HEAD
         OutputSinkSpec: {**_COMMON, "suffixes": _SOME_SUFFIXES},
-=======
         AttentionBackendSpec: {
             **_COMMON,
             "aliases": _NAMES,
@@ -215,7 +210,6 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
                 lambda value: value is None or _is_factory(value),
             ),
         },
->>>>>>> main
         MediaProcessorSpec: {
             **_COMMON,
             "kind": _KIND,

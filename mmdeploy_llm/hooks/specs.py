@@ -16,11 +16,8 @@ from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
-<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
-=======
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
->>>>>>> main
 
 from .contracts import (
     MediaLimits,
@@ -101,11 +98,15 @@ def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empt
 
 
 @hookspec
-<<<<<<< HEAD
 def provide_output_sinks() -> Iterable[OutputSinkSpec]:  # type: ignore[empty-body]
     """Returns formats in which a batch writes its records. Called once, at load; must not import
     what writes them.
-=======
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
 def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ignore[empty-body]
     """Returns backends that compute attention over the paged KV cache, and what each can compute.
     Called once, at load; must not import torch.
@@ -118,7 +119,6 @@ def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ign
 def provide_weight_formats() -> Iterable[WeightFormatSpec]:  # type: ignore[empty-body]
     """Returns formats in which checkpoints store weights in few bits. Called once, at load; must
     not import torch.
->>>>>>> main
 
     .. versionadded:: 0.1
     """

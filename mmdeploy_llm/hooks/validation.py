@@ -16,11 +16,8 @@ from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
-<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
-=======
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
->>>>>>> main
 
 from .contracts import (
     MediaLimits,
@@ -44,12 +41,9 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
-<<<<<<< HEAD
         "provide_output_sinks": OutputSinkSpec,
-=======
         "provide_attention_backends": AttentionBackendSpec,
         "provide_weight_formats": WeightFormatSpec,
->>>>>>> main
     }
 )
 
@@ -184,21 +178,13 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
-<<<<<<< HEAD
         case CorpusFormatSpec() | OutputSinkSpec():
             what = describe(spec).removesuffix(spec.name) + normalise(spec.name)
             return [what, *map("suffix {}".format, spec.suffixes)]
-=======
         case AttentionBackendSpec():
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case WeightFormatSpec():
             return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
-        case CorpusFormatSpec():
-            return [
-                f"corpus format {normalise(spec.name)}",
-                *map("suffix {}".format, spec.suffixes),
-            ]
->>>>>>> main
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models

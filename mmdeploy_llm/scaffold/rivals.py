@@ -67,27 +67,13 @@ def _reader(manager: PluginManager, suffix: str) -> Spec | None:
     return None if found is None else found.spec
 
 
-<<<<<<< HEAD
 def _store(manager: PluginManager, suffix: str) -> Spec | None:
     """Returns the format of outputs that has a suffix."""
     found = manager.kinds.output_of(suffix)
     return None if found is None else found.spec
 
 
-def _finder(manager: PluginManager, spec: Spec) -> tuple[str, Callable[[str], Any]]:
-    """Returns what a spec with a name is called, and the method that finds it."""
-    match spec:
-        case ReasoningParserSpec():
-            return "reasoning parser", manager.reasoning_parser
-        case ToolParserSpec():
-            return "tool parser", manager.tool_parser
-        case LogitsProcessorSpec():
-            return "logits processor", manager.logits_processor
-        case _:
-            return "reading preset", manager.reading_preset
-=======
 def _finder(manager: PluginManager, spec: Any) -> tuple[str, Callable[[str], Any]]:
     """Returns what a spec with a name is called, and a function that finds such a spec by name."""
     kind = describe(spec).removesuffix(f" {spec.name}")
     return kind, partial(manager.named, type(spec), kind)
->>>>>>> main

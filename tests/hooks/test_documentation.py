@@ -24,12 +24,9 @@ HOOKS = {
     "provide_media_processors": (),
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
-<<<<<<< HEAD
     "provide_output_sinks": (),
-=======
     "provide_attention_backends": (),
     "provide_weight_formats": (),
->>>>>>> main
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),

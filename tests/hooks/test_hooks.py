@@ -332,7 +332,6 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert [failure.phase for failure in plugins.failures] == ["extend"]
 
 
-<<<<<<< HEAD
 def test_hook_provide_output_sinks():
     spec = OutputSinkSpec(name="rows", suffixes=(".rows",), factory="json:loads")
     plugin = SimpleNamespace(provide_output_sinks=hooks.hookimpl(lambda: [spec]))
@@ -342,7 +341,8 @@ def test_hook_provide_output_sinks():
     assert manager.kinds.output_of(".rows").origin.name == "rows"
     with pytest.raises(PluginError, match=r"'rows'.*output sink rows.*json:loads failed"):
         manager.build(spec, object(), True)
-=======
+
+
 def test_hook_provide_attention_backends():
     spec = hooks.AttentionBackendSpec(name="mine", factory="json:loads", aliases=("my_own",))
     plugin = SimpleNamespace(provide_attention_backends=hooks.hookimpl(lambda: [spec]))
@@ -360,7 +360,6 @@ def test_hook_provide_weight_formats():
     assert manager.provided(WeightFormatSpec) == (spec,)
     assert manager.named(WeightFormatSpec, "weight format", "Acme-4") is spec
     assert manager.plugins[0].provides == ("weight format acme_4",)
->>>>>>> main
 
 
 def test_hook_provide_corpus_formats():

@@ -66,13 +66,8 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     manager = PluginManager.load(plugins=(), files=[tmp_path / "my_plugin.py"])
     (plugin,) = [each for each in manager.plugins if each.name == "my_plugin.py"]
     if hook.startswith("provide_"):
-<<<<<<< HEAD
-        (spec,) = manager.specs
-        assert use(manager, spec, tmp_path)
-=======
         (spec,) = [each for each in manager.specs if manager.owner(each) == plugin.name]
-        assert use(manager, spec)
->>>>>>> main
+        assert use(manager, spec, tmp_path)
         return
     assert plugin.provides == (f"hook {hook}",)
     if hook == "fetch_media":
@@ -130,7 +125,6 @@ def use(manager, spec, folder):
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))
             return read == [{"id": "a", "prompt": "Hi"}, DamagedRow(message="it has no |")]
-<<<<<<< HEAD
         case OutputSinkSpec():
             path = folder / "a.numbered"
             with closing(manager.build(spec, path, True)) as store:
@@ -138,7 +132,6 @@ def use(manager, spec, folder):
                 store.delete([written[1]])
             with closing(manager.build(spec, path, False)) as store:
                 return list(store.entries()) == [(0, '{"id": 0}'), (2, '{"id": 2}')]
-=======
         case WeightFormatSpec():
             codes, scales = torch.ones(2, 4).half(), torch.tensor([[1.0], [3.0]])
             entry = Entry(dtype=torch.float16, shape=(2, 4), offset=0)
@@ -147,7 +140,6 @@ def use(manager, spec, folder):
             (layer,) = manager.resolve(spec)({"quant_method": "halves"}, Stored(entries, {}))
             weight = layer.decode({"codes": codes, "scales": scales})
             return torch.equal(weight, torch.tensor([[1.0], [3.0]]).expand(2, 4))
->>>>>>> main
         case _:
             found = manager.build(spec).parse("call f {}")
             return found == [ToolCall(name="f", arguments="{}")] or found[0].text == "call f {}"
