@@ -44,10 +44,11 @@ BUGS = {  # what is wrong -> (text, its replacement, the check)
         "removed_records_are_gone"),
     "numbers them anew": (
         "for number, line in self.entries():\n                if number not in gone",
-        "for new, (number, line) in enumerate(self.entries()):\n"
-        "                if number not in gone and [number := new + (new > 0)]", "removed_records_are_gone"),
+        "for new, (number, line) in enumerate(self.entries(), 9):\n"
+        "                if number not in gone and [number := new]", "removed_records_are_gone"),
     "a missing file is made": (
-        'path.open("ab+" if writable else "rb", buffering=0)', 'path.open("ab+", buffering=0)',
+        ' or not writable else []\n        self.file = path.open("ab+" if writable else "rb"',
+        ' else []\n        self.file = path.open("ab+"',
         "other_files_stay_as_they_are"),
     "damage is passed over": (
         "yield int(number), record[:-1]",
