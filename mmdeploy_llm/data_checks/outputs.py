@@ -200,7 +200,7 @@ def removed_records_are_gone(subject: OutputSubject) -> None:
 
 
 def killed_processes_lose_nothing(subject: OutputSubject) -> None:
-    """What `append` has returned is there after `kill -9`, and the next run goes on."""
+    """A record is there after `kill -9` once `append` has returned, and the next run goes on."""
     lines = lines_of([f"text {number}" for number in range(20)])
     with subject.path() as path:
         places, _ = subject.apart(path, lines[:12], "kill")
@@ -231,7 +231,7 @@ def torn_records_are_passed_over(subject: OutputSubject) -> None:
 
 
 def full_disks_are_told(subject: OutputSubject) -> None:
-    """When the system takes no more, `append` raises, and what it returned before is there."""
+    """A disk that is full makes `append` raise, and the records before are there."""
     lines = lines_of(["x" * 5_000] * 100)
     with subject.path() as path:
         places, is_raised = subject.apart(path, lines, "full")
@@ -245,7 +245,7 @@ def full_disks_are_told(subject: OutputSubject) -> None:
 
 
 def other_files_stay_as_they_are(subject: OutputSubject) -> None:
-    """What is no output of the format raises and is not changed; reading changes nothing."""
+    """Other files raise and are not changed; reading changes nothing."""
     foreign = {"a text": b"Dear diary,\n" * 100, "a picture": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" * 9}
     for name, content in foreign.items():
         with subject.path() as path:
@@ -271,7 +271,7 @@ def other_files_stay_as_they_are(subject: OutputSubject) -> None:
 
 
 def runs_are_resumed(subject: OutputSubject) -> None:
-    """Of an item that is done again the newest record stays, and two runs never write at once."""
+    """An item that is done again has its newest record; two runs never write at once."""
     records = [Record.from_json(line) for line in lines_of(["one", "two", "three"])]
     with subject.path() as path:
         sink = StoreSink(path, subject.provided)

@@ -182,11 +182,6 @@ class PluginManager:
         return self.provided(ReadingPreset)
 
     @property
-    def corpus_formats(self) -> tuple[CorpusFormatSpec, ...]:
-        """All specs of formats of corpora, in load order."""
-        return self.provided(CorpusFormatSpec)
-
-    @property
     def kinds(self) -> KindTable:
         """The kinds of media of all loaded specs, the formats of corpora and of outputs: their
         suffixes, columns, first bytes, part types. Built anew for each call: take it once."""

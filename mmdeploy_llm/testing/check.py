@@ -18,6 +18,7 @@ from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import (
     Checkpoint,
+    CorpusFormatSpec,
     MediaProcessorSpec,
     ModelSpec,
     OutputSinkSpec,
@@ -126,7 +127,7 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _run(checks, describe(weights), given)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
-    for form in manager.corpus_formats:
+    for form in manager.provided(CorpusFormatSpec):
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)
     for sink in manager.provided(OutputSinkSpec):

@@ -367,5 +367,5 @@ def test_hook_provide_corpus_formats():
     plugin = SimpleNamespace(provide_corpus_formats=hooks.hookimpl(lambda: [spec]))
     manager = PluginManager()
     manager.register(plugin, "bars")
-    assert manager.corpus_formats == (spec,)
+    assert manager.provided(CorpusFormatSpec) == (spec,)
     assert manager.kinds.format_of(".bars").origin.name == "bars"

@@ -176,6 +176,7 @@ def photos(tmp_path):
     return folder
 
 
+@pytest.mark.full  # it runs the whole program ten times
 def test_the_program(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plugin = ("--plugin", PLUGIN)
