@@ -168,8 +168,8 @@ class PluginSubject:
     @property
     def _info(self) -> PluginInfo:
         """The plugin among those that are loaded: the core's are always."""
-        loaded = self.manager.plugins
-        return next(each for each in loaded if each.name == self.name or each.name not in CORE)
+        loaded, own = self.manager.plugins, normalise(self.name)
+        return next(each for each in loaded if normalise(each.name) == own or each.name not in CORE)
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:
