@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.sinks.choose import open_sink
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.sinks.scan import read_records
 from mmdeploy_llm.tiny import write_tiny
 
