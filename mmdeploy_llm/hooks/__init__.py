@@ -3,6 +3,11 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_objects.attention import (
+    AttentionBackend,
+    AttentionBackendSpec,
+    AttentionSetup,
+)
 from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
@@ -13,6 +18,8 @@ from mmdeploy_llm.plugin_objects.logits import (
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
@@ -36,6 +43,9 @@ from .splitting import MediaSplitter, SplitPart
 __all__ = [
     "API_VERSION",
     "ITEM_NUMBER",
+    "AttentionBackend",
+    "AttentionBackendSpec",
+    "AttentionSetup",
     "BoxRule",
     "Checkpoint",
     "CorpusFile",
@@ -57,6 +67,7 @@ __all__ = [
     "Model",
     "ModelSpec",
     "NextText",
+    "OutputSinkSpec",
     "PixelKernels",
     "PluginFailure",
     "PluginInfo",
@@ -66,6 +77,7 @@ __all__ = [
     "ReadingPreset",
     "ReasoningParser",
     "ReasoningParserSpec",
+    "RecordStore",
     "RequestRecord",
     "Segment",
     "SplitPart",
@@ -73,6 +85,7 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "ToolParserSpec",
+    "WeightFormatSpec",
     "hookimpl",
     "hookspec",
 ]

@@ -23,10 +23,12 @@ from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, U
 from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_files import load_file
+from mmdeploy_llm.plugin_objects.attention import AttentionBackend, AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -109,7 +111,7 @@ class PluginManager:
                 is_strict=plugins is not None,
                 problems=plugin.problems,
             )
-        for origin in discovery.files_of(files, blocked):
+        for origin in discovery.files_of(files, blocked, found.plugins):
             assert origin.file is not None
             manager._registry.add(origin, partial(load_file, origin.file), is_strict=True)
         out = f". blocked_plugins: {listing(blocked)}" if blocked else ""
@@ -180,16 +182,14 @@ class PluginManager:
         return self.provided(ReadingPreset)
 
     @property
-    def corpus_formats(self) -> tuple[CorpusFormatSpec, ...]:
-        """All specs of formats of corpora, in load order."""
-        return self.provided(CorpusFormatSpec)
-
-    @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs, and the formats of corpora: their suffixes,
-        columns, first bytes, part types. Built anew for each call: take it once."""
+        """The kinds of media of all loaded specs, the formats of corpora and of outputs: their
+        suffixes, columns, first bytes, part types. Built anew for each call: take it once."""
         formats = self._registry.provided(CorpusFormatSpec)
-        return table_of(self._registry.provided(MediaProcessorSpec), formats, self._chooser)
+        outputs = self._registry.provided(OutputSinkSpec)
+        return table_of(
+            self._registry.provided(MediaProcessorSpec), [*formats, *outputs], self._chooser
+        )
 
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""
@@ -308,6 +308,10 @@ class PluginManager:
     def build(self, spec: ToolParserSpec, *args: Any) -> ToolParser: ...
     @overload
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
+    @overload
+    def build(self, spec: OutputSinkSpec, *args: Any) -> RecordStore: ...
+    @overload
+    def build(self, spec: AttentionBackendSpec, *args: Any) -> AttentionBackend: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
     def build(self, spec: FactorySpec, *args: Any) -> Any:

@@ -6,19 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
 from .names import normalise
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
-FactorySpec = (
-    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+NamedSpec = (
+    ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | ReadingPreset
+    | AttentionBackendSpec
+    | WeightFormatSpec
 )
-Spec = FactorySpec | ReadingPreset | CorpusFormatSpec
+FactorySpec = (
+    ModelSpec
+    | ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | MediaProcessorSpec
+    | AttentionBackendSpec
+    | OutputSinkSpec
+)
+Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -31,16 +47,26 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+    OutputSinkSpec,
+    AttentionBackendSpec,
+    WeightFormatSpec,
 )
 NamedSpecT = TypeVar(
-    "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
+    "NamedSpecT",
+    ReasoningParserSpec,
+    ToolParserSpec,
+    LogitsProcessorSpec,
+    ReadingPreset,
+    AttentionBackendSpec,
+    WeightFormatSpec,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
     """The origin of a plugin. distribution, version: of its package; None when it is not
-    installed. is_builtin: it comes with this package. file: of a plugin that is a single file."""
+    installed. is_builtin: it comes with this package. file: of a plugin that is a single file.
+    aliases: further names of it."""
 
     name: str
     module: str
@@ -48,15 +74,17 @@ class PluginOrigin:
     version: str | None = None
     is_builtin: bool = False
     file: Path | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a caller may mean it, in the form in which they are compared."""
         if self.file is not None:
-            return tuple(map(normalise, (self.name, self.file.stem, str(self.file))))
-        own = self.name.rpartition(":")[2]
+            return tuple(map(normalise, (self.name, *self.aliases, str(self.file))))
         package = (self.distribution or "").replace(".", "-")
-        return tuple(dict.fromkeys(map(normalise, (self.name, own, f"{package}:{own}"))))
+        own = (self.name.rpartition(":")[2], *self.aliases)
+        every = (self.name, *own, *(f"{package}:{name}" for name in own))
+        return tuple(dict.fromkeys(map(normalise, every)))
 
     @property
     def standing(self) -> int:
@@ -92,7 +120,7 @@ class PluginInfo:
 
     provides: such as "model acme", "reasoning parser acme", "image processor acme-image",
         "hook on_step".
-    warnings: versions that do not fit, as sentences.
+    warnings: versions that do not fit, a slow import, as sentences.
     """
 
     name: str
@@ -129,6 +157,12 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+        case OutputSinkSpec():
+            return f"output sink {spec.name}"
+        case AttentionBackendSpec():
+            return f"attention backend {spec.name}"
+        case WeightFormatSpec():
+            return f"weight format {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

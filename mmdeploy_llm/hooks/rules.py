@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mmdeploy_llm.messages import MEDIA_KIND
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -19,6 +22,9 @@ TP_KINDS = (
     *("colwise", "heads", "rowwise", "experts", "vocab", "whole"),
     *("rowwise-partial", "experts-partial", "sum"),
 )
+DTYPES = ("bfloat16", "float16", "float32")
+CACHE_DTYPES = (*DTYPES, "int8", "int4", "float8_e4m3fn")
+ATTENTION_FEATURES = ("windows", "softcaps", "sinks", "media_spans", "sequences", "deterministic")
 
 _ANY = re.compile(r"(?s).*")
 _SUFFIX = re.compile(r"\.[^\s./\\A-Z]+")
@@ -80,6 +86,20 @@ def _is_tasks(value: object) -> bool:
     return all(is_name(name) and isinstance(text, str) for name, text in value.items())
 
 
+def _are_dtypes(value: object) -> bool:
+    return isinstance(value, tuple) and value != () and all(x in DTYPES for x in value)
+
+
+def _are_cache_dtypes(value: object) -> bool:
+    return isinstance(value, tuple) and all(x in CACHE_DTYPES for x in value)
+
+
+def _is_capability(value: object) -> bool:
+    return value is None or (
+        isinstance(value, tuple) and len(value) == 2 and all(map(_is_priority, value))
+    )
+
+
 Rule = tuple[str, Callable[[object], bool]]  # what is allowed, as text and as a check
 
 _COMMON: Mapping[str, Rule] = MappingProxyType(
@@ -90,6 +110,10 @@ _COMMON: Mapping[str, Rule] = MappingProxyType(
     }
 )
 _COUNT: Rule = ("a whole number above 0", _is_count)
+_SOME_SUFFIXES: Rule = (
+    "a tuple of at least one suffix in small letters, such as '.warc.gz'",
+    lambda value: _is_names(value, _SUFFIXES) and value != (),
+)
 _SOME_NAMES: Rule = (
     "a tuple of at least one text",
     lambda value: _is_names(value) and value != (),
@@ -99,6 +123,7 @@ _BEGINS: Rule = (
     f"a tuple of 2 bytes or more, or of (offset, bytes), within the first {HEAD}",
     lambda value: isinstance(value, tuple) and all(map(_is_begin, value)),
 )
+_CAPABILITY: Rule = ("a tuple such as (9, 0) or None", _is_capability)
 _NAME_OR_NONE: Rule = (
     "a parser's name or None",
     lambda value: value is None or is_name(value),
@@ -152,12 +177,38 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
         CorpusFormatSpec: {
             "name": _COMMON["name"],
             "priority": _COMMON["priority"],
-            "suffixes": (
-                "a tuple of at least one suffix in small letters, such as '.warc.gz'",
-                lambda value: _is_names(value, _SUFFIXES) and value != (),
-            ),
+            "suffixes": _SOME_SUFFIXES,
             "reader": ('"module:function"', _is_factory),
             "first_bytes": _BEGINS,
+        },
+        OutputSinkSpec: {**_COMMON, "suffixes": _SOME_SUFFIXES},
+        AttentionBackendSpec: {
+            **_COMMON,
+            "aliases": _NAMES,
+            "devices": _SOME_NAMES,
+            "dtypes": ("a tuple of 'bfloat16', 'float16', 'float32'", _are_dtypes),
+            "cache_dtypes": (f"a tuple of some of {CACHE_DTYPES}", _are_cache_dtypes),
+            "max_head_dim": ("None or a whole number above 0", _is_count_or_none),
+            "head_multiple": _COUNT,
+            "block_multiple": _COUNT,
+            "block_size": _COUNT,
+            "min_capability": _CAPABILITY,
+            "below_capability": _CAPABILITY,
+            **dict.fromkeys(ATTENTION_FEATURES, ("a bool", lambda value: isinstance(value, bool))),
+            "available": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
+        },
+        WeightFormatSpec: {
+            **_COMMON,
+            "aliases": _NAMES,
+            "suffixes": _SOME_NAMES,
+            "ignored": _NAMES,
+            "quantise": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
         },
         MediaProcessorSpec: {
             **_COMMON,
@@ -165,7 +216,7 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "models": _SOME_NAMES,
             "suffixes": (
                 "a tuple of suffixes in small letters, such as '.wav'",
-                lambda value: _is_names(value, _SUFFIX),
+                lambda value: _is_names(value, _SUFFIXES),
             ),
             "columns": _NAMES,
             "first_bytes": _BEGINS,

@@ -346,6 +346,7 @@ class CausalLM(MappedWeights, nn.Module):
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.has_sinks = config.has_sinks
+        self.has_softcaps = config.score_softcap is not None
         if config.windows is not None and any(config.windows):
             self.cache: Sequence[LayerCache] = config.caches
         self.long_after = config.rotary.long_after

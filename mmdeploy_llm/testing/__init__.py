@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         FetcherConformance,
         LogitsProcessorConformance,
         MediaProcessorConformance,
+        OutputSinkConformance,
         PluginConformance,
         ReasoningParserConformance,
         SplitterConformance,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
     from .model_conformance import ModelConformance, ModelVariantConformance
+    from .weight_conformance import WeightFormatConformance
 
 __all__ = [
     "CheckFailed",
@@ -53,6 +55,7 @@ __all__ = [
     "MediaTruth",
     "ModelConformance",
     "ModelVariantConformance",
+    "OutputSinkConformance",
     "ParserExample",
     "PluginConformance",
     "ReasoningParserConformance",
@@ -60,6 +63,7 @@ __all__ = [
     "ToolParserConformance",
     "ToolParserExample",
     "Verdict",
+    "WeightFormatConformance",
     "check_plugin",
     "fake_manager",
     "make_tokenizer",
@@ -82,6 +86,7 @@ _MODULES = MappingProxyType(
         "MediaTruth": "..media_checks.truth",
         "ModelConformance": ".model_conformance",
         "ModelVariantConformance": ".model_conformance",
+        "OutputSinkConformance": ".conformance",
         "ParserExample": "..plugin_checks.parsers",
         "PluginConformance": ".conformance",
         "ReasoningParserConformance": ".conformance",
@@ -89,6 +94,7 @@ _MODULES = MappingProxyType(
         "ToolParserConformance": ".conformance",
         "ToolParserExample": "..plugin_checks.tools",
         "Verdict": ".check",
+        "WeightFormatConformance": ".weight_conformance",
         "check_plugin": ".check",
         "fake_manager": ".fakes",
         "make_tokenizer": "..tiny",

@@ -10,9 +10,27 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.layers import CausalLM, DecoderConfig, MoEConfig, RotaryConfig
+from mmdeploy_llm.layers import (
+    CausalLM,
+    DecoderConfig,
+    MoEConfig,
+    RotaryConfig,
+    refuse_unread,
+)
 from mmdeploy_llm.weights.map import WeightMap
 
+OWN_KEYS = (
+    "mlp_layer_types",
+    "moe_intermediate_size",
+    "moe_k",
+    "moe_layer_end_index",
+    "moe_layer_interval",
+    "moe_layer_start_index",
+    "moe_norm_min",
+    "moe_num_experts",
+    "moe_num_shared_experts",
+    "use_bias",
+)
 # mtp_: multi-token prediction heads, which plain decoding does not use.
 IGNORED = (r"(^|\.)mtp_", r"rotary_emb\.inv_freq$")
 
@@ -48,6 +66,7 @@ def decoder_config(config: Any) -> DecoderConfig:
         raise ModelNotSupportedError(
             f"hidden_act {config.hidden_act!r} of this ERNIE model is not supported, only 'silu'"
         )
+    refuse_unread(config, OWN_KEYS)
     head_dim = getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
     has_bias = bool(config.use_bias)

@@ -10,6 +10,18 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.layers import DecoderConfig, Experts, GatedMLP, Linear
 
+KEYS = (  # that a text model reads beside the standard ones; vl.py reads the last two
+    "n_group",
+    "topk_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "first_k_dense_replace",
+    "attention_bias",
+)
 MIN_SUM = 1e-20  # added to the sum that weights are divided by; not in the config
 
 

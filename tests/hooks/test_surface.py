@@ -33,6 +33,8 @@ BUMP = (
 )
 MODULES = (
     "mmdeploy_llm.attention.base",
+    "mmdeploy_llm.attention.layouts",
+    "mmdeploy_llm.attention.writing",
     "mmdeploy_llm.errors",
     "mmdeploy_llm.caches",
     "mmdeploy_llm.forward",
@@ -47,6 +49,7 @@ MODULES = (
     "mmdeploy_llm.testing",
     "mmdeploy_llm.tiny",
     "mmdeploy_llm.weights.map",
+    "mmdeploy_llm.weights.quantized",
     "mmdeploy_llm_processors.from_transformers",
     "mmdeploy_llm_processors.image.decode",
     "mmdeploy_llm_processors.image.embedded",
