@@ -2,7 +2,8 @@
 processors, models and parsers found first, not by what the kit checks; planted as they were.
 
 Seven were found when they were planted first. For a key of 16 bits the check of its length was
-written; times of frames are found with the truth that TimesOfVideos gives, as an author does.
+written; times of frames need the truth that TimesOfVideos gives, as an author does. MISSED says why
+one is not found.
 """
 
 import io
@@ -150,6 +151,12 @@ BUGS = {
     "vLLM 10395: arguments completed too early in a stream": (
         "hermes", wrapped(CallParser, "feed", completed), "any_split_equals_the_whole"),
 }  # fmt: skip
+MISSED = {
+    "SGLang 40403: times of frames in milliseconds": (
+        "the kit's clips are shorter than a second at ten frames a second, where a frame lasts 100 "
+        "ms; it takes minutes at 23.976 frames a second until the tenths of a second are others"
+    )
+}
 
 
 class TimesOfVideos:
@@ -231,7 +238,7 @@ def test_a_bug_of_another_project_is_found(subject_of, monkeypatch, name):
             {one.__name__: one for one in checks}[check](subject)
         except CheckFailed as failure:
             message = str(failure)
-    assert message is not None
+    assert (message is None) == (name in MISSED), message
     print(f"{name}: {check}: {message}")
 
 
