@@ -16,13 +16,16 @@ import transformers
 from mmdeploy_llm.attention_checks import backends
 from mmdeploy_llm.attention_checks.subject import BackendSubject
 from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import (
     AttentionBackendSpec,
     Checkpoint,
+    CorpusFormatSpec,
     MediaProcessorSpec,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     WeightFormatSpec,
 )
@@ -30,7 +33,7 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
-from mmdeploy_llm.media_checks import processors, splitters
+from mmdeploy_llm.media_checks import chats, processors, splitters
 from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
@@ -131,8 +134,12 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
     for backend in manager.provided(AttentionBackendSpec):
         yield from _run(backends.CHECKS, describe(backend), BackendSubject(spec=backend))
     for form in manager.corpus_formats:
+    for form in manager.provided(CorpusFormatSpec):
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)
+    for sink in manager.provided(OutputSinkSpec):
+        store = outputs.OutputSubject(spec=sink, file=subject.file)
+        yield from _run(outputs.CHECKS, describe(sink), store)
     for model in manager.models:
         yield from _check_model(model, manager, checkpoint)
 
@@ -236,7 +243,8 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + chats.CHECKS
+    checks += determinism.CHECKS + ranks.CHECKS
     yield from _run(checks, describe(spec), subject)
 
 

@@ -16,6 +16,7 @@ import pytest
 from mmdeploy_llm.attention_checks import backends
 from mmdeploy_llm.attention_checks.subject import BackendSubject
 from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.hooks import (
     AttentionBackendSpec,
@@ -24,6 +25,7 @@ from mmdeploy_llm.hooks import (
     LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
+    OutputSinkSpec,
     ReasoningParserSpec,
     ToolParserSpec,
 )
@@ -348,6 +350,23 @@ class CorpusFormatConformance(Conformance):
             column=cls.column,
             values=cls.values,
         )
+
+
+class OutputSinkConformance(Conformance):
+    """Tests a format of outputs: round trips, kills, a full disk, records that are removed.
+
+    spec: the format. file: of its plugin, where that is a single file.
+    """
+
+    checks = outputs.CHECKS
+    spec: ClassVar[OutputSinkSpec]
+    file: ClassVar[Path | None] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> outputs.OutputSubject:
+        """The argument of the checks."""
+        return outputs.OutputSubject(spec=cls.spec, file=cls.file)
 
 
 class PluginConformance(Conformance):
