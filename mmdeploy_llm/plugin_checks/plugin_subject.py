@@ -16,17 +16,18 @@ from typing import Any
 
 from mmdeploy_llm.errors import PluginError
 from mmdeploy_llm.hooks import (
+    PluginInfo,
     PluginManager,
 )
-from mmdeploy_llm.hooks.discovery import InstalledPlugin, discover
+from mmdeploy_llm.hooks.discovery import CORE, InstalledPlugin, discover
 from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.hooks.records import Spec
+from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import load_file
 
-MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0
 IMPORTTIME = "import time:"
 HEAVY = ("torch", "transformers")
@@ -157,11 +158,18 @@ class PluginSubject:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """All specs that the plugin provides."""
-        return self.manager.specs
+        manager, own = self.manager, self._info.name
+        return tuple(spec for spec in manager.specs if manager.owner(spec) == own)
 
     def has_hook(self, hook: str) -> bool:
         """Returns whether the plugin implements `hook`, one that provides no specs."""
-        return f"hook {hook}" in self.manager.plugins[0].provides
+        return f"hook {hook}" in self._info.provides
+
+    @property
+    def _info(self) -> PluginInfo:
+        """The plugin among those that are loaded: the core's are always."""
+        loaded, own = self.manager.plugins, normalise(self.name)
+        return next(each for each in loaded if normalise(each.name) == own or each.name not in CORE)
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:

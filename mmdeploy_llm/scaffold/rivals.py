@@ -9,14 +9,12 @@ from typing import Any
 from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.hooks import (
     CorpusFormatSpec,
-    LogitsProcessorSpec,
     MediaProcessorSpec,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
-    ReasoningParserSpec,
-    ToolParserSpec,
 )
-from mmdeploy_llm.hooks.records import Spec
+from mmdeploy_llm.hooks.records import Spec, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 
 Winner = Callable[[], Spec | None]
@@ -54,9 +52,12 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
     elif isinstance(spec, CorpusFormatSpec):
         for name in spec.suffixes:
             yield f"corpus format of {name}", partial(_reader, manager, name)
+    elif isinstance(spec, OutputSinkSpec):
+        for name in spec.suffixes:
+            yield f"output sink of {name}", partial(_store, manager, name)
     else:
         kind, find = _finder(manager, spec)
-        for name in (spec.name, *spec.aliases):
+        for name in (spec.name, *getattr(spec, "aliases", ())):
             yield f"{kind} {name}", partial(find, name)
 
 
@@ -66,14 +67,13 @@ def _reader(manager: PluginManager, suffix: str) -> Spec | None:
     return None if found is None else found.spec
 
 
-def _finder(manager: PluginManager, spec: Spec) -> tuple[str, Callable[[str], Any]]:
-    """Returns what a spec with a name is called, and the method that finds it."""
-    match spec:
-        case ReasoningParserSpec():
-            return "reasoning parser", manager.reasoning_parser
-        case ToolParserSpec():
-            return "tool parser", manager.tool_parser
-        case LogitsProcessorSpec():
-            return "logits processor", manager.logits_processor
-        case _:
-            return "reading preset", manager.reading_preset
+def _store(manager: PluginManager, suffix: str) -> Spec | None:
+    """Returns the format of outputs that has a suffix."""
+    found = manager.kinds.output_of(suffix)
+    return None if found is None else found.spec
+
+
+def _finder(manager: PluginManager, spec: Any) -> tuple[str, Callable[[str], Any]]:
+    """Returns what a spec with a name is called, and a function that finds such a spec by name."""
+    kind = describe(spec).removesuffix(f" {spec.name}")
+    return kind, partial(manager.named, type(spec), kind)

@@ -13,13 +13,15 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import (
     Checkpoint,
+    CorpusFormatSpec,
     MediaProcessorSpec,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     WeightFormatSpec,
 )
@@ -119,15 +121,18 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
     for logits_processor in manager.logits_processors:
         one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
         yield from _run(logits.CHECKS, describe(logits_processor), one)
-    for weights in manager.provided(WeightFormatSpec):
+    for weights in (spec for spec in subject.specs if isinstance(spec, WeightFormatSpec)):
         given = WeightFormatSubject(spec=weights)
         checks = weight_reading.CHECKS + weight_products.CHECKS
         yield from _run(checks, describe(weights), given)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
-    for form in manager.corpus_formats:
+    for form in manager.provided(CorpusFormatSpec):
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)
+    for sink in manager.provided(OutputSinkSpec):
+        store = outputs.OutputSubject(spec=sink, file=subject.file)
+        yield from _run(outputs.CHECKS, describe(sink), store)
     for model in manager.models:
         yield from _check_model(model, manager, checkpoint)
 

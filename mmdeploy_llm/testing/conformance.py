@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.hooks import (
     Checkpoint,
@@ -21,9 +21,11 @@ from mmdeploy_llm.hooks import (
     LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
+    OutputSinkSpec,
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
 from mmdeploy_llm.media_checks import processors, splitters
 from mmdeploy_llm.media_checks.samples import CORRUPT
 from mmdeploy_llm.media_checks.subject import (
@@ -42,7 +44,7 @@ from mmdeploy_llm.plugin_checks import (
     plugins,
     tools,
 )
-from mmdeploy_llm.plugin_checks.plugin_subject import MAX_IMPORT_SECONDS, PluginSubject
+from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
 from mmdeploy_llm.tiny import make_tokenizer
 
 
@@ -322,6 +324,23 @@ class CorpusFormatConformance(Conformance):
             column=cls.column,
             values=cls.values,
         )
+
+
+class OutputSinkConformance(Conformance):
+    """Tests a format of outputs: round trips, kills, a full disk, records that are removed.
+
+    spec: the format. file: of its plugin, where that is a single file.
+    """
+
+    checks = outputs.CHECKS
+    spec: ClassVar[OutputSinkSpec]
+    file: ClassVar[Path | None] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> outputs.OutputSubject:
+        """The argument of the checks."""
+        return outputs.OutputSubject(spec=cls.spec, file=cls.file)
 
 
 class PluginConformance(Conformance):
