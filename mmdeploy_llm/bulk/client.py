@@ -156,7 +156,8 @@ class BulkClient(EngineClient):
             is_progress_shown=None if use_tqdm else False,
         )
         is_one = isinstance(documents, (str, os.PathLike))
-        paths = [os.fspath(own) for own in ([documents] if is_one else documents)]
+        several: Any = [documents] if is_one else documents
+        paths = [os.fspath(own) for own in several]
         with (reader := pages_reader(config, wish)).documents:
             if config.image_tokens == "full" and reader.image_tokens not in (None, "full"):
                 logger.warning(
