@@ -45,7 +45,7 @@ from mmdeploy_llm.finding.options import with_reader
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.reading.arguments import ReadArguments, read_arguments
-from mmdeploy_llm.reading.plan import find_reading
+from mmdeploy_llm.reading.plan import Reader, find_reading
 from mmdeploy_llm.reading.plan import open_reader as pages_reader
 from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.records.record import ItemError
@@ -159,12 +159,7 @@ class BulkClient(EngineClient):
         several: Any = [documents] if is_one else documents
         paths = [os.fspath(own) for own in several]
         with (reader := pages_reader(config, wish)).documents:
-            if config.image_tokens == "full" and reader.image_tokens not in (None, "full"):
-                logger.warning(
-                    "the preset %s is made for LLM(image_tokens=%r), which is not given",
-                    reader.asking.preset.name,
-                    reader.image_tokens,
-                )
+            _warn_of_budget(config, reader)
             found = find_reading(paths, self._informed(settings), reader, wish)
             reading = found.plan(output)
 
@@ -298,3 +293,13 @@ def _ended(summary: BatchSummary, after: Callable[[BatchSummary], object]) -> Ba
     if summary.ending == "interrupted":
         raise KeyboardInterrupt
     return summary
+
+
+def _warn_of_budget(config: EngineConfig, reader: Reader) -> None:
+    """Says that a preset is made for another budget of a page, where the caller has given none."""
+    if config.image_tokens == "full" and reader.image_tokens not in (None, "full"):
+        logger.warning(
+            "the preset %s is made for LLM(image_tokens=%r), which is not given",
+            reader.asking.preset.name,
+            reader.image_tokens,
+        )

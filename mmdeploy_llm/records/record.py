@@ -162,7 +162,7 @@ class Record:
 
     @property
     def part(self) -> str:
-        """What names the part of its file that it is about, such as "#page=3"; "" for all of it."""
+        """The end of its id that names a part of its file, such as "#page=3"; "" for all of it."""
         own, name = str(self.id), os.path.basename(self.path or "")
         return own.rpartition(name)[2] if name and name in own else ""
 
