@@ -15,7 +15,6 @@ import transformers
 
 from mmdeploy_llm.attention_checks import backends
 from mmdeploy_llm.attention_checks.subject import BackendSubject
-from mmdeploy_llm.data_checks import corpus
 from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
@@ -133,7 +132,6 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _check_processor(processor, manager, checkpoint)
     for backend in manager.provided(AttentionBackendSpec):
         yield from _run(backends.CHECKS, describe(backend), BackendSubject(spec=backend))
-    for form in manager.corpus_formats:
     for form in manager.provided(CorpusFormatSpec):
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)

@@ -15,7 +15,6 @@ import pytest
 
 from mmdeploy_llm.attention_checks import backends
 from mmdeploy_llm.attention_checks.subject import BackendSubject
-from mmdeploy_llm.data_checks import corpus
 from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.hooks import (
