@@ -98,7 +98,6 @@ class PluginManager:
             serves it, whatever the priorities.
         files: Python files, each a plugin of its own, none of which may be missing or fail.
         core: whether to load also the built-in plugins that every engine needs.
-
         Raises PluginLoadError, with the cause, for a named plugin that is missing or fails, and
         ConfigError for one that is both named and blocked, or in `use` and not loaded.
         """
