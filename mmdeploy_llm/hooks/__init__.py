@@ -3,6 +3,7 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartContext, ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
     LogitsProcessor,
@@ -37,6 +38,8 @@ __all__ = [
     "API_VERSION",
     "ITEM_NUMBER",
     "BoxRule",
+    "ChatPartContext",
+    "ChatPartSpec",
     "Checkpoint",
     "CorpusFile",
     "CorpusFormatSpec",

@@ -13,11 +13,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import PluginConflictError
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 
 from .contracts import MediaProcessorSpec
 from .corpora import CorpusFormatSpec
 from .declared import BUILT_IN, Declared
-from .records import PluginOrigin, Provided
+from .names import normalise
+from .records import PluginOrigin, Provided, describe
 from .selection import Chooser
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ class KindTable:
     yields: kind -> the kind of its parts, for kinds that are split.
     formats: ".warc" -> the format of corpora that a plugin reads. format_bytes: (offset, bytes) ->
         the format, the longest first.
+    parts: (family or "*", type of a message's part) -> what it becomes.
     conflicts: (field, name) -> what is wrong and how to decide.
     """
 
@@ -47,6 +50,7 @@ class KindTable:
     yields: Mapping[str, str]
     formats: Mapping[str, Provided[CorpusFormatSpec]]
     format_bytes: Mapping[tuple[int, bytes], Provided[CorpusFormatSpec]]
+    parts: Mapping[tuple[str, str], Provided[ChatPartSpec]]
     conflicts: Mapping[tuple[str, Any], str]
 
     def of_name(self, name: str) -> str | None:
@@ -88,6 +92,18 @@ class KindTable:
         """Returns the kind of a message's part of this type, None for another type."""
         return self._found("part_types", part_type)
 
+    def chat_part(self, part_type: str, model: str = "*") -> Provided[ChatPartSpec] | None:
+        """Returns what a message's part of this type becomes for a family, None for a part that is
+        no plugin's. A kind's own part types are nobody else's."""
+        if part_type.removesuffix("_url") in self.kinds:
+            return None
+        for family in dict.fromkeys((normalise(model), "*")):
+            if ("parts", (family, part_type)) in self.conflicts:
+                raise PluginConflictError(self.conflicts["parts", (family, part_type)])
+            if (family, part_type) in self.parts:
+                return self.parts[family, part_type]
+        return None
+
     def _found(self, field: str, name: object) -> str | None:
         if (field, name) in self.conflicts:
             raise PluginConflictError(self.conflicts[field, name])
@@ -97,46 +113,49 @@ class KindTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Claim:
-    """A kind, or a format of corpora, that claims a name. rank: the highest has it; choices of the
-    caller come first. origin: None for the engine itself."""
+    """A kind, or a format of corpora or chat part, that claims a name. rank: the highest has it;
+    choices of the caller come first. origin: None for the engine itself."""
 
     kind: str
     rank: tuple[bool, int, int]
     origin: PluginOrigin | None
-    format: Provided[CorpusFormatSpec] | None = None
+    format: Provided[Any] | None = None
 
 
 def table_of(
-    provided: Iterable[Provided[MediaProcessorSpec]],
-    formats: Sequence[Provided[CorpusFormatSpec]] = (),
+    provided: Iterable[Provided[Any]],
     chooser: Chooser | None = None,
 ) -> KindTable:
     """Builds the table from the specs of all plugins, in load order. chooser: decides which plugin
-    reads a format."""
+    reads a format, and which has a type of parts."""
+    found = tuple(provided)
     specs: list[tuple[Declared | MediaProcessorSpec, PluginOrigin | None]]
-    specs = [*((own, None) for own in BUILT_IN), *((each.spec, each.origin) for each in provided)]
+    specs = [(own, None) for own in BUILT_IN]
+    specs += [(own.spec, own.origin) for own in found if isinstance(own.spec, MediaProcessorSpec)]
     claims: dict[tuple[str, Any], list[_Claim]] = {}
     for spec, origin in specs:
         # What somebody has installed wins over what is built in.
         rank = (False, spec.priority, 0 if origin is None else origin.standing)
         for name in claimed(spec):
             claims.setdefault(name, []).append(_Claim(kind=spec.kind, rank=rank, origin=origin))
-    for own_format in formats:
-        for name, claim in _format_claims(own_format, chooser or Chooser({})):
-            claims.setdefault(name, []).append(claim)
+    for other in found:
+        if isinstance(other.spec, CorpusFormatSpec | ChatPartSpec):
+            for name, claim in _other_claims(other, chooser or Chooser({})):
+                claims.setdefault(name, []).append(claim)
     kinds = tuple(dict.fromkeys(spec.kind for spec, _ in specs))
     for kind in kinds:  # nobody else's, whatever the priority
         for own in (kind, f"{kind}_url"):
             claims["part_types", own] = [_Claim(kind=kind, rank=(False, 0, 1), origin=None)]
     best = {name: _best(own) for name, own in claims.items()}
 
-    def decided(field: str) -> dict[Any, str]:
-        found = {name: own[0] for (theme, name), own in best.items() if theme == field}
-        return {name: own.kind for name, own in found.items() if own.format is None}
+    def of_field(field: str) -> dict[Any, _Claim]:
+        return {name: own[0] for (theme, name), own in best.items() if theme == field}
 
-    def of_formats(field: str) -> dict[Any, Provided[CorpusFormatSpec]]:
-        found = {name: own[0].format for (theme, name), own in best.items() if theme == field}
-        return {name: own for name, own in found.items() if own is not None}
+    def decided(field: str) -> dict[Any, str]:
+        return {name: own.kind for name, own in of_field(field).items() if own.format is None}
+
+    def of_others(field: str) -> dict[Any, Any]:
+        return {name: own.format for name, own in of_field(field).items() if own.format}
 
     begins = _longest_first(decided("first_bytes"))
     return KindTable(
@@ -146,21 +165,24 @@ def table_of(
         first_bytes=MappingProxyType(begins),
         part_types=MappingProxyType(decided("part_types")),
         yields=MappingProxyType({spec.kind: spec.yields for spec, _ in specs if spec.yields}),
-        formats=MappingProxyType(of_formats("suffixes")),
-        format_bytes=MappingProxyType(_longest_first(of_formats("first_bytes"))),
+        formats=MappingProxyType(of_others("suffixes")),
+        format_bytes=MappingProxyType(_longest_first(of_others("first_bytes"))),
+        parts=MappingProxyType(of_others("parts")),
         conflicts=MappingProxyType(
             {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
         ),
     )
 
 
-def _format_claims(
-    provided: Provided[CorpusFormatSpec], chooser: Chooser
+def _other_claims(
+    provided: Provided[CorpusFormatSpec] | Provided[ChatPartSpec], chooser: Chooser
 ) -> Iterator[tuple[tuple[str, Any], _Claim]]:
-    """Yields what a format claims; `use` may name the suffix or the format."""
+    """Yields what a format claims, or a chat part; `use` may name the suffix or the type, or the
+    spec."""
     spec, origin = provided.spec, provided.origin
     for field, name in claimed(spec):
-        keys = (spec.name, name) if field == "suffixes" else (spec.name,)
+        own = {"suffixes": name, "parts": name[-1]}.get(field, spec.name)
+        keys = (spec.name, own)
         is_chosen = any(chooser.is_chosen(key, origin) for key in keys)
         rank = (is_chosen, spec.priority, origin.standing)
         yield (field, name), _Claim(kind=spec.name, rank=rank, origin=origin, format=provided)
@@ -172,9 +194,13 @@ def _longest_first(begins: Mapping[tuple[int, bytes], T]) -> dict[tuple[int, byt
 
 
 def claimed(
-    spec: Declared | MediaProcessorSpec | CorpusFormatSpec,
+    spec: Declared | MediaProcessorSpec | CorpusFormatSpec | ChatPartSpec,
 ) -> Iterator[tuple[str, Any]]:
     """Yields the names that a spec declares, as (field, name)."""
+    if isinstance(spec, ChatPartSpec):
+        for model in map(normalise, spec.models):
+            yield from (("parts", (model, name)) for name in spec.types)
+        return
     yield from (("suffixes", name) for name in spec.suffixes)
     if not isinstance(spec, CorpusFormatSpec):
         yield from (("columns", name.lower()) for name in spec.columns)
@@ -196,7 +222,8 @@ def _best(claims: Sequence[_Claim]) -> list[_Claim]:
 
 def _conflict(field: str, name: object, claims: Sequence[_Claim]) -> str:
     said = " and ".join(
-        f"{'corpus format' if claim.format else 'kind'} {claim.kind!r} of {claim.origin}"
+        f"{describe(claim.format.spec) if claim.format else f'kind {claim.kind!r}'} of "
+        f"{claim.origin}"
         for claim in claims
     )
     others = [claim.origin.name for claim in claims[1:] if claim.origin is not None]

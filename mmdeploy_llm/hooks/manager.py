@@ -23,6 +23,7 @@ from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, U
 from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_files import load_file
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
@@ -185,11 +186,15 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(CorpusFormatSpec))
 
     @property
+    def chat_parts(self) -> tuple[ChatPartSpec, ...]:
+        """All specs of content parts of chat messages, in load order."""
+        return tuple(item.spec for item in self._registry.provided(ChatPartSpec))
+
+    @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs, and the formats of corpora: their suffixes,
-        columns, first bytes, part types. Built anew for each call: take it once."""
-        formats = self._registry.provided(CorpusFormatSpec)
-        return table_of(self._registry.provided(MediaProcessorSpec), formats, self._chooser)
+        """The kinds of media of all loaded specs, the formats of corpora and the parts of messages:
+        suffixes, columns, first bytes, part types. Built anew for each call: take it once."""
+        return table_of(self._registry.all_provided, self._chooser)
 
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""

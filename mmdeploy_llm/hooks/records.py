@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
@@ -18,7 +19,7 @@ NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | Reading
 FactorySpec = (
     ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
 )
-Spec = FactorySpec | ReadingPreset | CorpusFormatSpec
+Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | ChatPartSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -31,6 +32,7 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+    ChatPartSpec,
 )
 NamedSpecT = TypeVar(
     "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
@@ -129,6 +131,8 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+        case ChatPartSpec():
+            return f"chat part {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

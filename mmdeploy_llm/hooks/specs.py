@@ -13,6 +13,7 @@ import pluggy
 
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 
 from .contracts import (
@@ -89,6 +90,15 @@ def provide_reading_presets() -> Iterable[ReadingPreset]:  # type: ignore[empty-
 def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empty-body]
     """Returns formats of files whose rows a batch reads. Called once, at load; must not import what
     reads them.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_chat_parts() -> Iterable[ChatPartSpec]:  # type: ignore[empty-body]
+    """Returns types of content parts of chat messages, which become texts and media before the chat
+    template. Called once, at load.
 
     .. versionadded:: 0.1
     """

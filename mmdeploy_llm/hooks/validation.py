@@ -13,6 +13,12 @@ import pluggy
 
 from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.messages import MEDIA_KIND, MediaRef
+from mmdeploy_llm.plugin_objects.chat_parts import (
+    CHAT_PART_TYPE,
+    OWN_TYPES,
+    ChatPartSpec,
+    are_keys,
+)
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 
 from .contracts import (
@@ -38,6 +44,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
+        "provide_chat_parts": ChatPartSpec,
     }
 )
 TP_KINDS = (
@@ -146,6 +153,8 @@ def _spec_faults(spec: Spec) -> Iterator[str]:
         wrong.append(f"yields must be another kind than its own, {spec.kind!r}")
     if isinstance(spec, MediaProcessorSpec) and spec.yields is not None and spec.part_text:
         wrong.append("part_text must be None with yields: the parts have their own")
+    if isinstance(spec, ChatPartSpec) and not wrong and {*spec.files} - {*spec.keys, *spec.optional}:
+        wrong.append("files must be among its keys and optional keys")
     if wrong:
         name = spec.name if _is_name(spec.name) else "without a name"
         yield f"{type(spec).__name__} {name}: {'; '.join(wrong)}"
@@ -187,6 +196,9 @@ def _claims(spec: Spec) -> list[str]:
                 f"corpus format {normalise(spec.name)}",
                 *map("suffix {}".format, spec.suffixes),
             ]
+        case ChatPartSpec():
+            families = [(type_, normalise(own)) for type_ in spec.types for own in spec.models]
+            return [f"chat part {type_!r} for model {own}" for type_, own in families]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models
@@ -265,6 +277,10 @@ _COMMON: Mapping[str, Rule] = MappingProxyType(
         "priority": ("an int", _is_priority),
     }
 )
+_KEYS: Rule = (
+    "a mapping of names, not 'type', to str, int, float, bool, list, dict or object",
+    are_keys,
+)
 _COUNT: Rule = ("a whole number above 0", _is_count)
 _SOME_NAMES: Rule = (
     "a tuple of at least one text",
@@ -334,6 +350,18 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             ),
             "reader": ('"module:function"', _is_factory),
             "first_bytes": _BEGINS,
+        },
+        ChatPartSpec: {
+            **_COMMON,
+            "types": (
+                f"a tuple of at least one word in small letters, none of {OWN_TYPES}",
+                lambda value: _is_names(value, CHAT_PART_TYPE) and value != (),
+            ),
+            "keys": _KEYS,
+            "optional": _KEYS,
+            "models": _SOME_NAMES,
+            "files": _NAMES,
+            "late": ("a bool", lambda value: isinstance(value, bool)),
         },
         MediaProcessorSpec: {
             **_COMMON,
