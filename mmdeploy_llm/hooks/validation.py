@@ -153,7 +153,11 @@ def _spec_faults(spec: Spec) -> Iterator[str]:
         wrong.append(f"yields must be another kind than its own, {spec.kind!r}")
     if isinstance(spec, MediaProcessorSpec) and spec.yields is not None and spec.part_text:
         wrong.append("part_text must be None with yields: the parts have their own")
-    if isinstance(spec, ChatPartSpec) and not wrong and {*spec.files} - {*spec.keys, *spec.optional}:
+    if (
+        isinstance(spec, ChatPartSpec)
+        and not wrong
+        and {*spec.files} - {*spec.keys, *spec.optional}
+    ):
         wrong.append("files must be among its keys and optional keys")
     if wrong:
         name = spec.name if _is_name(spec.name) else "without a name"

@@ -13,6 +13,7 @@ OWN_TYPES = ("text", *MEDIA_KINDS, *(f"{kind}_url" for kind in MEDIA_KINDS))
 CHAT_PART_TYPE = re.compile(rf"(?!({'|'.join(OWN_TYPES)})$)[a-z][a-z0-9_]*")
 KEY_TYPES = (str, int, float, bool, list, dict, object)
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPartSpec:
     """Types of content parts that become other parts before a chat template renders them.
@@ -46,6 +47,11 @@ class ChatPartSpec:
     files: tuple[str, ...] = ()
     late: bool = False
     priority: int = 0
+
+    @property
+    def has_files(self) -> bool:
+        """Whether its `files` are keys of the part."""
+        return not {*self.files} - {*self.keys, *self.optional}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
