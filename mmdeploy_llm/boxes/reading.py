@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from mmdeploy_llm.hooks.boxes import BoxRule
+from mmdeploy_llm.plugin_objects.boxes import BoxRule
 
 Size = tuple[int, int]  # (width, height)
 

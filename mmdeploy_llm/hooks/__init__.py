@@ -3,6 +3,7 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartContext, ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
@@ -12,10 +13,10 @@ from mmdeploy_llm.plugin_objects.logits import (
 )
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
 from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
-from .boxes import BoxRule
 from .contracts import (
     Checkpoint,
     MediaLimits,
@@ -29,7 +30,6 @@ from .contracts import (
 from .corpora import CorpusFile, CorpusFormatSpec, DamagedRow
 from .kinds import KindTable
 from .manager import PluginManager
-from .reading import ReadingPreset, ReadPage, ReadText
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 from .splitting import MediaSplitter, SplitPart

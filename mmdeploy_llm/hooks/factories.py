@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
+from mmdeploy_llm.plugin_objects.reading import KEEP, ReadingPreset
 
 from .contracts import (
     MediaProcessor,
@@ -24,7 +25,6 @@ from .contracts import (
 )
 from .corpora import CorpusFormatSpec
 from .names import error_text, listing
-from .reading import KEEP, ReadingPreset
 from .records import FAULTS, FactorySpec, PluginOrigin, Spec, describe
 from .splitting import MediaSplitter
 

@@ -27,6 +27,7 @@ from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -40,7 +41,6 @@ from .contracts import (
 from .corpora import CorpusFormatSpec
 from .kinds import KindTable, table_of
 from .names import error_text, listing
-from .reading import ReadingPreset
 from .records import (
     FAULTS,
     FactorySpec,

@@ -8,11 +8,11 @@ from typing import Generic, Literal, TypeVar
 
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
 from .names import normalise
-from .reading import ReadingPreset
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
 NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset

@@ -10,11 +10,11 @@ from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
 from .contracts import MediaProcessorSpec, ModelSpec
 from .corpora import CorpusFormatSpec
 from .names import did_you_mean, listing, normalise
-from .reading import ReadingPreset
 from .records import NamedSpec, NamedSpecT, PluginOrigin, Provided, Spec, SpecT
 
 ANY_MODEL = "*"

@@ -15,6 +15,7 @@ from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
 from .contracts import (
     MediaLimits,
@@ -24,7 +25,6 @@ from .contracts import (
     ToolParserSpec,
 )
 from .corpora import CorpusFormatSpec
-from .reading import ReadingPreset
 
 if TYPE_CHECKING:
     import typer

@@ -20,6 +20,7 @@ from mmdeploy_llm.plugin_objects.chat_parts import (
     are_keys,
 )
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
+from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
 from .contracts import (
     MediaLimits,
@@ -32,7 +33,6 @@ from .corpora import CorpusFormatSpec
 from .declared import HEAD
 from .kinds import claimed
 from .names import did_you_mean, error_text, listing, normalise, shown_uri
-from .reading import ReadingPreset
 from .records import PluginOrigin, Spec
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
