@@ -34,6 +34,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .documents import Documents, Group
+from .expanding import PartExpander
 from .parts import TemplateParts
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
@@ -53,7 +54,7 @@ class Intake:
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
-        writes boxes; None: no plugin says so.
+        writes boxes; None: no plugin says so. expander: of messages' parts of plugins' types.
     new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
@@ -80,7 +81,9 @@ class Intake:
         guard: CallGuard | None = None,
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
+        expander: PartExpander | None = None,
     ) -> None:
+        self._expander = expander
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
         self._placeholders = Placeholders(media, tokenizer)
         self._documents = Documents(media, tokenizer)
@@ -302,6 +305,8 @@ class Intake:
             kinds=self._kinds,
             tools=tools,
             where=parts.where,
+            expander=self._expander,
+            deadline=deadline,
         )
         variables["tools"] = list(conversation.tools) or None
         check_chat(conversation.messages, variables, template)

@@ -16,6 +16,7 @@ from mmdeploy_llm.hooks import (
     ToolParser,
     ToolParserSpec,
 )
+from mmdeploy_llm.intake.expanding import PartExpander
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
@@ -166,6 +167,14 @@ def build_intake(
         guard=files.plugins.guard,
         media_size=media_size,
         box_rule=box_rule_of(files),
+        expander=PartExpander(
+            files.plugins.kinds,
+            model=files.spec.name,
+            takes=media.read,
+            fetch=files.plugins.fetch_media,
+            limits=media_limits(runtime.options),
+            guard=files.plugins.guard,
+        ),
     )
 
 
