@@ -7,12 +7,12 @@ is in docs/plugin_reference.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import metadata
-
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from .shown import error_text, shown
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 API_VERSION = (1, 1)  # removals and changes, additions; see tests/hooks/test_surface.py
 OUR_DISTRIBUTION = "mmdeploy-llm"
@@ -21,6 +21,12 @@ WRITTEN_FOR = "MMDEPLOY_LLM_API"  # the name in a plugin's module
 
 def requirement_problems(requires: Iterable[str]) -> tuple[str, ...]:
     """Returns what of a package's requirements the installed version of ours does not fit."""
+    # Not at the top: every worker process imports this module, and asks for no requirements.
+    from importlib import metadata
+
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
     try:
         ours = metadata.version(OUR_DISTRIBUTION)
     except metadata.PackageNotFoundError:

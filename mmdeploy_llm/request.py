@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from .deadline import Deadline
 from .outputs import FinishReason
-from .params import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from .params import SamplingParams  # pydantic's classes take longer to load than all the rest
 
 
 class RequestStatus(enum.Enum):

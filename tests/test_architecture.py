@@ -65,7 +65,7 @@ LAYERS = (
     ("bulk",),
     ("llm", "aio"),
     ("plugin_checks",),
-    ("media_checks",),
+    ("data_checks", "media_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
     ("command_options",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.datasets.rows import BadItem, Lines
@@ -25,6 +25,9 @@ from .corpus.columns import check_no_columns
 from .corpus.questions import description_of
 from .items import with_system
 from .order import mixed, sizes_of
+
+# "past": its file has no such part any more; "replaced": other items stand for all of its file.
+Fate = Literal["kept", "past", "replaced"]
 
 
 class FileSource:
@@ -150,6 +153,11 @@ class FileSource:
     def file_id(self, own: str) -> str:
         """Returns the id of the file that an item with this id is about."""
         return own
+
+    def fate_of(self, record: Record) -> Fate:
+        """Returns whether what a record is about is still a part of its file, which is in the
+        list."""
+        return "kept"
 
     def spot_of(self, record: Record) -> Spot:
         """Returns where the record's file is. Raises RequestError when it is not in the list."""

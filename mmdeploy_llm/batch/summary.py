@@ -39,8 +39,9 @@ class BatchSummary:
     num_left: items without a record; None when the size of the input is unknown.
     disagreements: of a run that is done, what its input and its output do not have in common, in
         words; then some items are left.
-    skipped: what of the input was not read. num_gone: records whose files are gone, and which stay
-        in the output; num_pruned: those that were removed from it.
+    skipped: what of the input was not read. num_gone: records whose files, or pages of these, are
+        gone, and which stay in the output; num_pruned: those that were removed from it.
+    unit: the noun for one item.
     sidecars: what became of the texts beside pictures; None when there were to be none.
     sink, index: the output, and the positions of the records in it.
     """
@@ -60,6 +61,7 @@ class BatchSummary:
     num_gone: int = 0
     num_pruned: int = 0
     sidecars: SidecarCounts | None = None
+    unit: str = "item"
 
     @property
     def output(self) -> Path:
@@ -85,11 +87,13 @@ class BatchSummary:
         found += self.skipped.notes
         if self.run.num_same:
             found.append(f"{self.run.num_same} asked the same as another item: answered once")
+        one, many = ("file or page", "files or pages") if self.unit == "page" else ("file", "files")
         if num := self.num_gone:
-            words = "record is of a file that is" if num == 1 else "records are of files that are"
-            found.append(f"{num} {words} gone (--prune removes {'it' if num == 1 else 'them'})")
+            found_of = f"record is of a {one} that is", f"records are of {many} that are"
+            it = "it" if num == 1 else "them"
+            found.append(f"{num} {found_of[num > 1]} gone (--prune removes {it})")
         if num := self.num_pruned:
-            words = "record of a file that was" if num == 1 else "records of files that were"
+            words = f"record of a {one} that was" if num == 1 else f"records of {many} that were"
             found.append(f"removed {num} {words} gone")
         if self.run.boxes is not None:
             found += self.run.boxes.lines()
@@ -205,6 +209,7 @@ def summary_of(
         disagreements=tuple(found),
         skipped=job.source.skipped,
         sidecars=sidecars,
+        unit=job.source.unit,
         **{"num_pruned" if job.settings.finding.prune else "num_gone": len(job.gone)},
     )
 

@@ -68,7 +68,7 @@ def _is_moved(source: FileSource, sink: Sink) -> bool:
 
 
 class Leftovers:
-    """The records of an output whose files are gone.
+    """The records of an output whose files, or pages of these, are gone.
 
     is_pruned: whether they are removed. ids: those that were met.
     """
@@ -82,10 +82,14 @@ class Leftovers:
         self.ids: set[str] = set()
 
     def place_of(self, record: Record) -> int | None:
-        """Returns what the source's place_of does; DROPPED for a record that is removed."""
-        own = str(record.id)
+        """Returns what the source's place_of does; DROPPED for a record that is removed: always
+        for one that other items replace."""
+        own, fate = str(record.id), self._source.fate_of(record)
+        if fate == "replaced":
+            return DROPPED
         is_ours = record.path is None or self._source.file_of(record) is not None
-        if is_ours or not self._gone.is_gone(self._source.file_id(own)):
+        is_there = is_ours or not self._gone.is_gone(self._source.file_id(own))
+        if is_there and fate == "kept":
             return self._source.place_of(record)
         self.ids.add(own)
         return DROPPED if self.is_pruned else None

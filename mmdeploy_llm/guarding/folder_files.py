@@ -9,12 +9,13 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.shown import error_text
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 MAX_JSON_BYTES = 8 * 2**20  # the largest config files in use have 3 MiB
 MAX_INDEX_BYTES = 64 * 2**20
@@ -27,7 +28,7 @@ MAX_SHOWN = 60  # characters of a value in a message
 TEXT_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe"})
 TEMPLATE_FOLDER = "additional_chat_templates"
 
-Schema = TypeVar("Schema", bound=BaseModel)
+Schema = TypeVar("Schema", bound="BaseModel")
 
 
 def check_regular(path: Path, max_bytes: int | None = None) -> None:
@@ -101,6 +102,8 @@ def validated(
     The validators of `schema` raise ValueError with the allowed values as its text. prefix: where
     in the file `values` are, such as "text_config.".
     """
+    from pydantic import ValidationError  # not at the top: workers read files without schemas
+
     try:
         return schema.model_validate(values)
     except ValidationError as error:

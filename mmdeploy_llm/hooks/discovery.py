@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
-
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING
 
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
 from mmdeploy_llm.plugin_versions import OUR_DISTRIBUTION, requirement_problems
 
 from .names import did_you_mean, error_text, listing, normalise
 from .records import PluginFailure, PluginOrigin, failure_of
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
 NAME_TAKEN = "its entry point needs another name"
@@ -53,6 +54,8 @@ class Discovery:
 def discover() -> Discovery:
     """Finds the installed plugins. A package with unreadable metadata becomes a failure and
     hides no other package."""
+    from importlib import metadata  # not at the top: worker processes import this and find nothing
+
     found: dict[str, tuple[InstalledPlugin, ...]] = {}  # by package; the first on sys.path wins
     failures: list[PluginFailure] = []
     for distribution in metadata.distributions():
@@ -130,6 +133,8 @@ def _one_of_each_name(
 
 def package_form(name: str) -> str:
     """Returns the form in which names of packages are compared: "Acme.LLM" becomes "acme-llm"."""
+    from packaging.utils import canonicalize_name
+
     return str(canonicalize_name(name))
 
 

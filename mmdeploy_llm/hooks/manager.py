@@ -153,37 +153,37 @@ class PluginManager:
     @property
     def models(self) -> tuple[ModelSpec, ...]:
         """All model specs, in load order."""
-        return tuple(item.spec for item in self._registry.provided(ModelSpec))
+        return self.provided(ModelSpec)
 
     @property
     def reasoning_parsers(self) -> tuple[ReasoningParserSpec, ...]:
         """All reasoning parser specs, in load order."""
-        return tuple(item.spec for item in self._registry.provided(ReasoningParserSpec))
+        return self.provided(ReasoningParserSpec)
 
     @property
     def tool_parsers(self) -> tuple[ToolParserSpec, ...]:
         """All tool parser specs, in load order."""
-        return tuple(item.spec for item in self._registry.provided(ToolParserSpec))
+        return self.provided(ToolParserSpec)
 
     @property
     def logits_processors(self) -> tuple[LogitsProcessorSpec, ...]:
         """All logits processor specs, in load order."""
-        return tuple(item.spec for item in self._registry.provided(LogitsProcessorSpec))
+        return self.provided(LogitsProcessorSpec)
 
     @property
     def media_processors(self) -> tuple[MediaProcessorSpec, ...]:
         """All media processor specs, in load order."""
-        return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
+        return self.provided(MediaProcessorSpec)
 
     @property
     def reading_presets(self) -> tuple[ReadingPreset, ...]:
         """All presets of reading, in load order."""
-        return tuple(item.spec for item in self._registry.provided(ReadingPreset))
+        return self.provided(ReadingPreset)
 
     @property
     def corpus_formats(self) -> tuple[CorpusFormatSpec, ...]:
         """All specs of formats of corpora, in load order."""
-        return tuple(item.spec for item in self._registry.provided(CorpusFormatSpec))
+        return self.provided(CorpusFormatSpec)
 
     @property
     def chat_parts(self) -> tuple[ChatPartSpec, ...]:
@@ -221,25 +221,19 @@ class PluginManager:
 
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
-        parsers = self._registry.provided(ReasoningParserSpec)
-        return selection.select_named(
-            parsers, "reasoning parser", name, self._note(), self._chooser
-        )
+        return self.named(ReasoningParserSpec, "reasoning parser", name)
 
     def tool_parser(self, name: str) -> ToolParserSpec:
         """Returns the parser of tool calls, found as in `reasoning_parser`."""
-        return self._named(ToolParserSpec, "tool parser", name)
+        return self.named(ToolParserSpec, "tool parser", name)
 
     def logits_processor(self, name: str) -> LogitsProcessorSpec:
         """Returns the logits processor of this name, found as in `reasoning_parser`."""
-        processors = self._registry.provided(LogitsProcessorSpec)
-        return selection.select_named(
-            processors, "logits processor", name, self._note(), self._chooser
-        )
+        return self.named(LogitsProcessorSpec, "logits processor", name)
 
     def reading_preset(self, name: str) -> ReadingPreset:
         """Returns the preset of this name, found as in `reasoning_parser`."""
-        return self._named(ReadingPreset, "reading preset", name)
+        return self.named(ReadingPreset, "reading preset", name)
 
     def reading_preset_for(self, architecture: str, about: str) -> ReadingPreset | None:
         """Returns the preset for models of an architecture, None without one. about: the model's
@@ -247,7 +241,13 @@ class PluginManager:
         presets = self._registry.provided(ReadingPreset)
         return selection.select_preset(presets, architecture, about, self._chooser)
 
-    def _named(self, of: type[NamedSpecT], kind: str, name: str) -> NamedSpecT:
+    def provided(self, of: type[SpecT]) -> tuple[SpecT, ...]:
+        """Returns all specs of one type, in load order."""
+        return tuple(item.spec for item in self._registry.provided(of))
+
+    def named(self, of: type[NamedSpecT], kind: str, name: str) -> NamedSpecT:
+        """Returns the spec of this name or alias, found as in `reasoning_parser`. kind: what the
+        specs are called in messages."""
         provided = self._registry.provided(of)
         return selection.select_named(provided, kind, name, self._note(), self._chooser)
 

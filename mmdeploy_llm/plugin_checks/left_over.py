@@ -78,10 +78,11 @@ class Left:
         return None
 
     def _running(self) -> str | None:
-        end = time.monotonic() + GRACE
+        end, pause = time.monotonic() + GRACE, 0.01
         while (problem := self._still()) and time.monotonic() < end:
             gc.collect()
-            time.sleep(0.01)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
         return problem
 
     def _still(self) -> str | None:

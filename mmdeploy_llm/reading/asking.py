@@ -15,6 +15,7 @@ from mmdeploy_llm.startup.model_files import ModelFiles
 
 FIELDS = ("text_layer", "width", "height", "page", "pages")
 FIELD = re.compile(r"\{(" + "|".join(FIELDS) + r")\}")
+OWN = "prompt"  # the task where the caller asks something else
 CARD_BYTES = 64 * 1024
 GENERAL = ReadingPreset(
     name="general",
@@ -48,6 +49,9 @@ class Asking:
     @property
     def about(self) -> str:
         """Says which preset is used, in a sentence."""
+        if self.task == OWN:
+            preset = "" if self.preset is GENERAL else f"preset {self.preset.name}, "
+            return f"{preset}your prompt"
         if self.preset is GENERAL:
             return "no preset is made for this model: a general prompt is used (--preset, --prompt)"
         return f"preset {self.preset.name}, task {self.task}"
@@ -95,7 +99,7 @@ def choose_asking(
     convert = _converter(preset, files)
     return Asking(
         preset=preset,
-        task=chosen if prompt is None else "prompt",
+        task=chosen if prompt is None else OWN,
         prompt=preset.tasks[chosen] if prompt is None else prompt,
         convert=convert,
         tables=tables,

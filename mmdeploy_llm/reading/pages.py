@@ -40,14 +40,28 @@ class PageFile(FoundFile):
 def document_id(own: str) -> str:
     """Returns the id of the document that a page with this id is of."""
     document, mark, number = own.rpartition(PAGE_MARK)
-    return document if mark and number.isdigit() else own
+    is_page = mark and number.isascii() and number.isdigit() and len(number) < 10
+    return document if is_page else own
+
+
+def page_of(own: str) -> int:
+    """Returns the number of the page with this id, 1 for a whole document."""
+    document = document_id(own)
+    return 1 if own == document else int(own[len(document) + len(PAGE_MARK) :])
+
+
+def counted(num: int, noun: str) -> str:
+    """Returns a number with its noun: "1 page", "2 pages"."""
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPages:
-    """The pages of an input. notes: what was left out, in sentences."""
+    """The pages of an input. counts: the pages of every document that can be opened, by its path; 0
+    for one that is a single item. notes: what was left out, in sentences."""
 
     files: Sequence[PageFile]
+    counts: Mapping[str, int]
     notes: tuple[str, ...]
 
 
@@ -63,31 +77,30 @@ def find_pages(
     if pages is not None:
         parse_pages(pages, 1, is_strict=False)
     found: list[PageFile] = []
+    counts: dict[str, int] = {}
     without = 0
     for file in files:
-        own = list(_pages_of(file, documents, options, pages))
+        try:
+            is_paged = documents.is_paged(file.kind)
+            count = documents.count(file.kind, file.path, options) if is_paged else 0
+        except RequestError as error:
+            found.append(PageFile(place=file.place, kind=file.kind, error=error))
+            continue
+        counts[file.path] = count
+        own = list(_pages_of(file, count, pages))
         without += not own
         found += own
     notes = []
     if without:
         words = "document has" if without == 1 else "documents have"
         notes.append(f"{without} {words} none of the pages {pages}")
-    return FoundPages(files=found, notes=tuple(notes))
+    return FoundPages(files=found, counts=counts, notes=tuple(notes))
 
 
-def _pages_of(
-    file: FoundFile, documents: Documents, options: Mapping[str, Any], pages: str | None
-) -> Iterator[PageFile]:
-    if not documents.is_paged(file.kind):
-        wanted = (0,) if pages is None else parse_pages(pages, 1, is_strict=False)
-        if wanted:
-            yield PageFile(place=file.place, kind=file.kind)
-        return
-    try:
-        count = documents.count(file.kind, file.path, options)
-    except RequestError as error:
-        yield PageFile(place=file.place, kind=file.kind, error=error)
-        return
-    wanted = tuple(range(count)) if pages is None else parse_pages(pages, count, is_strict=False)
+def _pages_of(file: FoundFile, count: int, pages: str | None) -> Iterator[PageFile]:
+    """Yields the wanted pages of a document. count: see FoundPages."""
+    num_pages = count or 1
+    wanted = range(num_pages) if pages is None else parse_pages(pages, num_pages, is_strict=False)
     for index in wanted:
-        yield PageFile(place=file.place, kind=file.kind, index=index, num_pages=count)
+        own = index if count else None
+        yield PageFile(place=file.place, kind=file.kind, index=own, num_pages=num_pages)

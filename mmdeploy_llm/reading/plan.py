@@ -18,7 +18,7 @@ from mmdeploy_llm.startup.model_files import read_model_files
 
 from .asking import Asking, choose_asking
 from .finishing import Finishing
-from .folder import check_folder, write_folder
+from .folder import check_folder, newest_records, remove_documents, write_folder
 from .opening import Documents
 from .pages import find_pages
 from .source import PageSource
@@ -84,9 +84,11 @@ def open_model(model: str, options: Mapping[str, Any], wish: Wish) -> Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingJob:
-    """A job whose items are pages. finishing: counts what it tells of answers."""
+    """A job whose items are pages. source: of its items. finishing: counts what it tells of
+    answers."""
 
     job: BatchJob
+    source: PageSource
     wish: Wish
     finishing: Finishing
 
@@ -95,9 +97,12 @@ class ReadingJob:
         told = [f"  {num} x {note}" for note, num in self.finishing.counts.most_common()]
         told = ["notes on answers (in the records):", *told] if told else []
         folder = self.wish.markdown
-        if folder is None or not summary.num_records:
+        if folder is None or not summary.sink.exists():
             return told
-        counts = write_folder(folder, summary.records(), is_marked=self.wish.is_marked)
+        records = newest_records(summary.sink, self.source.rank_of)
+        counts = write_folder(folder, records, is_marked=self.wish.is_marked)
+        if summary.num_pruned:
+            remove_documents(folder, self.source.unlisted(self.job.gone), counts)
         return [*told, *counts.lines(folder)]
 
 
@@ -106,7 +111,8 @@ def plan_reading(
 ) -> ReadingJob:
     """Finds the documents and their pages, and plans the batch over them. Raises ConfigError."""
     if wish.markdown is not None:
-        check_folder(wish.markdown, is_new=settings.mode == "new")
+        is_alone = settings.selection.num_shards == 1  # other shards write there too
+        check_folder(wish.markdown, is_new=settings.mode == "new" and is_alone)
     documents, asking = reader.documents, reader.asking
     finding = settings.finding
     chosen = finding.kinds or documents.kinds
@@ -147,4 +153,5 @@ def plan_reading(
         settings.selection,
         template_kwargs=settings.chat_template_kwargs,
     )
-    return ReadingJob(job=plan_source(source, output, settings), wish=wish, finishing=finishing)
+    job = plan_source(source, output, settings)
+    return ReadingJob(job=job, source=source, wish=wish, finishing=finishing)

@@ -204,6 +204,10 @@ class Folder(Closing):
                 raise ConfigError(f"{str(self.path / name)!r} is a folder; remove it") from None
             raise
 
+    def remove_folder(self, name: str) -> None:
+        """Removes an empty folder in it. Raises OSError for one that is not."""
+        os.rmdir(name, dir_fd=self._fd)
+
     def check(self, name: str) -> None:
         """Raises ConfigError when the name is that of a link, a FIFO, a device or a folder."""
         try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
-from mmdeploy_llm.corpora.formats import SUFFIXES as CORPORA
+from mmdeploy_llm.corpora.formats import all_suffixes
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
@@ -97,7 +97,7 @@ def check_suffix(suffix: str, kinds: KindTable = BUILT_IN_KINDS) -> None:
         raise ConfigError(
             f"the suffix of sidecars must be like .txt or .caption, got {suffix[:40]!r}"
         )
-    if is_media_name(f"x{suffix}", kinds) or f"x{suffix}".lower().endswith(tuple(CORPORA)):
+    if is_media_name(f"x{suffix}", kinds) or f"x{suffix}".lower().endswith(all_suffixes(kinds)):
         raise ConfigError(
             f"{suffix!r} is the suffix of media or corpora; sidecars need one of their "
             "own, such as .txt"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
+        CorpusFormatConformance,
         FetcherConformance,
         LogitsProcessorConformance,
         MediaProcessorConformance,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckFailed",
     "CheckSkipped",
+    "CorpusFormatConformance",
     "FakeMediaProcessor",
     "FakeModel",
     "FakeReasoningParser",
@@ -69,6 +71,7 @@ _MODULES = MappingProxyType(
     {
         "CheckFailed": "..model_checks.base",
         "CheckSkipped": "..model_checks.base",
+        "CorpusFormatConformance": ".conformance",
         "FakeMediaProcessor": ".fakes",
         "FakeModel": ".fakes",
         "FakeReasoningParser": ".fakes",

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 import transformers
 
+from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, ModelSpec, PluginManager
 from mmdeploy_llm.hooks.discovery import discover
@@ -110,6 +112,9 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _run(logits.CHECKS, describe(logits_processor), one)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
+    for form in manager.corpus_formats:
+        own = CorpusSubject(spec=form, file=subject.file)
+        yield from _run(corpus.CHECKS, describe(form), own)
     for model in manager.models:
         yield from _check_model(model, manager, checkpoint)
 

@@ -13,8 +13,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.hooks import (
     Checkpoint,
+    CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
@@ -277,6 +280,47 @@ class FetcherConformance(Conformance):
             limits=cls.limits,
             uri_of=cls.uri_of,
             url_of=cls.url_of,
+        )
+
+
+class CorpusFormatConformance(Conformance):
+    """Tests a format of corpora.
+
+    spec: the format. file: of its plugin, where that is a single file.
+    samples: name -> bytes of a good file of the format, or its path, of a few rows each.
+    rows: name of a sample -> the rows that it has.
+    damaged: name -> (bytes, rows) of files with a damaged row, whose place in `rows` has None.
+    write: a static method (path, rows) that writes a file of the format, for files that the kit
+        makes: of rows with `id` and one column more. It raises for what it cannot store.
+    column: the name of that column.
+    values: name -> a value that the format can hold; None: all that `write` does not refuse.
+    """
+
+    checks = corpus.CHECKS
+    spec: ClassVar[CorpusFormatSpec]
+    file: ClassVar[Path | None] = None
+    samples: ClassVar[Mapping[str, bytes | Path]] = MappingProxyType({})
+    rows: ClassVar[Mapping[str, Sequence[Mapping[str, Any]]]] = MappingProxyType({})
+    damaged: ClassVar[Mapping[str, tuple[bytes, Sequence[Mapping[str, Any] | None]]]] = (
+        MappingProxyType({})
+    )
+    write: ClassVar[Any] = None
+    column: ClassVar[str] = "value"
+    values: ClassVar[Mapping[str, Any] | None] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> Any:
+        """The argument of the checks."""
+        return CorpusSubject(
+            spec=cls.spec,
+            file=cls.file,
+            samples=cls.samples,
+            rows=cls.rows,
+            damaged=cls.damaged,
+            write=cls.write,
+            column=cls.column,
+            values=cls.values,
         )
 
 

@@ -65,7 +65,7 @@ def test_every_page_is_an_item(source, folder):
     items = {str(item.id): item for item in found}
     pages = ["a.pdf#page=1", "a.pdf#page=2", "a.pdf#page=3"]
     assert sorted(items) == sorted([*pages, "c.png", "d.pdf", "sub/b.jpg#page=1"])
-    assert "6 pages of 4 documents" in found.about
+    assert "5 pages of 4 documents, 1 of which cannot be opened; preset x" in found.about
     assert (found.total, found.unit) == (6, "page")
     second = items["a.pdf#page=2"]
     assert second.columns == {"document": "a.pdf", "page": 2, "pages": 3}
@@ -129,3 +129,24 @@ def test_ids_of_pages_and_documents():
     assert document_id("a.pdf#page=12") == "a.pdf"
     assert document_id("a#page=.pdf") == "a#page=.pdf"
     assert document_id("c.png") == "c.png"
+
+
+def test_records_that_their_documents_have_outgrown(source):
+    found = source()
+    fates = {
+        "a.pdf": "replaced",  # could not be opened, and now it can
+        "a.pdf#page=4": "past",  # it has three pages
+        "a.pdf#page=3": "kept",
+        "c.png": "kept",
+        "c.png#page=1": "past",  # it is a picture now
+        "d.pdf": "kept",  # still cannot be opened
+        "d.pdf#page=4": "kept",  # nobody knows
+        "other.pdf#page=4": "kept",
+    }
+    for own, fate in fates.items():
+        assert found.fate_of(Record(id=own, path="x")) == fate, own
+    assert found.rank_of(Record(id="a.pdf#page=4", path="x")) is None
+    assert found.rank_of(Record(id="a.pdf#page=3", path="x")) == (0, 3)
+    # What this run does not read, it does not replace.
+    only = source(only=frozenset({"c.png"}))
+    assert only.fate_of(Record(id="a.pdf", path="x")) == "kept"

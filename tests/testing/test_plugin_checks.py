@@ -1,6 +1,7 @@
 """Each broken plugin fails its check, whose message says what to do."""
 
 import sys
+from itertools import takewhile
 from textwrap import dedent
 
 import pytest
@@ -153,8 +154,9 @@ def install(tmp_path, monkeypatch, load_file):
 
 
 def verdicts(name, *checks):
-    """Returns outcome and message of checks of an installed plugin."""
-    found = {verdict.check: verdict for verdict in check_plugin(name) if not verdict.subject}
+    """Returns outcome and message of checks of an installed plugin as a whole, which come first."""
+    of_the_whole = takewhile(lambda verdict: not verdict.subject, check_plugin(name))
+    found = {verdict.check: verdict for verdict in of_the_whole}
     return [(found[check].outcome, found[check].message) for check in checks]
 
 
