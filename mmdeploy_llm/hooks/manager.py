@@ -23,7 +23,6 @@ from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, U
 from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_files import load_file
-from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
@@ -184,11 +183,6 @@ class PluginManager:
     def corpus_formats(self) -> tuple[CorpusFormatSpec, ...]:
         """All specs of formats of corpora, in load order."""
         return self.provided(CorpusFormatSpec)
-
-    @property
-    def chat_parts(self) -> tuple[ChatPartSpec, ...]:
-        """All specs of content parts of chat messages, in load order."""
-        return tuple(item.spec for item in self._registry.provided(ChatPartSpec))
 
     @property
     def kinds(self) -> KindTable:

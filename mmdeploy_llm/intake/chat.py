@@ -14,11 +14,11 @@ from typing import Any
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.media_loading.expanding import PartExpander, Placed
 from mmdeploy_llm.media_loading.forms import normalised
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaItem
 
-from .expanding import PartExpander, Placed
 from .tools import template_calls
 
 MARKS = range(0xE000, 0xF900)  # private-use characters, without a meaning in any text

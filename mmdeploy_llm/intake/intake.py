@@ -23,6 +23,7 @@ from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
+from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
 from mmdeploy_llm.messages import MediaItem
@@ -34,7 +35,6 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .documents import Documents, Group
-from .expanding import PartExpander
 from .parts import TemplateParts
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options

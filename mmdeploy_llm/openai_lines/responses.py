@@ -46,7 +46,7 @@ def _add(messages: list[Any], item: Any, number: int, kinds: KindTable) -> None:
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         own = {name: value for name, value in item.items() if name in ("role", "content")}
-        messages.append(message_of(own, number, kinds))
+        messages.append(message_of(own, number))
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -57,9 +57,7 @@ def _add(messages: list[Any], item: Any, number: int, kinds: KindTable) -> None:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind == "function_call_output":
         output = item.get("output")
-        content = (
-            output if isinstance(output, str) else message_of({"content": output}, number, kinds)
-        )
+        content = output if isinstance(output, str) else message_of({"content": output}, number)
         text = content if isinstance(content, str) else content.get("content")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
     elif kind != "reasoning":  # of an earlier answer: it is not repeated

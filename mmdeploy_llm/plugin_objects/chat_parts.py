@@ -29,7 +29,7 @@ class ChatPartSpec:
         several threads at once, within media_timeout.
     keys: the part's keys beside "type", and the types of their values: str, int, float (which a
         whole number is, too), bool, list, dict, or object for anything.
-    optional: the same for keys that a part may leave out.
+    optional: the same for keys that a part may leave out; "*" stands for all other keys.
     models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
     files: keys whose values are paths or URLs, which a corpus gives relative to its own folder and
         whose files are part of an item's digest.

@@ -20,7 +20,7 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.hooks.names import did_you_mean, normalise
-from mmdeploy_llm.intake.expanding import PartExpander
+from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS

@@ -16,8 +16,8 @@ from mmdeploy_llm.hooks import (
     ToolParser,
     ToolParserSpec,
 )
-from mmdeploy_llm.intake.expanding import PartExpander
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig

@@ -79,6 +79,12 @@ class PartExpander:
             limits = limits.until(deadline)
         return [own for each in placed for own in self._expanded(each, limits)]
 
+    def files(self, part: Any) -> tuple[str, ...]:
+        """Returns the keys of a part that stays as it is for now whose values name files."""
+        part_type = part.get("type") if isinstance(part, Mapping) else None
+        specs = [own.spec for (_, name), own in self._kinds.parts.items() if name == part_type]
+        return tuple(dict.fromkeys(key for spec in specs for key in spec.files))
+
     def providers(self) -> str:
         """Returns the types of parts that plugins have, for messages; "" without any."""
         by_plugin: dict[str, list[str]] = {}
@@ -178,12 +184,13 @@ def check_keys(spec: ChatPartSpec, values: Mapping[str, Any], path: str) -> None
     of another type."""
     known = {**spec.keys, **spec.optional}
     for name, value in values.items():
-        if name not in known:
+        if name not in known and "*" not in spec.optional:
             hint = did_you_mean(str(name), known)
             own = ", ".join(known) or "none but 'type'"
             raise RequestError(f"{path}: unknown key {shown(name)}{hint}; known: {own}")
-        if not is_of(value, known[name]):
-            raise RequestError(f"{path}.{name}: must be {NAMES[known[name]]}, got {shown(value)}")
+        wanted = known.get(name, known.get("*", object))
+        if not is_of(value, wanted):
+            raise RequestError(f"{path}.{name}: must be {NAMES[wanted]}, got {shown(value)}")
     missing = [name for name in spec.keys if name not in values]
     if missing:
         raise RequestError(f"{path}: a {spec.types[0]} part needs {', '.join(map(repr, missing))}")
