@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.hooks import KindTable
 
 from .chat import message_of
 from .params import OUR_OWN, Body, sampling_of, thinking_of, tools_of
@@ -23,7 +22,7 @@ def response_fields(body: Body) -> dict[str, Any]:
         raise RequestError("the body needs 'input', a text or a list of items")
     messages: list[Any] = []
     for number, item in enumerate(given):
-        _add(messages, item, number, body.kinds)
+        _add(messages, item, number)
     instructions = body.take("instructions")
     if instructions is not None:
         messages.insert(0, {"role": "system", "content": instructions})
@@ -41,7 +40,7 @@ def response_fields(body: Body) -> dict[str, Any]:
     }
 
 
-def _add(messages: list[Any], item: Any, number: int, kinds: KindTable) -> None:
+def _add(messages: list[Any], item: Any, number: int) -> None:
     """Adds an item of the input to the messages."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":

@@ -16,7 +16,13 @@ import transformers
 from mmdeploy_llm.data_checks import corpus
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
-from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, ModelSpec, PluginManager
+from mmdeploy_llm.hooks import (
+    ChatPartSpec,
+    Checkpoint,
+    MediaProcessorSpec,
+    ModelSpec,
+    PluginManager,
+)
 from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
@@ -29,6 +35,7 @@ from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, fac
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.plugin_checks import (
+    chat_parts,
     fetchers,
     fresh,
     logits,
@@ -110,6 +117,10 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
     for logits_processor in manager.logits_processors:
         one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
         yield from _run(logits.CHECKS, describe(logits_processor), one)
+    for part in manager.provided(ChatPartSpec):
+        others = tuple(own for own in manager.provided(ChatPartSpec) if own is not part)
+        written = chat_parts.ChatPartSubject(spec=part, others=others)
+        yield from _run(chat_parts.CHECKS, describe(part), written)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
     for form in manager.corpus_formats:
