@@ -104,11 +104,18 @@ class ChatPartSubject:
                     if is_of(value, own):
                         yield key, {**part, key: value}
 
+    def shortened(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yields (key, part) for the parts without one of the keys that they may leave out."""
+        for part in self.parts:
+            for key in {*self.spec.optional} & {*part}:
+                yield key, {name: value for name, value in part.items() if name != key}
+
 
 def examples_hold(subject: ChatPartSubject) -> None:
     """The author's examples become what they say."""
     if not subject.examples:
         raise CheckSkipped("no examples were given; add some to `examples`")
+    demand(subject.parts, "unreachable")
     for example in subject.examples:
         found = subject.expand(example.part)
         wanted = [
@@ -182,15 +189,20 @@ def the_same_part_becomes_the_same(subject: ChatPartSubject) -> None:
 def every_key_has_an_effect(subject: ChatPartSubject) -> None:
     """Parts that differ become parts that differ, so that no cache takes one for the other."""
     expander = subject.expander()
-    without = {*subject.spec.keys, *subject.spec.optional} - {"*"}
     base = [subject.expand(part, expander) for part in subject.parts]
-    for key, part in subject.varied():
-        if key in without and part[key] not in [own.get(key) for own in subject.parts]:
-            try:
-                found = subject.expand(part, expander)
-                without -= set() if any(_is_equal(found, own) for own in base) else {key}
-            except RequestError:
-                without -= {key}
+    has_effect: dict[str, bool] = {}  # of the keys for which some value was not refused
+    for key, part in (*subject.varied(), *subject.shortened()):
+        if key in part and part[key] in [own.get(key) for own in subject.parts]:
+            continue
+        try:
+            found = subject.expand(part, expander)
+        except RequestError:
+            if key not in part:
+                has_effect[key] = True
+            continue
+        differs = not any(_is_equal(found, own) for own in base)
+        has_effect[key] = has_effect.get(key, False) or differs
+    without = [key for key, has in has_effect.items() if not has]
     demand(
         not without,
         f"{', '.join(sorted(without))}: no value of these keys changes what a part becomes; use "
@@ -232,8 +244,8 @@ def threads_do_not_disturb_each_other(subject: ChatPartSubject) -> None:
     wrong = next((index for index, own in found if not _is_equal(own, alone[index])), None)
     demand(
         wrong is None,
-        f"of eight threads one got other parts for {subject.parts[wrong or 0]!r:.200}; keep nothing "
-        "in the module or in attributes while a part is written",
+        f"of eight threads one got other parts for {subject.parts[wrong or 0]!r:.200}; keep "
+        "nothing in the module or in attributes while a part is written",
     )
 
 
