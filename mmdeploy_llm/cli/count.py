@@ -46,8 +46,8 @@ COUNT_EPILOG = """\b
 Of the model its config, tokenizer and processors are enough: weights are
 neither read nor fetched. INPUT is what `batch` and `caption` read:
   prompts.jsonl, prompts.parquet     one item per line or row
-  photos/, a.jpg, "clips/*.mp4"      one item per picture or video, with the
-                                     question of --prompt
+  photos/, a.jpg, "docs/*.pdf"       one item per picture, video, sound or
+                                     document, with the question of --prompt
 Without INPUT, --prompt and --image are one item.
 
 \b
@@ -72,7 +72,9 @@ Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
 Inputs = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[INPUT]...", help="JSONL and Parquet files, pictures, videos, folders, globs."
+        metavar="[INPUT]...",
+        help="JSONL and Parquet files; pictures, videos, sounds and "
+        "documents, their folders, globs.",
     ),
 ]
 Text = Annotated[
@@ -107,7 +109,7 @@ def count(
     *,
     providers: ProviderOptions,
 ) -> None:
-    """Count the tokens of prompts, pictures and videos, without the weights of the model.
+    """Count the tokens of prompts and media, without the weights of the model.
 
     Prompts are prepared as `generate`, `batch` and `caption` would; nothing is computed."""
     from mmdeploy_llm.client.counting import TokenCounter

@@ -54,10 +54,20 @@ def outliers(records: Sequence[Record]) -> Iterator[str]:
     for outcome in ("failed", *LACKING):
         own = [record for record in records if record.outcome == outcome]
         if own:
-            names = ", ".join(map(_name, own[:MAX_NAMED]))
-            more = f" and {len(own) - MAX_NAMED} more" if len(own) > MAX_NAMED else ""
-            why = f": {own[0].error_msg}" if outcome == "failed" else ""
-            yield f"{len(own)} of {len(records)} {outcome}: {names}{more}{why}"
+            reasons: dict[str | None, list[Record]] = {}
+            for record in own:
+                reasons.setdefault(record.error_msg, []).append(record)
+            told = [_named(of_one, why) for why, of_one in reasons.items()]
+            more = [f"{len(told) - MAX_NAMED} more reasons"] if len(told) > MAX_NAMED + 1 else []
+            told = [*told[:MAX_NAMED], *(more or told[MAX_NAMED:])]
+            yield f"{len(own)} of {len(records)} {outcome}: {'; '.join(told)}"
+
+
+def _named(records: Sequence[Record], why: str | None) -> str:
+    """Names records that lack their answer for one reason."""
+    names = ", ".join(map(_name, records[:MAX_NAMED]))
+    more = f" and {len(records) - MAX_NAMED} more" if len(records) > MAX_NAMED else ""
+    return f"{names}{more}: {why}" if why else f"{names}{more}"
 
 
 def sized(num_bytes: float) -> str:

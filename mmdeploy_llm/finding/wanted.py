@@ -23,11 +23,13 @@ class Wanted:
     table: the kinds that are known. chosen: those that the caller wants; (): all that the model
         takes. accepted: returns the kinds that the model takes; it is asked only when there is a
         file that is no image, since it reads files of the model. None: nobody knows them.
+    leaves_out: why files of other kinds than the chosen ones are no items, and the same in short.
     """
 
     table: KindTable = BUILT_IN_KINDS
     chosen: tuple[str, ...] = ()
     accepted: Callable[[], Collection[str]] | None = None
+    leaves_out: tuple[str, str] = ("kinds leaves it out", "--kinds")
 
     def __post_init__(self) -> None:
         check_kinds(self.chosen, self.table)
@@ -55,7 +57,7 @@ class Wanted:
 
         def skip(path: str, kind: str) -> Skip | None:
             if self.chosen and kind not in self.chosen:
-                return self._skip(path, kind, "kinds leaves it out", "--kinds", is_usual=True)
+                return self._skip(path, kind, *self.leaves_out, is_usual=True)
             if accepted is None or kind in accepted:
                 return None
             takes = listed(accepted, "and") or "text only"

@@ -11,7 +11,9 @@ from mmdeploy_llm.batch.job import BatchJob, BatchSettings, plan_source
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.wanted import Wanted
+from mmdeploy_llm.finding.words import listed
 from mmdeploy_llm.model_folder import PROMPT_FILES
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.startup.model_files import read_model_files
@@ -106,6 +108,18 @@ class ReadingJob:
         return [*told, *counts.lines(folder)]
 
 
+def wanted_of(finding: FindingOptions, documents: Documents) -> Wanted:
+    """Returns the kinds that are read. Raises ConfigError for a chosen one that has no pages."""
+    takes = listed(documents.kinds, "and")
+    wrong = [kind for kind in finding.kinds if kind not in documents.kinds]
+    if wrong:
+        raise ConfigError(f"{wrong[0]} is not read page by page; kinds that are: {takes}")
+    if finding.kinds:
+        return Wanted(table=documents.table, chosen=finding.kinds)
+    reason, hint = f"it has no pages; `read` takes {takes}", f"`read` takes {takes}"
+    return Wanted(table=documents.table, chosen=documents.kinds, leaves_out=(reason, hint))
+
+
 def plan_reading(
     paths: Sequence[str], output: str, settings: BatchSettings, reader: Reader, wish: Wish
 ) -> ReadingJob:
@@ -115,18 +129,12 @@ def plan_reading(
         check_folder(wish.markdown, is_new=settings.mode == "new" and is_alone)
     documents, asking = reader.documents, reader.asking
     finding = settings.finding
-    chosen = finding.kinds or documents.kinds
-    wrong = [kind for kind in chosen if kind not in documents.kinds]
-    if wrong:
-        raise ConfigError(
-            f"{wrong[0]} is not read page by page; kinds that are: {', '.join(documents.kinds)}"
-        )
     found = find_media(
         paths,
         is_recursive=settings.is_recursive,
         exclude=finding.exclude,
         animated=finding.animated,
-        wanted=Wanted(table=documents.table, chosen=tuple(chosen)),
+        wanted=wanted_of(finding, documents),
     )
     pages = find_pages(found.files, documents, asking.options, wish.pages)
     if not pages.files:

@@ -103,7 +103,8 @@ def _unopened(code: int, password: str | None) -> MediaError:
     """Returns the error for a document that did not open."""
     if code == PASSWORD and password is None:
         return MediaError(
-            "the pdf is encrypted and needs a password; give it as the option password"
+            "the pdf is encrypted and needs a password: --password of `mmdeploy-llm read`, in a "
+            "prompt the option password of the document"
         )
     if code == PASSWORD:
         return MediaError("the pdf is encrypted, and the password is a wrong one")

@@ -130,6 +130,8 @@ def test_shards_have_whole_documents(folder):
     [
         ((), "nothing to read"),
         (("docs", "--pages", "x"), "no range"),
+        (("docs", "--pages", "0"), "there is no page 0; pages count from 1"),
+        (("docs", "--pages", "1,3-2"), "pages '3-2' end before they begin"),
         (("docs/c.png", "--pages", "9"), "1 document has none of the pages 9"),
         (("docs", "--preset", "paddle"), "did you mean 'paddleocr"),
         (("docs", "--task", "table"), "the preset general has no task 'table'"),

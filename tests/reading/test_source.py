@@ -8,12 +8,14 @@ import pytest
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.hooks import MediaLimits, PluginManager, ReadingPreset
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.reading.asking import Asking
 from mmdeploy_llm.reading.opening import Documents
 from mmdeploy_llm.reading.pages import document_id, find_pages
+from mmdeploy_llm.reading.plan import wanted_of
 from mmdeploy_llm.reading.source import PageSource
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Media
@@ -108,6 +110,17 @@ def test_chosen_pages_are_those_that_there_are(source):
     assert "none of the pages 7" in source(pages="7").about
     with pytest.raises(MediaError, match="no range"):
         source(pages="x")
+
+
+def test_what_has_no_pages_is_told_without_an_option_that_nobody_gave(documents, folder):
+    (folder / "e.mp4").write_bytes(b"\0\0\0\x14ftypisom\0\0\0\0isom")
+    wanted = wanted_of(FindingOptions(), documents)
+    found = find_media([str(folder)], wanted=wanted)
+    assert "1 .mp4 (`read` takes image and pdf)" in found.skipped.text
+    wanted = wanted_of(FindingOptions(kinds=("image",)), documents)
+    assert "1 .mp4 (--kinds)" in find_media([str(folder)], wanted=wanted).skipped.text
+    with pytest.raises(ConfigError, match="video is not read page by page"):
+        wanted_of(FindingOptions(kinds=("video",)), documents)
 
 
 def test_only_names_pages_or_documents(source, folder):
