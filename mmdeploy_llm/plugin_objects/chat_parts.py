@@ -56,7 +56,7 @@ class ChatPartSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPartContext:
-    """What the function of a ChatPartSpec may ask.
+    """Tells the function of a ChatPartSpec what it may need.
 
     kinds: the kinds of media that parts may have. kind_of: returns the kind of a file of this name,
         None for an unknown suffix.

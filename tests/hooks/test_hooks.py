@@ -13,6 +13,7 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import (
+    ChatPartSpec,
     CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaLimits,
@@ -327,6 +328,15 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert sorted(app) == ["a", "z"]
     assert "its commands are missing" in caplog.text
     assert [failure.phase for failure in plugins.failures] == ["extend"]
+
+
+def test_hook_provide_chat_parts():
+    spec = ChatPartSpec(name="place", types=("place",), factory="json:loads")
+    plugin = SimpleNamespace(provide_chat_parts=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(ChatPartSpec) == (spec,)
+    assert manager.kinds.chat_part("place").origin.name == "acme"
 
 
 def test_hook_provide_corpus_formats():

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm.hooks import (
     API_VERSION,
+    ChatPartContext,
+    ChatPartSpec,
     Checkpoint,
     CorpusFile,
     CorpusFormatSpec,
@@ -98,6 +100,10 @@ def use(manager, spec):
             return made.process(item, {}).num_tokens == made.count_tokens(item, {})
         case ReadingPreset():
             return manager.reading_preset_for("AcmeOcrForCausalLM", "") is spec
+        case ChatPartSpec():
+            about = ChatPartContext(kinds=manager.kinds.kinds, kind_of=manager.kinds.of_name)
+            made = manager.resolve(spec)({"type": "location", "lat": 1, "lon": 2.5}, about)
+            return made == ["At 1.0000, 2.5000. "]
         case CorpusFormatSpec():
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))
