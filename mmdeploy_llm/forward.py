@@ -42,7 +42,7 @@ class AttentionContext(Protocol):
         sinks: [H] float32, contiguous, a score of each head that takes part in the softmax as that
         of one more visible key would, and whose value is zero; neither `scale` nor `softcap`
         applies to it. None: no sinks. A model that passes them has an attribute `has_sinks` that is
-        True, by which a backend is chosen.
+        True, by which a backend is chosen; one that passes a softcap has `has_softcaps`.
         """
 
     def causal(self) -> AttentionContext:

@@ -82,10 +82,12 @@ class RuntimeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionChoice:
-    """The name of an attention backend and the KV cache block size that it uses."""
+    """The name of an attention backend and the KV cache block size that it uses. why: says who
+    provides it and why others of higher priority do not compute."""
 
     name: str
     block_size: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,9 @@ class AttentionNeeds:
 
     name: the requested backend, or "auto".
     block_size: the requested block size; None leaves it to the backend.
+    head_dims: sizes of the model's heads, () if they are not known.
+    media_spans ... sequences: whether the model needs them, as AttentionBackendSpec has them.
+    deterministic: whether the answers must not depend on the batch.
     """
 
     name: str
@@ -101,6 +106,13 @@ class AttentionNeeds:
     dtype: str
     kv_cache_dtype: str
     block_size: int | None = None
+    head_dims: tuple[int, ...] = ()
+    media_spans: bool = False
+    windows: bool = False
+    softcaps: bool = False
+    sinks: bool = False
+    sequences: bool = False
+    deterministic: bool = False
 
 
 ChooseAttention = Callable[[AttentionNeeds], AttentionChoice]  # raises ConfigError

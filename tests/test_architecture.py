@@ -33,7 +33,7 @@ LAYERS = (
     ("plan", "forward"),
     ("plugin_objects",),
     ("hooks",),
-    ("isolation", "pixels"),
+    ("isolation", "pixels", "sound_files"),
     ("media",),
     ("transfer", "kernels", "tensor_file"),
     ("processes",),
@@ -116,7 +116,8 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
-PLUGIN_API |= {"page_ranges", "attention.base", "gguf.tables", "weights.map"}
+PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
+PLUGIN_API |= {"page_ranges", "gguf.tables", "weights.map"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too

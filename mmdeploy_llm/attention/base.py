@@ -23,12 +23,23 @@ A decode batch smaller than its graph is padded after its last sequence:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from mmdeploy_llm.plugin_objects.attention import AttentionBackend
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mmdeploy_llm.forward import AttentionContext
+
+__all__ = [
+    "NO_SLOT",
+    "AttentionBackend",
+    "BatchLayout",
+    "KVCache",
+    "StepLengths",
+    "without_spans",
+]
 
 NO_SLOT = -1  # the slot of a padding row
 
@@ -108,14 +119,3 @@ def without_spans(
 ) -> AttentionContext:
     """Returns the attention of a step as if its media were text, perhaps `context` itself."""
     return backend.begin(replace(layout, spans=()), cache) if layout.spans else context
-
-
-class AttentionBackend(Protocol):
-    """Computes attention for one engine. `begin` is called once per step, and `attend` of the
-    context that it returns once per layer."""
-
-    name: str
-    can_capture: bool  # whether decode steps may be captured in CUDA graphs; see above
-
-    def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
-        """Returns the attention of one step, with everything computed that all layers share."""

@@ -10,8 +10,6 @@ from . import libraries
 from .varlen import Call, Options, VarlenBackend
 from .writing import CacheWriter, write_plain
 
-TMA_BLOCK_SIZE = 128  # tokens of a page that equals its key tile, so that the TMA unit fetches it
-
 
 class FlashAttention4(VarlenBackend):
     """Calls flash-attn 4. decode: another backend for decode calls; None: flash-attn 4 computes

@@ -82,6 +82,13 @@ def is_installed(name: str) -> bool:
         return False
 
 
+def problem(name: str) -> str | None:
+    """Returns that the library is missing, and what to do; None if it is installed."""
+    if is_installed(name):
+        return None
+    return f"is not installed: {LIBRARIES[name].install}, or use another backend"
+
+
 def load(name: str) -> tuple[Callable[..., Any], ...]:
     """Imports the library's functions. Raises ConfigError when it cannot be imported or is too
     old."""

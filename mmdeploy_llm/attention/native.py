@@ -12,7 +12,7 @@ from torch import Tensor
 from mmdeploy_llm.forward import AttentionContext
 from mmdeploy_llm.kernels import AttentionKernels, VisibleKeys
 
-from .base import BatchLayout, KVCache, without_spans
+from .base import AttentionBackend, BatchLayout, KVCache, without_spans
 from .layouts import positions_of, visible_ranges
 
 BLOCK_STEP = 64  # block tables of a frame grow by this many columns
@@ -20,7 +20,7 @@ MAX_QUERY = 8  # tokens of a sequence in a frame: the last one and drafts
 MAX_FRAMES = 256  # the frames that were used last
 
 
-class NativeAttention:
+class NativeAttention(AttentionBackend):
     """Reads keys and values directly from their pages. Supports float32 and bf16, with a cache of
     the same dtype, int8 or int4."""
 

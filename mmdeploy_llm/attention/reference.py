@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import AttentionContext, SequenceRows
 
-from .base import BatchLayout, KVCache, without_spans
+from .base import AttentionBackend, BatchLayout, KVCache, without_spans
 from .int4 import Int4Context
 from .scores import Scores
 from .writing import write_plain
@@ -25,7 +25,7 @@ from .writing import write_plain
 MAX_PADDING = 1.5
 
 
-class ReferenceAttention:
+class ReferenceAttention(AttentionBackend):
     """Gathers each sequence's context by its block table and calls torch's
     scaled_dot_product_attention.
 

@@ -1,299 +1,287 @@
-"""Selects the attention backend: by name, or the best installed one for the device."""
+"""Selects the attention backend: by name, or of those that can serve the model the one of highest
+priority. What each can compute is declared by its AttentionBackendSpec."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from types import MappingProxyType
 
 import torch
 
-from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.errors import ConfigError, PluginConflictError
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks.factories import imported_for
+from mmdeploy_llm.hooks.names import did_you_mean, error_text, normalise
+from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.kernels import Kernels
-from mmdeploy_llm.native import MAX_HEAD_DIM
+from mmdeploy_llm.plugin_objects.attention import (
+    AttentionBackend,
+    AttentionBackendSpec,
+    AttentionSetup,
+    Capability,
+)
 from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
 
-from . import libraries
-from .base import AttentionBackend
-from .flash import BLOCK_MULTIPLE, FlashAttention
-from .flash3 import FlashAttention3
-from .flash4 import TMA_BLOCK_SIZE, FlashAttention4
-from .native import NativeAttention
-from .reference import ReferenceAttention
-from .torch_varlen import TorchVarlenAttention
-from .triton_paged import TritonAttention
-from .varlen import VarlenBackend
-from .writing import CacheWriter, write_by_kernel, write_plain
+logger = logging.getLogger(__name__)
 
-DEFAULT_BLOCK_SIZE = 64
-HALF_DTYPES = ("bfloat16", "float16")
-FLOAT8 = "float8_e4m3fn"
-QUANTIZED = ("int8", "int4", FLOAT8)  # dtypes of the KV cache that no model computes in
-NARROW = 128  # channels of a head
-MIN_FOR_FLOAT8 = (8, 9)  # compute capability with instructions for 8-bit floats
-
-Capability = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of a backend on CUDA.
-
-    lowest, below: the lowest compute capability, and the first that is too new; None: no bound.
-    max_head_dim: head sizes are multiples of 8 up to this.
-    narrow_from: compute capability from which head sizes are at most NARROW; None: never.
-    cache_dtypes: dtypes of the KV cache other than the model's.
-    block_multiple: block sizes are multiples of this. block_size: the default.
-    """
-
-    dtypes: tuple[str, ...] = HALF_DTYPES
-    lowest: Capability = (8, 0)
-    below: Capability | None = None
-    max_head_dim: int = 256
-    narrow_from: Capability | None = None
-    cache_dtypes: tuple[str, ...] = ()
-    block_multiple: int = 1
-    block_size: int = DEFAULT_BLOCK_SIZE
-
-
-LIMITS: Mapping[str, Limits] = MappingProxyType(
+INSTEAD = "; use attention_backend='auto'"
+SHOWN = MappingProxyType({"float8_e4m3fn": "fp8"})  # as the option says it
+# Fields of needs and specs, and what it means that a backend lacks one.
+LACKS = MappingProxyType(
     {
-        # Both accept 8-bit keys only together with 8-bit queries, and our queries have 16 bits.
-        "flash-attn-3": Limits(lowest=(9, 0), below=(10, 0), block_size=TMA_BLOCK_SIZE),
-        "flash-attn-4": Limits(
-            lowest=(9, 0), below=(12, 0), narrow_from=(10, 0), block_size=TMA_BLOCK_SIZE
-        ),
-        "flash-attn": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
-        "torch-varlen": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
-        "triton": Limits(dtypes=(*HALF_DTYPES, "float32"), lowest=(7, 0), cache_dtypes=QUANTIZED),
-    }
-)
-# The order of "auto" on CUDA. flash-attn 3 is made for Hopper, prefill and decode; 4 is as good at
-# prefill on Hopper, but our kernels compute its decode. flash-attn 2 comes before torch's copy of
-# it, which has no softcap. Our Triton kernels come last, because the others were tuned for years;
-# they alone support float32, caches of few bits, other block sizes and old cards.
-CUDA_ORDER = ("flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "triton")
-BACKENDS = (*CUDA_ORDER, "native", "reference")
-NATIVE_DTYPES = ("bfloat16", "float32")
-LIBRARY_BACKENDS: Mapping[str, type[VarlenBackend]] = MappingProxyType(
-    {
-        "flash-attn": FlashAttention,
-        "flash-attn-3": FlashAttention3,
-        "flash-attn-4": FlashAttention4,
-        "torch-varlen": TorchVarlenAttention,
+        "media_spans": "cannot let the tokens of a media item attend to each other in both "
+        "directions, which the model needs",
+        "windows": "cannot compute attention with a window, which the model has",
+        "softcaps": "cannot cap attention scores, which the model does",
+        "sinks": "cannot compute attention sinks, which the model has",
+        "sequences": "does not run a model that computes attention itself, as this one does",
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Host:
-    """Machine and model, as the choice of a backend needs them; see `select`."""
+class Host:
+    """The machine, as the choice of a backend needs it. kernels: those of the engine's device.
+    capabilities: compute capability of each CUDA device."""
 
-    has_kernels: bool
-    capabilities: tuple[Capability, ...]
-    head_dim: int | None
-    is_installed: Callable[[str], bool]
+    kernels: Kernels | None = None
+    capabilities: Sequence[Capability] = ()
 
-    def capability(self, device: str) -> Capability | None:
-        """Returns the compute capability of "cuda" or "cuda:1"; None if it is not known."""
-        index = int(device.partition(":")[2] or 0)
-        return self.capabilities[index] if index < len(self.capabilities) else None
-
-
-def select(
-    needs: AttentionNeeds,
-    *,
-    has_kernels: bool,
-    capabilities: Sequence[Capability] = (),
-    head_dim: int | None = None,
-    is_installed: Callable[[str], bool] = libraries.is_installed,
-) -> AttentionChoice:
-    """Selects the backend for `needs`. Raises ConfigError when the named one does not support them.
-
-    has_kernels: whether there are kernels with attention on the CPU (Kernels.attention).
-    capabilities: compute capability of each CUDA device.
-    head_dim: channels of a head; None if they are not known yet.
-    is_installed: whether a backend's library is installed.
-    """
-    host = _Host(
-        has_kernels=has_kernels,
-        capabilities=tuple(capabilities),
-        head_dim=head_dim,
-        is_installed=is_installed,
-    )
-    name = _best(needs, host) if needs.name == "auto" else needs.name
-    if name not in BACKENDS:
-        raise ConfigError(
-            f"attention_backend = {name!r} is not known; use auto, {', '.join(BACKENDS)}"
+    def setup(self, needs: AttentionNeeds) -> AttentionSetup:
+        """Returns what a backend learns of the engine."""
+        device = torch.device(needs.device)
+        index, known = device.index or 0, device.type == "cuda"
+        known &= index < len(self.capabilities)
+        return AttentionSetup(
+            device=device,
+            dtype=needs.dtype,
+            kv_cache_dtype=needs.kv_cache_dtype,
+            head_dims=needs.head_dims,
+            block_size=needs.block_size,
+            capability=self.capabilities[index] if known else None,
+            kernels=self.kernels,
         )
-    problem = _problem(name, needs, host)
+
+
+def select(needs: AttentionNeeds, plugins: PluginManager, host: Host) -> AttentionChoice:
+    """Selects the backend for `needs`. Raises ConfigError when the named one cannot serve, or none
+    can, and PluginConflictError when several of equal standing can."""
+    if needs.name == "auto":
+        return _best(needs, plugins, host)
+    spec = _named(plugins, needs.name)
+    problem = _problem(spec, needs, plugins, host)
     if problem:
-        raise ConfigError(f"attention_backend = {name!r} {problem}")
-    limits = LIMITS.get(name, Limits())
-    size = limits.block_size if needs.block_size is None else needs.block_size
-    if size % limits.block_multiple:
-        raise ConfigError(
-            f"block_size = {size} does not suit attention_backend = {name!r}; use a multiple of "
-            f"{limits.block_multiple}, or attention_backend='triton', which takes any"
-        )
-    return AttentionChoice(name=name, block_size=size)
+        raise ConfigError(f"attention_backend = {spec.name!r} {problem}")
+    return _choice(spec, needs, f"attention backend: {spec.name!r} of {plugins.origin(spec)}")
 
 
-def with_sinks(
-    name: str, *, asked: str, is_installed: Callable[[str], bool] = libraries.is_installed
+def suited(
+    chosen: str, asked: str, needs: AttentionNeeds, plugins: PluginManager, host: Host
 ) -> str:
-    """Returns the backend of a model with attention sinks: `name`, which was chosen before the
-    model was built, or one that takes the same blocks where its library has no sinks. Raises
-    ConfigError when `asked`, the option, names such a library."""
-    library = LIBRARY_BACKENDS.get(name)
-    if library is None or library.has_sinks:
-        return name
-    if asked != "auto":
+    """Returns the backend of a model that is built: `chosen`, which was selected before, unless it
+    lacks what the model turns out to need; then another one that takes the same blocks. Raises as
+    `select` does. asked: the option."""
+    own = replace(needs, name=chosen)
+    if asked == "auto" and _problem(_named(plugins, chosen), own, plugins, host):
+        own = replace(needs, name="auto")
+    return select(own, plugins, host).name
+
+
+def create(name: str, plugins: PluginManager, setup: AttentionSetup) -> AttentionBackend:
+    """Builds a backend. Raises ConfigError when its library cannot be imported, and PluginError,
+    naming the plugin, when its factory fails."""
+    return plugins.build(_named(plugins, name), setup)
+
+
+def examined(
+    needs: AttentionNeeds, plugins: PluginManager, host: Host
+) -> Iterator[tuple[AttentionBackendSpec, str | None]]:
+    """Yields the backends in the order of "auto", and why each cannot serve; None if it can."""
+    for spec in _candidates(plugins):
+        yield spec, _problem(spec, needs, plugins, host)
+
+
+def _candidates(plugins: PluginManager) -> list[AttentionBackendSpec]:
+    """Returns the backends in the order of "auto", each name once: that which its plugin serves."""
+    specs = plugins.provided(AttentionBackendSpec)
+    if not specs:
         raise ConfigError(
-            f"attention_backend = {asked!r} cannot compute attention sinks, which the model has; "
-            "use 'auto', 'triton' or 'reference'"
+            "no loaded plugin provides an attention backend; if plugin 'attention' of this package "
+            "is in blocked_plugins, take it out, and after an update of an editable installation "
+            f"install it again{plugins.failure_note()}"
         )
-    return "triton" if is_installed("triton") else "reference"
+    names = dict.fromkeys(normalise(spec.name) for spec in specs)
+    found = [_named(plugins, name) for name in names]
+    return sorted({id(spec): spec for spec in found}.values(), key=lambda x: _rank(x, plugins))
 
 
-def check_installed(name: str) -> None:
-    """Raises ConfigError when the backend's library cannot be imported or is too old. Called before
-    the model is loaded; `create` would raise it only afterwards."""
-    if name in LIMITS:
-        libraries.load(name)
+def _rank(spec: AttentionBackendSpec, plugins: PluginManager) -> tuple[int, int]:
+    return -spec.priority, -plugins.origin(spec).standing
 
 
-def create(
-    choice: AttentionChoice,
-    kernels: Kernels | None,
-    head_dims: Sequence[int],
-    device: torch.device | None = None,
-) -> AttentionBackend:
-    """Builds the chosen backend for `device` (None: the current CUDA device). kernels: CPU kernels,
-    for the backend "native". head_dims: channels of the heads, of all layers. Raises ConfigError
-    when its library is not installed, or when it cannot compute one of these sizes."""
-    for head_dim in head_dims:
-        problem = _head_problem(choice.name, head_dim)
-        if problem:
-            raise ConfigError(f"attention_backend = {choice.name!r} {problem}")
-    if choice.name == "reference":
-        return ReferenceAttention()
-    if choice.name == "native":
-        assert kernels is not None, "select() requires kernels"
-        assert kernels.attention is not None, "select() requires their attention"
-        return NativeAttention(kernels.attention)
-    device = device or torch.device("cuda")
-    if choice.name == "triton":
-        return TritonAttention(device)
-    return _library_backend(choice.name, device)
-
-
-def _library_backend(name: str, device: torch.device) -> VarlenBackend:
-    """Builds a backend that calls a library. Our Triton kernels write its cache if triton is
-    installed, which comes with torch for CUDA."""
-    has_triton = libraries.is_installed("triton")
-    write: CacheWriter = write_by_kernel if has_triton else write_plain
-    if name == "flash-attn-4":
-        decode = TritonAttention(device) if has_triton else None
-        return FlashAttention4(write, decode)
-    return LIBRARY_BACKENDS[name](write)
-
-
-def _best(needs: AttentionNeeds, host: _Host) -> str:
-    """Returns the first backend for the device that supports `needs`."""
-    if not needs.device.startswith("cuda"):
-        return "reference" if _problem("native", needs, host) else "native"
-    for name in CUDA_ORDER:
-        multiple = LIMITS[name].block_multiple
-        suits = needs.block_size is None or needs.block_size % multiple == 0
-        if suits and _problem(name, needs, host) is None and host.is_installed(name):
-            return name
-    # Only our Triton kernels support few bits: their error says what is missing.
-    return "triton" if needs.kv_cache_dtype in QUANTIZED else "reference"
-
-
-def _problem(name: str, needs: AttentionNeeds, host: _Host) -> str | None:
-    """Returns why the backend does not support `needs`; None if it does."""
-    if name == "reference":
-        return _cache_problem(needs, ("int4",)) if needs.kv_cache_dtype in QUANTIZED else None
-    if name == "native":
-        return _native_problem(needs, host.has_kernels)
-    limits = LIMITS[name]
-    if not needs.device.startswith("cuda") or needs.dtype not in limits.dtypes:
-        return (
-            f"needs a CUDA device and {' or '.join(limits.dtypes)}, got device = "
-            f"{needs.device!r} and dtype = {needs.dtype!r}; use attention_backend='auto'"
+def _named(plugins: PluginManager, name: str) -> AttentionBackendSpec:
+    specs = plugins.provided(AttentionBackendSpec)
+    known = [each for spec in specs for each in (spec.name, *spec.aliases)]
+    if normalise(name) not in map(normalise, known):
+        owners = dict.fromkeys(map(plugins.owner, specs))
+        listed = "; ".join(
+            f"{', '.join(spec.name for spec in specs if plugins.owner(spec) == owner)} of plugin "
+            f"{owner!r}"
+            for owner in owners
         )
-    found = host.capability(needs.device)
-    return (
-        _capability_problem(limits, needs, found)
-        or _head_problem(name, host.head_dim, found)
-        or _cache_problem(needs, limits.cache_dtypes)
+        raise ConfigError(
+            f"attention_backend = {name!r} is not known{did_you_mean(name, known)}; use auto, or "
+            f"{listed or 'a plugin that provides one'}{plugins.failure_note()}"
+        )
+    return plugins.named(AttentionBackendSpec, "attention backend", name)
+
+
+def _best(needs: AttentionNeeds, plugins: PluginManager, host: Host) -> AttentionChoice:
+    passed: list[str] = []
+    candidates = iter(_candidates(plugins))
+    for spec in candidates:
+        problem = _problem(spec, needs, plugins, host)
+        if problem is not None:
+            passed.append(f"{spec.name} {problem.removesuffix(INSTEAD)}")
+            continue
+        origin = plugins.origin(spec)
+        for other in candidates:
+            if _rank(other, plugins) != _rank(spec, plugins):
+                break
+            if plugins.origin(other) != origin and not _problem(other, needs, plugins, host):
+                raise PluginConflictError(
+                    f"attention backends {spec.name!r} of {origin} and {other.name!r} of "
+                    f"{plugins.origin(other)} can both serve, at priority {spec.priority}; choose "
+                    f"with attention_backend={spec.name!r} or {other.name!r}"
+                )
+        why = f"attention backend 'auto': {spec.name!r} of {origin}, priority {spec.priority}"
+        return _choice(spec, needs, "; ".join((why, *(f"not {reason}" for reason in passed))))
+    raise ConfigError(
+        "attention_backend = 'auto': no backend can serve this model with these options"
+        + "".join(f"\n - {reason}" for reason in passed)
+        + plugins.failure_note()
     )
 
 
-def _capability_problem(
-    limits: Limits, needs: AttentionNeeds, found: Capability | None
+def _choice(spec: AttentionBackendSpec, needs: AttentionNeeds, why: str) -> AttentionChoice:
+    size = spec.block_size if needs.block_size is None else needs.block_size
+    return AttentionChoice(name=spec.name, block_size=size, why=why)
+
+
+def _problem(
+    spec: AttentionBackendSpec, needs: AttentionNeeds, plugins: PluginManager, host: Host
 ) -> str | None:
+    """Returns why the backend cannot serve `needs`, as the end of a sentence; None if it can."""
+    setup = host.setup(needs)
+    return (
+        _place_problem(spec, needs, setup)
+        or _head_problem(spec, needs)
+        or _cache_problem(spec, needs, plugins)
+        or _block_problem(spec, needs)
+        or _lack(spec, needs, plugins)
+        or _unavailable(spec, setup, plugins)
+    )
+
+
+def _place_problem(
+    spec: AttentionBackendSpec, needs: AttentionNeeds, setup: AttentionSetup
+) -> str | None:
+    if setup.device.type not in spec.devices or needs.dtype not in spec.dtypes:
+        places = {"cpu": "a CPU", "cuda": "a CUDA device"}
+        devices = " or ".join(places.get(kind, kind) for kind in spec.devices)
+        return (
+            f"needs {devices} and {' or '.join(spec.dtypes)}, got device = {needs.device!r} and "
+            f"dtype = {needs.dtype!r}{INSTEAD}"
+        )
+    found = setup.capability
     if found is None:
         return None
-    has = f"{needs.device} has {found[0]}.{found[1]}"
-    if found < limits.lowest:
-        lowest = f"{limits.lowest[0]}.{limits.lowest[1]}"
-        return f"needs compute capability {lowest}, but {has}; use attention_backend='auto'"
-    if limits.below is not None and found >= limits.below:
-        below = f"{limits.below[0]}.{limits.below[1]}"
+    has = f"{needs.device} has {found[0]}.{found[1]}{INSTEAD}"
+    if spec.min_capability is not None and found < spec.min_capability:
+        return "needs compute capability {}.{}, but ".format(*spec.min_capability) + has
+    if spec.below_capability is not None and found >= spec.below_capability:
         return (
-            f"does not support compute capability {below}, but {has}; use attention_backend='auto'"
+            "does not support compute capability {}.{}, but ".format(*spec.below_capability) + has
         )
-    if needs.kv_cache_dtype == FLOAT8 and found < MIN_FOR_FLOAT8:
-        return f"needs compute capability 8.9 for kv_cache_dtype = 'fp8', but {has}; use 'int8'"
     return None
 
 
-def _head_problem(name: str, head_dim: int | None, found: Capability | None = None) -> str | None:
-    if head_dim is None or name == "reference":
-        return None
-    upper, step = (MAX_HEAD_DIM, 2) if name == "native" else (LIMITS[name].max_head_dim, 8)
-    narrow_from = None if name == "native" else LIMITS[name].narrow_from
-    if narrow_from is not None and found is not None and found >= narrow_from:
-        upper = NARROW
-    if head_dim <= upper and head_dim % step == 0:
-        return None
-    return (
-        f"cannot compute heads of {head_dim} channels, which the model has (multiples of {step} up "
-        f"to {upper}); use attention_backend='reference'"
-    )
+def _head_problem(spec: AttentionBackendSpec, needs: AttentionNeeds) -> str | None:
+    step, upper = spec.head_multiple, spec.max_head_dim
+    for size in needs.head_dims:
+        if size % step or (upper is not None and size > upper):
+            bound = "" if upper is None else f" up to {upper}"
+            return (
+                f"cannot compute heads of {size} channels, which the model has (multiples of "
+                f"{step}{bound}); use attention_backend='auto' or 'reference'"
+            )
+    return None
 
 
-def _native_problem(needs: AttentionNeeds, has_kernels: bool) -> str | None:
-    if needs.device != "cpu" or needs.dtype not in NATIVE_DTYPES:
-        return (
-            f"needs a CPU and bfloat16 or float32, got device = {needs.device!r} and dtype = "
-            f"{needs.dtype!r}; use attention_backend='auto'"
-        )
-    if not has_kernels:
-        return "needs the C++ kernels, which are not available; use attention_backend='auto'"
-    return _cache_problem(needs, ("int8", "int4"))
-
-
-def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None:
-    """Returns the problem if the KV cache has neither the model's dtype nor one of `others`; None
-    if it has one of these."""
+def _cache_problem(
+    spec: AttentionBackendSpec, needs: AttentionNeeds, plugins: PluginManager
+) -> str | None:
     wanted = needs.kv_cache_dtype
-    if wanted == needs.dtype or wanted in others:
+    if wanted == needs.dtype or wanted in spec.cache_dtypes:
         return None
-    if wanted in QUANTIZED:
-        name = "fp8" if wanted == FLOAT8 else wanted
-        where = {
-            "int8": "attention_backend='triton' on a GPU, or the C++ kernels on a CPU",
-            "int4": "attention_backend='triton' on a GPU, or 'reference'",
-            FLOAT8: "attention_backend='triton' on a GPU",
-        }[wanted]
-        return (
-            f"does not support kv_cache_dtype = {name!r}: use {where}, or leave kv_cache_dtype out"
-        )
+    able = _able(plugins, lambda other: wanted in other.cache_dtypes)
     return (
-        f"needs kv_cache_dtype = dtype, got {wanted!r}, {needs.dtype!r}; "
-        "use attention_backend='reference'"
+        f"does not support kv_cache_dtype = {SHOWN.get(wanted, wanted)!r} for dtype = "
+        f"{needs.dtype!r}: use {able}, or leave kv_cache_dtype out"
     )
+
+
+def _block_problem(spec: AttentionBackendSpec, needs: AttentionNeeds) -> str | None:
+    size, multiple = needs.block_size, spec.block_multiple
+    if size is None or size % multiple == 0:
+        return None
+    return (
+        f"does not suit block_size = {size}; use a multiple of {multiple}, or "
+        "attention_backend='auto'"
+    )
+
+
+def _lack(spec: AttentionBackendSpec, needs: AttentionNeeds, plugins: PluginManager) -> str | None:
+    for feature, text in LACKS.items():
+        if getattr(needs, feature) and not getattr(spec, feature):
+            able = _able(plugins, attrgetter(feature))
+            return f"{text}; use 'auto' or {able}"
+    if needs.deterministic and not spec.deterministic:
+        able = _able(plugins, lambda other: other.deterministic)
+        return f"adds in an order that depends on the batch; deterministic=True needs {able}"
+    return None
+
+
+def _able(plugins: PluginManager, can: Callable[[AttentionBackendSpec], bool]) -> str:
+    """Names the backends that can do something, with their devices."""
+    found = [
+        f"{spec.name!r} ({' and '.join(spec.devices)})"
+        for spec in plugins.provided(AttentionBackendSpec)
+        if can(spec)
+    ]
+    return " or ".join(found) or "a backend that can (none is installed)"
+
+
+def _unavailable(
+    spec: AttentionBackendSpec, setup: AttentionSetup, plugins: PluginManager
+) -> str | None:
+    """Asks the backend's own function. One that fails is the same as a backend that cannot be
+    used, and says so: another one serves, unless this one is named."""
+    if spec.available is None:
+        return None
+    try:
+        found = imported_for(spec.available, str(plugins.origin(spec)))(setup)
+    except FAULTS as error:
+        logger.warning("%s: %s failed: %s", plugins.origin(spec), spec.available, error_text(error))
+        return f"cannot be used: {spec.available} of {plugins.origin(spec)}: {error_text(error)}"
+    if found is None:
+        return None
+    if not isinstance(found, str) or not found:
+        return (
+            f"cannot be used: {spec.available} of {plugins.origin(spec)} must return None or a "
+            f"text, got {found!r:.80}"
+        )
+    return found

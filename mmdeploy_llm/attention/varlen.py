@@ -12,7 +12,7 @@ P tokens in a block, M blocks in the longest block table.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import AttentionContext, QKRotary
 from mmdeploy_llm.transfer import to_device
 
-from .base import BatchLayout, KVCache, without_spans
+from .base import AttentionBackend, BatchLayout, KVCache, without_spans
 from .layouts import lengths_of
 from .writing import CacheWriter, write_by_kernel, write_plain
 
@@ -71,11 +71,10 @@ class Options:
         return left, 0 if call.is_causal else unbounded
 
 
-class VarlenBackend(ABC):
+class VarlenBackend(AttentionBackend):
     """Calls a library in one method, `compute`. Reads host lists only for spans, so that decode
     steps can be captured."""
 
-    name: str
     can_capture = True
     has_sinks = False  # whether `compute` takes them
 

@@ -27,7 +27,7 @@ from mmdeploy_llm.forward import (
 from .base import AttentionBackend, BatchLayout, KVCache
 
 
-class WindowAttention:
+class WindowAttention(AttentionBackend):
     """Computes layers with a window by one backend and the others by another of the same kind: a
     backend may keep the tables of a step. layers: the window of each layer that has one; see
     caches.layer_windows."""

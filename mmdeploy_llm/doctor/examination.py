@@ -12,13 +12,16 @@ from pathlib import Path
 import torch
 
 from mmdeploy_llm import native
-from mmdeploy_llm.attention.select import CUDA_ORDER
-from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.attention.select import Host, examined
+from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.hooks import AttentionBackendSpec, PluginManager
+from mmdeploy_llm.runtime_config import AttentionNeeds
 from mmdeploy_llm.startup.cards import CudaSetup, missing_cuda, read_cuda
 from mmdeploy_llm.startup.sizes import available_memory
 
 from .findings import Finding, State
 
+PLAIN = "reference"  # the backend in plain torch
 CPU_INFO = Path("/proc/cpuinfo")
 COMPILER_ADVICE = (
     "install a C++ compiler: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora), "
@@ -94,6 +97,18 @@ OPTIONAL = (
         use="checking the answers of a batch (--validate)",
         install='pip install "mmdeploy-llm[validate]"',
     ),
+    Optional(
+        module="pypdfium2",
+        package="pypdfium2",
+        use="PDF documents",
+        install='pip install "mmdeploy-llm[pdf]"',
+    ),
+    Optional(
+        module="pillow_heif",
+        package="pillow-heif",
+        use="HEIF images (.heic)",
+        install='pip install "mmdeploy-llm[heif]"',
+    ),
 )
 
 
@@ -105,7 +120,7 @@ def examine() -> Iterator[Finding]:
     yield memory()
     setup = read_cuda()
     yield cards(setup)
-    yield attention(setup, has_kernels=kernels is not None)
+    yield attention(setup, kernels)
     yield versions()
     yield from libraries()
     yield plugins()
@@ -171,35 +186,60 @@ def cards(setup: CudaSetup) -> Finding:
     return Finding(topic="GPU", state=state, text=f"none: {what}", advice=advice)
 
 
-def attention(setup: CudaSetup, *, has_kernels: bool) -> Finding:
-    """Names the attention backends that are there for the device that `auto` means."""
-    if not setup.cards:
-        name = "native" if has_kernels else "reference (plain torch)"
-        state = State.GOOD if has_kernels else State.SLOW
-        return Finding(topic="attention", state=state, text=f"{name} on the CPU")
-    from mmdeploy_llm.attention.libraries import LIBRARIES, is_installed
-
-    found = [name for name in CUDA_ORDER if is_installed(name)]
-    if found:
-        return Finding(topic="attention", state=State.GOOD, text=f"on CUDA: {', '.join(found)}")
-    advice = LIBRARIES["flash-attn"].install
-    text = "on CUDA: reference (plain torch), much slower"
+def attention(setup: CudaSetup, kernels: native.CpuKernels | None) -> Finding:
+    """Lists the attention backends for the device that `auto` means, in the order of "auto", and
+    says why those of other plugins, and the faster ones, cannot be used."""
+    device = "cuda" if setup.cards else "cpu"
+    needs = AttentionNeeds(name="auto", device=device, dtype="bfloat16", kv_cache_dtype="bfloat16")
+    host = Host(kernels=kernels, capabilities=[card.capability for card in setup.cards])
+    manager = PluginManager.load()
+    try:
+        found = list(examined(needs, manager, host))
+    except MMDeployLLMError as error:
+        return Finding(topic="attention", state=State.BAD, text=str(error), advice="see above")
+    able = [_with_owner(spec, manager) for spec, problem in found if problem is None]
+    missing = [
+        f"{_with_owner(spec, manager)} {problem}"
+        for spec, problem in found
+        if problem and (device in spec.devices or not manager.origin(spec).is_builtin)
+    ]
+    where = "the CPU" if device == "cpu" else "CUDA"
+    order = f"on {where}: {', then '.join(able) or 'none'}"
+    text = "; ".join((order, *(f"not {reason}" for reason in missing)))
+    fast = [spec for spec, problem in found if problem is None and spec.name != PLAIN]
+    if fast:
+        return Finding(topic="attention", state=State.GOOD, text=text)
+    advice = "plain torch computes, much slower; do what is said of one of the others"
     return Finding(topic="attention", state=State.SLOW, text=text, advice=advice)
 
 
+def _with_owner(spec: AttentionBackendSpec, manager: PluginManager) -> str:
+    """Names a backend, with its plugin where that is not ours."""
+    own = manager.origin(spec)
+    return spec.name if own.is_builtin else f"{spec.name} ({own})"
+
+
 def versions() -> Finding:
-    """Lists the versions of the libraries that decide results."""
-    names = ("mmdeploy-llm", "torch", "transformers", "tokenizers", "pillow", "av")
-    found = ", ".join(f"{name} {_version(name)}" for name in names)
-    text = f"Python {platform.python_version()}, {found}"
-    return Finding(topic="versions", state=State.GOOD, text=text)
+    """Lists the versions of the libraries that decide results. One that is missing is an error: all
+    of them are installed with this package."""
+    modules = ("torch", "transformers", "tokenizers", "pillow", "av")
+    found = {name: _version(name) for name in ("mmdeploy-llm", *modules)}
+    found["mmdeploy-llm"] = found["mmdeploy-llm"] or "of a source tree"
+    missing = [name for name, version in found.items() if version is None]
+    shown = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    return Finding(
+        topic="versions",
+        state=State.BAD if missing else State.GOOD,
+        text=f"Python {platform.python_version()}, {shown}",
+        advice=f"pip install {' '.join(missing)}" if missing else "",
+    )
 
 
-def _version(package: str) -> str:
+def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "of a source tree"
+        return None
 
 
 def libraries() -> Iterator[Finding]:
@@ -213,7 +253,7 @@ def libraries() -> Iterator[Finding]:
                 advice=library.install,
             )
         else:
-            text = f"{_version(library.package)}, for {library.use}"
+            text = f"{_version(library.package) or 'a copy'}, for {library.use}"
             yield Finding(topic=library.package, state=State.GOOD, text=text)
 
 

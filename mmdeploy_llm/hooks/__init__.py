@@ -3,6 +3,11 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.plugin_objects.attention import (
+    AttentionBackend,
+    AttentionBackendSpec,
+    AttentionSetup,
+)
 from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartContext, ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import (
@@ -37,6 +42,9 @@ from .splitting import MediaSplitter, SplitPart
 __all__ = [
     "API_VERSION",
     "ITEM_NUMBER",
+    "AttentionBackend",
+    "AttentionBackendSpec",
+    "AttentionSetup",
     "BoxRule",
     "ChatPartContext",
     "ChatPartSpec",

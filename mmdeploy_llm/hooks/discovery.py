@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
+CORE = ("attention",)  # built-in plugins without which no engine runs
 NAME_TAKEN = "its entry point needs another name"
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,11 @@ class InstalledPlugin:
         """How its package and the installed version of ours do not fit each other."""
         # In-tree: parsing our own requirements for each plugin would take milliseconds.
         return () if self.origin.is_builtin else requirement_problems(self.requires)
+
+    @property
+    def is_core(self) -> bool:
+        """Whether it is loaded also where others are named."""
+        return self.origin.is_builtin and self.entry_point.name in CORE
 
     @property
     def full_name(self) -> str:
@@ -141,7 +147,8 @@ def package_form(name: str) -> str:
 def select(
     installed: Sequence[InstalledPlugin], plugins: Sequence[str] | None, blocked: Sequence[str]
 ) -> tuple[InstalledPlugin, ...]:
-    """Returns the plugins to load: all (None) or exactly the named ones, without the blocked ones.
+    """Returns the plugins to load: all (None) or exactly the named ones and CORE, without the
+    blocked ones.
 
     Names are compared normalised. Raises PluginLoadError for a named plugin that is not installed
     and ConfigError for one that is also blocked; warns about an unknown blocked name.
@@ -160,7 +167,8 @@ def select(
             )
     if plugins is None:
         return tuple(plugin for plugin in installed if plugin.origin.name not in out)
-    wanted: set[str] = set()
+    core = {plugin.origin.name for plugin in installed if plugin.is_core}
+    wanted = core - out
     for name in plugins:
         meant = _meant(installed, name)
         if not meant:

@@ -12,6 +12,7 @@ from mmdeploy_llm.errors import (
     PluginContractError,
     PluginError,
 )
+from mmdeploy_llm.plugin_objects.attention import AttentionBackend, AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import KEEP, ReadingPreset
@@ -107,6 +108,8 @@ def _problem(spec: FactorySpec, built: object) -> str | None:
             return _class_problem(built, ToolParser)
         case LogitsProcessorSpec():
             return _class_problem(built, LogitsProcessor)
+        case AttentionBackendSpec():
+            return _class_problem(built, AttentionBackend) or _backend_problem(spec, built)
         case MediaProcessorSpec(yields=str()):
             return _class_problem(built, MediaSplitter) or _marker_problem(spec, built)
         case MediaProcessorSpec():
@@ -117,6 +120,11 @@ def _class_problem(built: object, wanted: type) -> str | None:
     if isinstance(built, wanted):
         return None
     return f"must be a {wanted.__name__} from mmdeploy_llm.hooks, got {type(built).__name__}"
+
+
+def _backend_problem(spec: AttentionBackendSpec, built: Any) -> str | None:
+    name = getattr(built, "name", None)
+    return None if name == spec.name else f"has name {name!r}, but its spec says {spec.name!r}"
 
 
 def _model_problem(spec: ModelSpec, built: object) -> str | None:

@@ -23,6 +23,7 @@ from mmdeploy_llm.errors import MediaError, PluginContractError, RequestError, U
 from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_files import load_file
+from mmdeploy_llm.plugin_objects.attention import AttentionBackend, AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
@@ -307,6 +308,8 @@ class PluginManager:
     def build(self, spec: ToolParserSpec, *args: Any) -> ToolParser: ...
     @overload
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
+    @overload
+    def build(self, spec: AttentionBackendSpec, *args: Any) -> AttentionBackend: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
     def build(self, spec: FactorySpec, *args: Any) -> Any:

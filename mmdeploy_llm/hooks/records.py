@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+=======
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
+>>>>>>> main
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -15,9 +19,20 @@ from .corpora import CorpusFormatSpec
 from .names import normalise
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | ReadingPreset
+NamedSpec = (
+    ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | ReadingPreset
+    | AttentionBackendSpec
+)
 FactorySpec = (
-    ModelSpec | ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec | MediaProcessorSpec
+    ModelSpec
+    | ReasoningParserSpec
+    | ToolParserSpec
+    | LogitsProcessorSpec
+    | MediaProcessorSpec
+    | AttentionBackendSpec
 )
 Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | ChatPartSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
@@ -32,10 +47,19 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+<<<<<<< HEAD
     ChatPartSpec,
+=======
+    AttentionBackendSpec,
+>>>>>>> main
 )
 NamedSpecT = TypeVar(
-    "NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec, ReadingPreset
+    "NamedSpecT",
+    ReasoningParserSpec,
+    ToolParserSpec,
+    LogitsProcessorSpec,
+    ReadingPreset,
+    AttentionBackendSpec,
 )
 
 
@@ -131,8 +155,13 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+<<<<<<< HEAD
         case ChatPartSpec():
             return f"chat part {spec.name}"
+=======
+        case AttentionBackendSpec():
+            return f"attention backend {spec.name}"
+>>>>>>> main
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mmdeploy_llm.messages import MEDIA_KIND
+<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.chat_parts import (
     CHAT_PART_TYPE,
     OWN_TYPES,
     ChatPartSpec,
     are_keys,
 )
+=======
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
+>>>>>>> main
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -25,6 +29,9 @@ TP_KINDS = (
     *("colwise", "heads", "rowwise", "experts", "vocab", "whole"),
     *("rowwise-partial", "experts-partial", "sum"),
 )
+DTYPES = ("bfloat16", "float16", "float32")
+CACHE_DTYPES = (*DTYPES, "int8", "int4", "float8_e4m3fn")
+ATTENTION_FEATURES = ("windows", "softcaps", "sinks", "media_spans", "sequences", "deterministic")
 
 _ANY = re.compile(r"(?s).*")
 _SUFFIX = re.compile(r"\.[^\s./\\A-Z]+")
@@ -86,6 +93,20 @@ def _is_tasks(value: object) -> bool:
     return all(is_name(name) and isinstance(text, str) for name, text in value.items())
 
 
+def _are_dtypes(value: object) -> bool:
+    return isinstance(value, tuple) and value != () and all(x in DTYPES for x in value)
+
+
+def _are_cache_dtypes(value: object) -> bool:
+    return isinstance(value, tuple) and all(x in CACHE_DTYPES for x in value)
+
+
+def _is_capability(value: object) -> bool:
+    return value is None or (
+        isinstance(value, tuple) and len(value) == 2 and all(map(_is_priority, value))
+    )
+
+
 Rule = tuple[str, Callable[[object], bool]]  # what is allowed, as text and as a check
 
 _COMMON: Mapping[str, Rule] = MappingProxyType(
@@ -109,6 +130,7 @@ _BEGINS: Rule = (
     f"a tuple of 2 bytes or more, or of (offset, bytes), within the first {HEAD}",
     lambda value: isinstance(value, tuple) and all(map(_is_begin, value)),
 )
+_CAPABILITY: Rule = ("a tuple such as (9, 0) or None", _is_capability)
 _NAME_OR_NONE: Rule = (
     "a parser's name or None",
     lambda value: value is None or is_name(value),
@@ -169,6 +191,7 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "reader": ('"module:function"', _is_factory),
             "first_bytes": _BEGINS,
         },
+<<<<<<< HEAD
         ChatPartSpec: {
             **_COMMON,
             "types": (
@@ -180,6 +203,25 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "models": _SOME_NAMES,
             "files": _NAMES,
             "late": ("a bool", lambda value: isinstance(value, bool)),
+=======
+        AttentionBackendSpec: {
+            **_COMMON,
+            "aliases": _NAMES,
+            "devices": _SOME_NAMES,
+            "dtypes": ("a tuple of 'bfloat16', 'float16', 'float32'", _are_dtypes),
+            "cache_dtypes": (f"a tuple of some of {CACHE_DTYPES}", _are_cache_dtypes),
+            "max_head_dim": ("None or a whole number above 0", _is_count_or_none),
+            "head_multiple": _COUNT,
+            "block_multiple": _COUNT,
+            "block_size": _COUNT,
+            "min_capability": _CAPABILITY,
+            "below_capability": _CAPABILITY,
+            **dict.fromkeys(ATTENTION_FEATURES, ("a bool", lambda value: isinstance(value, bool))),
+            "available": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
+>>>>>>> main
         },
         MediaProcessorSpec: {
             **_COMMON,

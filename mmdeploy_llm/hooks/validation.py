@@ -13,7 +13,11 @@ import pluggy
 
 from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.messages import MediaRef
+<<<<<<< HEAD
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+=======
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
+>>>>>>> main
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -39,7 +43,11 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
+<<<<<<< HEAD
         "provide_chat_parts": ChatPartSpec,
+=======
+        "provide_attention_backends": AttentionBackendSpec,
+>>>>>>> main
     }
 )
 
@@ -176,6 +184,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case AttentionBackendSpec():
+            return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case CorpusFormatSpec():
             return [
                 f"corpus format {normalise(spec.name)}",

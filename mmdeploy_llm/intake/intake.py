@@ -83,7 +83,6 @@ class Intake:
         box_rule: BoxRule | None = None,
         expander: PartExpander | None = None,
     ) -> None:
-        self._expander = expander
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
         self._placeholders = Placeholders(media, tokenizer)
         self._documents = Documents(media, tokenizer)
@@ -107,11 +106,10 @@ class Intake:
             encode=tokenizer.encode,
         )
         self._config, self._vocab_size, self._eos_token_ids = config, vocab_size, eos_token_ids
-        self._kind_names, self._chat_template = media.kinds, chat_template
+        self._chat_template, self._unread = chat_template, set[str]()  # names that were warned of
         self._start_marker, self._end_marker = reasoning_start_marker, reasoning_end_marker
+        self._new_request_id, self._expander = new_request_id, expander
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
-        self._new_request_id = new_request_id
-        self._unread: set[str] = set()  # template variables that were warned of
 
     def accept(
         self,
@@ -136,7 +134,7 @@ class Intake:
             prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
-        parts = replace(read_prompt(prompt, self._kind_names), where=where)
+        parts = replace(read_prompt(prompt, self._kinds.kinds), where=where)
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)
@@ -187,7 +185,7 @@ class Intake:
 
         Raises RequestError and its subclasses, but not for a prompt that is too long.
         """
-        rendered = self._render(read_prompt(prompt, self._kind_names))
+        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
         media = self.media.count(rendered.items)
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
@@ -206,7 +204,7 @@ class Intake:
         header again. Raises RequestError."""
         if self._box_rule is None:
             raise RequestError("no plugin says how this model writes boxes (ModelSpec.boxes)")
-        rendered = self._render(read_prompt(prompt, self._kind_names))
+        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
         found = [item for item in self.media.count(rendered.items) if item.size is not None]
         if len(found) != 1 or len(rendered.items) != 1 or found[0].size is None:
             raise RequestError(
@@ -242,20 +240,20 @@ class Intake:
             if self._documents.concern(parts):
                 parts = self._with_documents(parts, own, deadline)
             elif own is not None:
-                with_options(parts.media, own, self._kind_names)  # of no document: an error
+                with_options(parts.media, own, self._kinds.kinds)  # of no document: an error
             rendered = self._render_text(parts)
         counts = Counter(item.kind for item in rendered.items)
         self._placeholders.check_counts(rendered.ids, counts, parts.hint)
         if parts.processor_kwargs is None:
             return rendered
-        items = with_options(rendered.items, parts.processor_kwargs, self._kind_names)
+        items = with_options(rendered.items, parts.processor_kwargs, self._kinds.kinds)
         return replace(rendered, items=items)
 
     def _split(
         self, items: Sequence[MediaItem], own: Any, deadline: Deadline | None
     ) -> list[Group]:
         """Splits the documents among the media of a prompt. own: their mm_processor_kwargs."""
-        items = with_options(items, own, self._kind_names)
+        items = with_options(items, own, self._kinds.kinds)
         found = self.media.split(items, deadline)
         return [Group(item=item, parts=parts) for item, parts in zip(items, found, strict=True)]
 

@@ -16,6 +16,7 @@ from .decoder_config import DecoderConfig
 from .from_config import (
     layer_rotaries,
     layer_windows,
+    refuse_unread,
     rotary_config,
     sparse_layers,
     standard_decoder,
@@ -101,6 +102,7 @@ __all__ = [
     "media_grid",
     "patch_positions",
     "quick_gelu",
+    "refuse_unread",
     "rotary_config",
     "sectioned_axes",
     "sparse_layers",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,7 +35,7 @@ from mmdeploy_llm.forward import (
     RotaryAttention,
     StateContext,
 )
-from mmdeploy_llm.kernels import Kernels, Recording
+from mmdeploy_llm.kernels import ActivationName, Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
@@ -219,9 +219,12 @@ def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP |
         if not config.has_gate:
             return MLP(size, inner, size, config.activation, bias=config.mlp_bias)
         return GatedMLP(size, inner, bias=config.mlp_bias, activation=config.activation)
-    if config.moe.vision_intermediate_size is None:
-        return SparseMLP(config.hidden_size, config.moe)
-    return ModalityMLP(config.hidden_size, config.moe)
+    moe = config.moe
+    if moe.activation == "silu":  # the default
+        moe = replace(moe, activation=cast("ActivationName", config.activation))
+    return (SparseMLP if moe.vision_intermediate_size is None else ModalityMLP)(
+        config.hidden_size, moe
+    )
 
 
 # Builds a layer, called as DecoderLayer is: (x, residual, step) -> (output, residual stream).
@@ -343,6 +346,7 @@ class CausalLM(MappedWeights, nn.Module):
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.has_sinks = config.has_sinks
+        self.has_softcaps = config.score_softcap is not None
         if config.windows is not None and any(config.windows):
             self.cache: Sequence[LayerCache] = config.caches
         self.long_after = config.rotary.long_after

@@ -23,6 +23,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {each.name: each.metadata["keys"] for each in fields(DecoderConfig)}
 )
 SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads")
+BASE = (*SIZES, "num_kv_heads", "intermediate_size", "rotary", "norm_eps", "activation", "is_tied")
 LAYER_NORM_KEYS = KEYS["norm_eps"][2:]
 # transformers' names of activations -> ours.
 ACTIVATION_NAMES: Mapping[str, AnyActivation] = MappingProxyType(
@@ -81,6 +82,15 @@ def standard_decoder(
     decoder = replace(decoder, local_rotary=local, **_options(reader))
     reader.refuse_unread(own)
     return decoder
+
+
+def refuse_unread(config: Any, read: Collection[str]) -> None:
+    """Refuses by name what a config's class declares and switches on, for families that read their
+    config themselves. read: the keys that they read beside sizes, norms, positions, activation and
+    ties. Raises ModelNotSupportedError."""
+    reader = ConfigReader(config)
+    reader.first(*(key for name in BASE for key in KEYS[name]))
+    reader.refuse_unread(read)
 
 
 def unread_keys(config: Any) -> dict[str, Any]:

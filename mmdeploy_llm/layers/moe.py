@@ -32,7 +32,8 @@ class MoEConfig:
     is_shared_gated: whether a sigmoid gate weights the output of the shared experts.
     vision_intermediate_size: width of the experts for media tokens only; None when all tokens
         share the same experts.
-    activation: of the experts, by its name in transformers.
+    activation: of routed and shared experts, by its name in transformers; in a decoder whose own is
+        not silu, silu stands for the decoder's.
     """
 
     num_experts: int
@@ -285,7 +286,7 @@ class SparseMLP(nn.Module):
 def _shared_experts(size: int, config: MoEConfig) -> GatedMLP | None:
     if config.shared_size == 0:
         return None
-    return GatedMLP(size, config.shared_size, bias=config.shared_bias)
+    return GatedMLP(size, config.shared_size, bias=config.shared_bias, activation=config.activation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

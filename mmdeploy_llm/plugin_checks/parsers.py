@@ -106,13 +106,14 @@ def markers_are_consistent(subject: ParserSubject) -> None:
     demand(
         _ends_reasoning(subject, end),
         f"`end_marker` {end!r} ends the reasoning of no text 'why{end}so', whichever marker opened "
-        "it; set `end_marker` to the text that ends the reasoning, or to None",
+        "it, or stays in it; set `end_marker` to the text that ends the reasoning, or to None, and "
+        "drop it from the text",
     )
     demand(
         start is None or _opens_reasoning(subject, start, end),
         f"`start_marker` {start!r} at the end of a prompt opens no reasoning up to {end!r}, or "
-        "both of them do not close it; set `start_marker` to the text by which a prompt opens the "
-        "reasoning, or to None",
+        "both of them do not close it; read the prompt in `start`, and set `start_marker` to the "
+        "text by which a prompt opens the reasoning, or to None",
     )
 
 
@@ -125,15 +126,18 @@ def _ends_reasoning(subject: ParserSubject, end: str) -> bool:
     ]
     opened = [reasoning for reasoning, _ in found if "why" in reasoning]
     if opened:
-        return any("so" not in reasoning for reasoning in opened)
+        return any("so" not in reasoning and end not in reasoning for reasoning in opened)
     return any(end not in content for _, content in found)
 
 
 def _opens_reasoning(subject: ParserSubject, start: str, end: str) -> bool:
-    """Whether a prompt that ends with `start` opens the reasoning, and `end` after it closes it."""
-    opened, _ = subject.split((f"why{end}so",), f"Q: hi\nA: {start}")
+    """Whether a prompt that ends with `start` opens the reasoning, and `end` after it closes it, so
+    that a text with `end` is not read as thinking again."""
+    text = (f"why{end}so",)
+    opened, _ = subject.split(text, f"Q: hi\nA: {start}")
     closed, _ = subject.split(("so",), f"Q: hi\nA: {start}{end}")
-    return "why" in opened and "so" not in opened and not closed
+    again, _ = subject.split(text, f"Q: hi\nA: {start}{end}")
+    return "why" in opened and "so" not in opened and not closed and again != opened
 
 
 def segments_are_well_formed(subject: ParserSubject) -> None:
@@ -198,6 +202,29 @@ def plain_text_is_kept(subject: ParserSubject) -> None:
             f"the text {PLAIN!r}, which has no marker, yields {reasoning + content!r}; return in "
             "`finish` what was held back, so that an answer without markers is not lost",
         )
+
+
+def the_end_is_kept(subject: ParserSubject) -> None:
+    """A text that ends in the middle of a marker comes out with that end: it was cut off there, or
+    is no marker."""
+    markers = subject.new().markers
+    for before, prompt in product(("a", *(f"{marker}a" for marker in markers)), subject.prompts()):
+        if not _all_text(subject, f"{before}xyz", prompt).endswith("xyz"):
+            continue  # all text is dropped here
+        for marker in markers:
+            end = marker[:-1]
+            if any(other in end for other in markers):
+                continue
+            found = _all_text(subject, before + end, prompt)
+            demand(
+                found.rstrip().endswith(end.rstrip()),
+                f"{before + end!r} after prompt {prompt!r} yields {found!r}: the end of the text "
+                "is lost; return in `finish` what was held back",
+            )
+
+
+def _all_text(subject: ParserSubject, text: str, prompt: str) -> str:
+    return "".join(segment.text for segment in subject.parse((text,), prompt))
 
 
 def empty_text_gives_nothing(subject: ParserSubject) -> None:
@@ -302,6 +329,7 @@ CHECKS: tuple[Check, ...] = (
     segments_are_well_formed,
     empty_text_gives_nothing,
     plain_text_is_kept,
+    the_end_is_kept,
     nothing_is_made_up,
     any_split_equals_the_whole,
     no_state_is_shared,

@@ -238,6 +238,62 @@ def examples_hold(subject: ToolParserSubject) -> None:
             )
 
 
+def values_come_through(subject: ToolParserSubject) -> None:
+    """Arguments of an example hold any text: quotes, backslashes, line breaks, braces, tags."""
+    checked = False
+    for example in subject.examples:
+        for was, key, text in _texts_in(example):
+            for value in _hostile():
+                other = json.dumps(value, ensure_ascii=False) if was == json.dumps(text) else value
+                checked = True
+                _demand_value(subject, example, example.text.replace(was, other), key, value)
+    if not checked:
+        raise CheckSkipped(
+            "no example has one call with a text among its arguments that stands once in the "
+            "example; add one to `examples`"
+        )
+
+
+def _texts_in(example: ToolParserExample) -> Iterator[tuple[str, str, str]]:
+    """Yields how a text among the arguments is written, its key, and the text."""
+    if len(example.calls) != 1:
+        return
+    for key, text in example.calls[0][1].items():
+        if isinstance(text, str) and len(text) > 1:
+            written = next((it for it in (json.dumps(text), text) if it in example.text), None)
+            if written is not None and example.text.count(written) == 1:
+                yield written, key, text
+
+
+def _hostile() -> Iterator[str]:
+    """Yields texts that parsers lose."""
+    yield from (
+        'say "hi"',
+        "C:\\new\\table",
+        "a\nb",
+        "\u00e9\u4e2d\U0001f600",
+        "{[}]",
+        "it's, 1: 2",
+    )
+    yield "0123456789" * 20
+
+
+def _demand_value(
+    subject: ToolParserSubject, example: ToolParserExample, text: str, key: str, value: str
+) -> None:
+    name, arguments = example.calls[0]
+    expected = (example.content, ((name, {**arguments, key: value}),))
+    for pieces in ((text,), tuple(text)):
+        content, calls = subject.result(pieces, example.tools)
+        read = tuple((of, json.loads(given)) for of, given in calls)
+        demand(
+            (content, read) == expected,
+            f"{text!r:.300} yields (content, calls) {(content, read)!r:.300}, but its argument "
+            f"{key!r} is {value!r:.300}; decode values as the format says (JSON with json, never "
+            "by searching for quotes and braces)",
+        )
+
+
 CHECKS: tuple[Check, ...] = (
     builds_without_arguments,
     items_are_well_formed,
@@ -248,6 +304,7 @@ CHECKS: tuple[Check, ...] = (
     a_call_comes_when_it_is_complete,
     no_state_is_shared,
     examples_hold,
+    values_come_through,
 )
 
 

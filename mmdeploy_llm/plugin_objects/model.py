@@ -23,6 +23,7 @@ class Model(Protocol):
         `caches.layer_caches`.
     max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
     has_sinks: True where its attention has sinks; see `forward.AttentionContext.attend`.
+    has_softcaps: True where it caps attention scores, likewise.
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 

@@ -33,12 +33,6 @@ def _reason(files: ModelFiles, runtime: RuntimeConfig) -> str | None:
             "does not promise that a row of its results is independent of the others "
             "(ModelSpec.deterministic); leave deterministic out"
         )
-    if runtime.attention_backend != "native":
-        return (
-            f"attention is computed by {runtime.attention_backend!r} for dtype {runtime.dtype!r}, "
-            "only 'native' adds in a fixed order; use dtype='bfloat16' or 'float32' and leave "
-            "attention_backend out"
-        )
     num_ranks = runtime.options.tensor_parallel_size
     if num_ranks > MAX_RANKS:
         return (

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mmdeploy_llm.attention import select as attention
+from mmdeploy_llm.attention.base import AttentionBackend
 from mmdeploy_llm.attention.windows import WindowAttention
-from mmdeploy_llm.caches import head_dims
+from mmdeploy_llm.caches import head_dims, longest_window
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runner.states import StateTable
-from mmdeploy_llm.runtime_config import AttentionChoice
 from mmdeploy_llm.sampling import make_sampler
 
 from .loaded import LoadedModel
+from .options import attention_host, attention_needs
 from .warm_up import warm_up
+
+logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 16
 
@@ -39,9 +44,8 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner with its KV cache allocated. Raises ConfigError when the attention backend
     cannot compute the model's heads, or the card has too little memory."""
     runtime, files, model = loaded.runtime, loaded.files, loaded.model
-    chosen = AttentionChoice(name=_backend_name(loaded), block_size=runtime.block_size)
     kernels = loaded.machine.kernels
-    new_backend = partial(attention.create, chosen, kernels, head_dims(model), loaded.device)
+    new_backend = _backend_factory(loaded)
     windows = cache.shape.windows
     return Runner(
         model=model,
@@ -73,27 +77,32 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     )
 
 
-def _backend_name(loaded: LoadedModel) -> str:
-    """Returns the attention backend: the resolved one, another for a model with sinks that it
-    cannot compute, or for a model that attends itself the only one that gives it the cache by
-    sequence. Raises ConfigError where the options exclude that."""
-    runtime, needed = loaded.runtime, "reference"
-    asked = runtime.options.attention_backend
-    if not getattr(loaded.model, "attends_itself", False):
-        if getattr(loaded.model, "has_sinks", False):
-            return attention.with_sinks(runtime.attention_backend, asked=asked)
-        return runtime.attention_backend
-    if asked not in ("auto", needed):
-        raise ConfigError(
-            f"attention_backend = {asked!r} does not run {type(loaded.model).__name__}, which "
-            f"computes attention itself; use 'auto' or {needed!r}"
-        )
-    if runtime.kv_cache_dtype != runtime.dtype:
+def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
+    """Returns what builds the attention backend: the resolved one, or another that takes the same
+    blocks for a model that needs what it lacks. Raises ConfigError where the options exclude
+    that."""
+    runtime, model = loaded.runtime, loaded.model
+    attends_itself = bool(getattr(model, "attends_itself", False))
+    if attends_itself and runtime.kv_cache_dtype != runtime.dtype:
         raise ConfigError(
             f"kv_cache_dtype = {runtime.kv_cache_dtype!r} is not possible with a model that "
             f"computes attention itself; leave it out, or use {runtime.dtype!r}"
         )
-    return needed
+    needs = replace(
+        attention_needs(runtime),
+        head_dims=head_dims(model),
+        media_spans=loaded.files.spec.atomic_media,
+        windows=longest_window(model) is not None,
+        softcaps=bool(getattr(model, "has_softcaps", False)),
+        sinks=bool(getattr(model, "has_sinks", False)),
+        sequences=attends_itself,
+    )
+    host, plugins = attention_host(loaded.machine), loaded.files.plugins
+    chosen, asked = runtime.attention_backend, runtime.options.attention_backend
+    name = attention.suited(chosen, asked, needs, plugins, host)
+    if name != chosen:
+        logger.info("attention backend: %r, for %r lacks what the model needs", name, chosen)
+    return partial(attention.create, name, plugins, host.setup(needs))
 
 
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:

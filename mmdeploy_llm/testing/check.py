@@ -30,7 +30,7 @@ from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.media_checks import processors, splitters
 from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
-from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
+from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
@@ -229,7 +229,7 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    checks = models.CHECKS + equalities.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
     yield from _run(checks, describe(spec), subject)
 
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
-from mmdeploy_llm.model_checks import determinism, equalities, models, ranks
+from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
 from mmdeploy_llm.model_checks.base import factory_of
 from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.model_checks.equalities import max_difference
@@ -61,7 +61,7 @@ class ModelConformance(Conformance):
     make_reference: override it if transformers does not have the model.
     """
 
-    checks = models.CHECKS + equalities.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
     spec: ClassVar[ModelSpec]
     cases: ClassVar[Mapping[str, Sequence[Grid]]] = TEXT_CASES
     tolerance: ClassVar[float] = 1e-4

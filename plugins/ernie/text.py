@@ -10,9 +10,27 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaSpan
-from mmdeploy_llm.layers import CausalLM, DecoderConfig, MoEConfig, RotaryConfig
+from mmdeploy_llm.layers import (
+    CausalLM,
+    DecoderConfig,
+    MoEConfig,
+    RotaryConfig,
+    refuse_unread,
+)
 from mmdeploy_llm.weights.map import WeightMap
 
+OWN_KEYS = (
+    "mlp_layer_types",
+    "moe_intermediate_size",
+    "moe_k",
+    "moe_layer_end_index",
+    "moe_layer_interval",
+    "moe_layer_start_index",
+    "moe_norm_min",
+    "moe_num_experts",
+    "moe_num_shared_experts",
+    "use_bias",
+)
 # mtp_: multi-token prediction heads, which plain decoding does not use.
 IGNORED = (r"(^|\.)mtp_", r"rotary_emb\.inv_freq$")
 
@@ -48,6 +66,7 @@ def decoder_config(config: Any) -> DecoderConfig:
         raise ModelNotSupportedError(
             f"hidden_act {config.hidden_act!r} of this ERNIE model is not supported, only 'silu'"
         )
+    refuse_unread(config, OWN_KEYS)
     head_dim = getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
     has_bias = bool(config.use_bias)
@@ -68,7 +87,12 @@ def decoder_config(config: Any) -> DecoderConfig:
 
 
 def with_experts(decoder: DecoderConfig, config: Any) -> DecoderConfig:
-    """Adds the experts of an ernie4_5_moe config."""
+    """Adds the experts of an ernie4_5_moe config, whose head has a bias where the layers do."""
+    if decoder.mlp_bias and decoder.is_tied:
+        raise ModelNotSupportedError(
+            "use_bias of this ernie4_5_moe model is not supported with tie_word_embeddings: its "
+            "head would have a bias of its own"
+        )
     layers = range(config.moe_layer_start_index, config.moe_layer_end_index + 1)
     moe = MoEConfig(
         num_experts=config.moe_num_experts,
@@ -79,4 +103,5 @@ def with_experts(decoder: DecoderConfig, config: Any) -> DecoderConfig:
         shared_bias=decoder.mlp_bias,
     )
     chosen = (layer for layer in layers if (layer + 1) % config.moe_layer_interval == 0)
-    return replace(decoder, moe=moe, moe_layers=frozenset(chosen))
+    chosen_layers = frozenset(chosen)
+    return replace(decoder, moe=moe, moe_layers=chosen_layers, head_bias=decoder.mlp_bias)

@@ -18,9 +18,20 @@ from mmdeploy_llm.layers import (
     DecoderConfig,
     layer_rotaries,
     layer_windows,
+    refuse_unread,
 )
 from mmdeploy_llm.weights.map import WeightMap
 
+OWN_KEYS = (
+    "attention_bias",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "sliding_window",
+    "sliding_window_pattern",
+    "use_bidirectional_attention",
+)
 ACTIVATION: Final = "gelu_pytorch_tanh"
 # From the published names of versions 2 and 3 to ours, whose norms are named by what they follow.
 RENAMES = (
@@ -53,6 +64,7 @@ def decoder_config(config: Any) -> DecoderConfig:
             f"{config.use_bidirectional_attention!r} of this {config.model_type} model are not "
             f"supported, only {ACTIVATION!r} and attention to earlier tokens"
         )
+    refuse_unread(config, OWN_KEYS)
     is_first = config.model_type == "gemma"
     rotary, local = layer_rotaries(config)
     scalar = getattr(config, "query_pre_attn_scalar", config.head_dim)

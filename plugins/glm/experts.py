@@ -8,8 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Experts, GatedMLP, Linear
+from mmdeploy_llm.layers import DecoderConfig, Experts, GatedMLP, Linear
 
+KEYS = (  # that a text model reads beside the standard ones; vl.py reads the last two
+    "n_group",
+    "topk_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "first_k_dense_replace",
+    "attention_bias",
+)
 MIN_SUM = 1e-20  # added to the sum that weights are divided by; not in the config
 
 
@@ -53,12 +65,14 @@ class GlmRouter(Linear):
 class GlmExperts(nn.Module):
     """Routed experts and shared ones."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, decoder: DecoderConfig) -> None:
         super().__init__()
         size, inner_size = config.hidden_size, config.moe_intermediate_size
         self.gate = GlmRouter(config)
-        self.experts = Experts(config.n_routed_experts, size, inner_size)
-        self.shared_experts = GatedMLP(size, inner_size * config.n_shared_experts)
+        activation: Any = decoder.activation
+        self.experts = Experts(config.n_routed_experts, size, inner_size, activation)
+        shared_size = inner_size * config.n_shared_experts
+        self.shared_experts = GatedMLP(size, shared_size, activation=activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes all experts, [T, hidden] -> [T, hidden]."""

@@ -24,6 +24,7 @@ from mmdeploy_llm.layers import (
 )
 from mmdeploy_llm.weights.map import WeightMap
 
+from .experts import KEYS as EXPERT_KEYS
 from .experts import GlmExperts
 from .tower import GlmTower
 
@@ -49,7 +50,7 @@ class GlmLayer(DecoderLayer):
         """text: transformers' config."""
         super().__init__(config, layer)
         if type(text).model_type == SPARSE and layer >= text.first_k_dense_replace:
-            self.mlp = GlmExperts(text)
+            self.mlp = GlmExperts(text, config)
 
 
 class GlmVForConditionalGeneration(GridLM):
@@ -94,7 +95,7 @@ def decoder_config(config: Any) -> DecoderConfig:
     axes = sectioned_axes(text.rope_parameters.get("mrope_section", SECTIONS))
     rotary = rotary_config(text, axes=axes, is_interleaved=kind != SPARSE)
     return replace(
-        standard_decoder(text, rotary),
+        standard_decoder(text, rotary, own=EXPERT_KEYS),
         qkv_bias=kind == DENSE or (kind == SPARSE and text.attention_bias),
         post_norms=kind != SPARSE,
         is_tied=config.tie_word_embeddings,

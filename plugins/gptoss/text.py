@@ -18,6 +18,7 @@ from mmdeploy_llm.weights.map import Target, WeightMap
 
 from .experts import GptOssMLP
 
+EXPERT_KEYS = ("num_local_experts", "num_experts_per_tok", "swiglu_alpha", "swiglu_limit")
 STACKS = (".experts.gate_up_proj", ".experts.down_proj")
 
 
@@ -51,7 +52,7 @@ class GptOssForCausalLM(CausalLM):
 def decoder_config(config: Any) -> DecoderConfig:
     """Converts the config."""
     return replace(
-        standard_decoder(config),
+        standard_decoder(config, own=EXPERT_KEYS),
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,
         windows=layer_windows(config),

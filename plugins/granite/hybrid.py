@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mmdeploy_llm.caches import LayerCache, PagedKV
+from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import (
     CausalLM,
     DecoderConfig,
@@ -20,6 +21,7 @@ from mmdeploy_llm.layers import (
     Mamba2Config,
     MoEConfig,
     RotaryConfig,
+    refuse_unread,
     rotary_config,
     standard_decoder,
 )
@@ -27,6 +29,29 @@ from mmdeploy_llm.weights.map import WeightMap
 
 from .text import with_factors
 
+OWN_KEYS = (
+    "attention_bias",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "layer_types",
+    "layers_block_type",
+    "logits_scaling",
+    "mamba_chunk_size",  # of a kernel: changes no result
+    "mamba_conv_bias",
+    "mamba_d_conv",
+    "mamba_d_head",
+    "mamba_d_state",
+    "mamba_expand",  # heads times their size, which transformers' config checks
+    "mamba_n_groups",
+    "mamba_n_heads",
+    "mamba_proj_bias",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "position_embedding_type",
+    "residual_multiplier",
+    "shared_intermediate_size",
+    "time_step_limit",
+)
 # From the names of published checkpoints, and of transformers' modules, to ours.
 EXPERTS = (
     (r"\.shared_mlp\.input_linear\.", ".mlp.shared_experts.gate_up_proj."),
@@ -86,6 +111,12 @@ def decoder_config(config: Any) -> DecoderConfig:
     else:  # angles of 0 rotate nothing
         head_dim = config.hidden_size // config.num_attention_heads
         rotary = RotaryConfig(head_dim=head_dim, frequencies=(0.0,) * (head_dim // 2))
+    refuse_unread(config, OWN_KEYS)
+    if config.hidden_act != "silu" and any(is_mamba(config)):  # Mamba-2 has it in its kernels
+        raise ModelNotSupportedError(
+            f"hidden_act {config.hidden_act!r} of this {config.model_type} model is not supported, "
+            "only 'silu'"
+        )
     shared = config.shared_intermediate_size
     decoder = standard_decoder(config, rotary, intermediate_size=shared)
     decoder = replace(with_factors(decoder, config), out_bias=config.attention_bias)

@@ -14,6 +14,14 @@ from mmdeploy_llm.layers import (
     standard_decoder,
 )
 
+EXPERT_KEYS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+)
 KINDS = ("qwen2", "qwen3", "qwen3_moe")
 
 
@@ -28,7 +36,7 @@ def decoder_config(text: Any, *, is_tied: bool) -> DecoderConfig:
         )
     has_biases = kind == "qwen2" or text.attention_bias
     decoder = replace(
-        standard_decoder(text),
+        standard_decoder(text, own=EXPERT_KEYS),
         windows=layer_windows(text),
         is_tied=is_tied,
         qkv_bias=has_biases,

@@ -19,12 +19,29 @@ from mmdeploy_llm.layers import (
     DecoderStep,
     GatedMLP,
     GatedShortConv,
+    refuse_unread,
     rotary_config,
 )
 from mmdeploy_llm.weights.map import WeightMap
 
 from .experts import LfmExperts
 
+OWN_KEYS = (
+    "block_auto_adjust_ff_dim",
+    "block_ffn_dim_multiplier",
+    "block_multiple_of",
+    "conv_L_cache",
+    "conv_bias",
+    "full_attn_idxs",  # what layer_types are made of
+    "layer_types",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "num_dense_layers",
+    "num_experts",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "use_expert_bias",
+)
 KINDS = ("conv", "full_attention")
 # From the published names, which transformers' modules share, to ours.
 RENAMES = (
@@ -94,6 +111,7 @@ def decoder_config(config: Any) -> DecoderConfig:
             f"layer_types {', '.join(unknown)} of this {config.model_type} model are not "
             f"supported, only {' and '.join(KINDS)}"
         )
+    refuse_unread(config, OWN_KEYS)
     return DecoderConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -9,6 +9,7 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, MoEConfig, standard_decoder
 from mmdeploy_llm.weights.map import WeightMap
 
+EXPERT_KEYS = ("num_experts", "num_experts_per_tok", "norm_topk_prob", "clip_qkv")
 IGNORED = (r"rotary_emb\.inv_freq$",)
 
 
@@ -30,7 +31,7 @@ def decoder_config(config: Any) -> DecoderConfig:
             "blocked_plugins=('olmo',) leaves the model to transformers_any"
         )
     return replace(
-        standard_decoder(config),
+        standard_decoder(config, own=EXPERT_KEYS),
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,
         has_full_qk_norm=True,

@@ -20,9 +20,22 @@ from mmdeploy_llm.layers import (
     GatedDeltaNet,
     MoEConfig,
     RotaryConfig,
+    refuse_unread,
     standard_decoder,
 )
 
+from .text import EXPERT_KEYS
+
+OWN_KEYS = (
+    *EXPERT_KEYS,
+    "attention_bias",
+    "layer_types",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+)
 KINDS = ("linear_attention", "full_attention")
 
 
@@ -69,12 +82,18 @@ def delta_config(text: Any) -> GatedDeltaConfig:
 
 def hybrid_decoder(text: Any, rotary: RotaryConfig, *, is_tied: bool) -> DecoderConfig:
     """Converts a text config, dense or with experts. Raises ModelNotSupportedError for layers of
-    other kinds."""
+    other kinds, and for another activation."""
     unknown = sorted({*text.layer_types} - {*KINDS})
     if unknown:
         raise ModelNotSupportedError(
             f"layer_types {', '.join(unknown)} of this {text.model_type} model are not supported, "
             f"only {' and '.join(KINDS)}"
+        )
+    refuse_unread(text, OWN_KEYS)
+    if text.hidden_act != "silu":  # of the linear attention too
+        raise ModelNotSupportedError(
+            f"hidden_act {text.hidden_act!r} of this {text.model_type} model is not supported, "
+            "only 'silu'"
         )
     if not hasattr(text, "intermediate_size"):
         return _with_experts(text, rotary, is_tied=is_tied)

@@ -17,6 +17,16 @@ from mmdeploy_llm.layers import (
 )
 from mmdeploy_llm.weights.map import WeightMap
 
+# Keys of configs that with_experts reads.
+EXPERT_KEYS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+)
 IGNORED = (r"rotary_emb\.inv_freq$",)
 # From the published names, which transformers' modules share, to ours.
 RENAMES = ((r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),)
@@ -66,7 +76,7 @@ def decoder_config(
     config: Any, *, is_tied: bool, axes: tuple[int, ...] | None = None
 ) -> DecoderConfig:
     """Builds the dense decoder config of a Qwen2 text config. axes: see RotaryConfig."""
-    decoder = standard_decoder(config, rotary_config(config, axes=axes))
+    decoder = standard_decoder(config, rotary_config(config, axes=axes), own=EXPERT_KEYS)
     return replace(decoder, qkv_bias=True, windows=layer_windows(config), is_tied=is_tied)
 
 

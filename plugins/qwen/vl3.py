@@ -21,7 +21,7 @@ from mmdeploy_llm.layers import (
 )
 from mmdeploy_llm.weights.map import Target, WeightMap
 
-from .text import IGNORED
+from .text import EXPERT_KEYS, IGNORED
 from .tower3 import DeepstackTower
 
 # From the published names, which are also those of transformers' modules, to ours.
@@ -53,7 +53,7 @@ class Qwen3VLForConditionalGeneration(GridLM):
         rotary = rotary_config(text)
         axes = interleaved_axes(sections, rotary.head_dim // 2)
         return replace(
-            standard_decoder(text, replace(rotary, axes=axes)),
+            standard_decoder(text, replace(rotary, axes=axes), own=EXPERT_KEYS),
             qkv_bias=text.attention_bias,
             out_bias=text.attention_bias,
             qk_norm=True,

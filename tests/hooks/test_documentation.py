@@ -24,7 +24,11 @@ HOOKS = {
     "provide_media_processors": (),
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
+<<<<<<< HEAD
     "provide_chat_parts": (),
+=======
+    "provide_attention_backends": (),
+>>>>>>> main
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),

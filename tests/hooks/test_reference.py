@@ -12,10 +12,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.hooks import (
     API_VERSION,
     ChatPartContext,
     ChatPartSpec,
+    AttentionBackendSpec,
+    AttentionSetup,
     Checkpoint,
     CorpusFile,
     CorpusFormatSpec,
@@ -59,9 +62,9 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     """It is a file that loads as a plugin, implements the hook, and does what it says."""
     (tmp_path / "my_plugin.py").write_text(EXAMPLES[hook])
     manager = PluginManager.load(plugins=(), files=[tmp_path / "my_plugin.py"])
-    (plugin,) = manager.plugins
+    (plugin,) = [each for each in manager.plugins if each.name == "my_plugin.py"]
     if hook.startswith("provide_"):
-        (spec,) = manager.specs
+        (spec,) = [each for each in manager.specs if manager.owner(each) == plugin.name]
         assert use(manager, spec)
         return
     assert plugin.provides == (f"hook {hook}",)
@@ -104,6 +107,22 @@ def use(manager, spec):
             about = ChatPartContext(kinds=manager.kinds.kinds, kind_of=manager.kinds.of_name)
             made = manager.resolve(spec)({"type": "location", "lat": 1, "lon": 2.5}, about)
             return made == ["At 1.0000, 2.5000. "]
+        case AttentionBackendSpec():
+            cpu = torch.device("cpu")
+            made = manager.build(
+                spec, AttentionSetup(device=cpu, dtype="float32", kv_cache_dtype="float32")
+            )
+            cache = KVCache(keys=(torch.zeros(3, 4, 1, 8),), values=(torch.zeros(3, 4, 1, 8),))
+            layout = BatchLayout(
+                num_decode=1,
+                query_lens=(1,),
+                context_lens=(1,),
+                block_tables=torch.tensor([[2]], dtype=torch.int32),
+                slots=torch.tensor([8]),
+            )
+            rows = [torch.rand(1, heads, 8) for heads in (2, 1, 1)]
+            found = made.begin(layout, cache).attend(0, *rows)
+            return torch.equal(found, rows[2].repeat(1, 2, 1))
         case CorpusFormatSpec():
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))

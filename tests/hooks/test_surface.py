@@ -33,6 +33,8 @@ BUMP = (
 )
 MODULES = (
     "mmdeploy_llm.attention.base",
+    "mmdeploy_llm.attention.layouts",
+    "mmdeploy_llm.attention.writing",
     "mmdeploy_llm.errors",
     "mmdeploy_llm.caches",
     "mmdeploy_llm.forward",

@@ -7,7 +7,8 @@ know it: a file is decoded until it ends, or is longer than allowed.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,8 +18,11 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.sound_files.ogg import Link, links
+from mmdeploy_llm.sound_files.riff import corrected
 
 from .limits import MAX_CHANNELS, check_values, no_samples, too_long
+from .options import RATES
 from .resampling import Resampler
 
 MAX_DAMAGED = 0.05  # share of the packets of a file that may be unreadable
@@ -58,8 +62,7 @@ def read_container(blob: bytes, name: str, rate: int, span: Span) -> Iterator[np
     Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
     UnsupportedMediaError for one without sound.
     """
-    with _opened(blob, name) as (container, stream):
-        yield from _resampled(_cut(_mono(container, stream), span), rate)
+    yield from _resampled(_cut(_mono(blob, name), span), rate)
 
 
 @contextmanager
@@ -111,12 +114,17 @@ class _Block:
     rate: int
 
 
-def _mono(container: InputContainer, stream: AudioStream) -> Iterator[_Block]:
+def _mono(blob: bytes, name: str) -> Iterator[_Block]:
     """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
     packets = _Packets()
-    for frame in _frames(container, stream, packets):
-        if frame.samples:
-            yield _Block(samples=_mixed(frame), rate=frame.sample_rate)
+    for link in _links(blob, name):
+        packets.damaged += link.num_lost
+        left = sys.maxsize if link.num_samples is None else link.num_samples
+        with _opened(link.blob, name) as (container, stream):
+            for frame in _frames(container, stream, packets):
+                if samples := min(frame.samples, left):
+                    left -= samples
+                    yield _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
     # The end of a file that is cut off is one of them.
     allowed = max(1, MAX_DAMAGED * packets.whole) if packets.whole else 0
     if packets.damaged > allowed:
@@ -124,6 +132,25 @@ def _mono(container: InputContainer, stream: AudioStream) -> Iterator[_Block]:
             f"the sound is corrupt: {packets.damaged} of its "
             f"{packets.whole + packets.damaged} packets cannot be decoded"
         )
+
+
+def _links(blob: bytes, name: str) -> Iterable[Link]:
+    """Returns what FFmpeg reads as a file each."""
+    if name == "ogg":
+        return links(blob)
+    return (Link(blob=corrected(blob) if name == "wav" else blob),)
+
+
+def _rate(frame: av.AudioFrame) -> int:
+    """Returns the samples per second. Raises MediaError for what no sound has, which would cost
+    minutes or gigabytes to resample."""
+    rate: int = frame.sample_rate
+    if rate not in RATES:
+        raise MediaError(
+            f"the sound says a sampling rate of {rate}, which must be {RATES[0]} to "
+            f"{RATES[-1]}; its header is damaged"
+        )
+    return rate
 
 
 def _frames(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from mmdeploy_llm.errors import UnsupportedMediaError
-
-from .formats import ACCEPTED, sniff_file
+from mmdeploy_llm.sound_files.formats import ACCEPTED, sniff_file
 
 PIECE = 2**22  # samples in one message
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 HEAD = 200  # bytes that identify the format
 ACCEPTED = "WAV, FLAC, MP3, OGG (Vorbis, Opus), M4A, AAC, AIFF, or a video with a sound track"
-# ID3 tags and silence may stand before the first frame; a picture in a tag can have megabytes.
-ID3_HEADER = 10  # bytes
+# A picture in an ID3 tag can have megabytes.
+ID3, ID3_HEADER, ID3_FOOTER = b"ID3", 10, 0x10  # bytes of the header, and of the footer of a flag
 
 
 def sniff(head: bytes) -> str | None:
@@ -34,15 +34,24 @@ def sniff(head: bytes) -> str | None:
 
 
 def sniff_file(blob: bytes) -> str | None:
-    """Returns the format of a whole file: an ID3 tag may stand before others than MP3."""
+    """Returns the format of a whole file: ID3 tags may stand before others than MP3."""
     name = sniff(blob[:HEAD])
-    if name != "mp3" or not blob.startswith(b"ID3"):
+    if name != "mp3" or not blob.startswith(ID3):
         return name
-    size = 0
-    for byte in blob[6:ID3_HEADER]:
-        size = size << 7 | byte & 0x7F
-    after = sniff(blob[ID3_HEADER + size :][:HEAD])
+    after = sniff(blob[_after_tags(blob) :][:HEAD])
     return after if after in ("flac", "aac") else name
+
+
+def _after_tags(blob: bytes) -> int:
+    """Returns where the ID3 tags of a file end."""
+    at = 0
+    while blob[at : at + len(ID3)] == ID3 and at + ID3_HEADER <= len(blob):
+        size = 0
+        for byte in blob[at + 6 : at + ID3_HEADER]:
+            size = size << 7 | byte & 0x7F
+        has_footer = bool(blob[at + 5] & ID3_FOOTER)
+        at += ID3_HEADER + size + ID3_HEADER * has_footer
+    return at
 
 
 def _is_mpeg(head: bytes) -> bool:
