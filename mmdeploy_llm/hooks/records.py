@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-<<<<<<< HEAD
-from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
-=======
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
->>>>>>> main
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -47,11 +44,8 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
-<<<<<<< HEAD
-    ChatPartSpec,
-=======
     AttentionBackendSpec,
->>>>>>> main
+    ChatPartSpec,
 )
 NamedSpecT = TypeVar(
     "NamedSpecT",
@@ -155,13 +149,10 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
-<<<<<<< HEAD
-        case ChatPartSpec():
-            return f"chat part {spec.name}"
-=======
         case AttentionBackendSpec():
             return f"attention backend {spec.name}"
->>>>>>> main
+        case ChatPartSpec():
+            return f"chat part {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

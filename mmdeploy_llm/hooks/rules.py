@@ -7,16 +7,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mmdeploy_llm.messages import MEDIA_KIND
-<<<<<<< HEAD
+from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.chat_parts import (
     CHAT_PART_TYPE,
     OWN_TYPES,
     ChatPartSpec,
     are_keys,
 )
-=======
-from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
->>>>>>> main
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -191,19 +188,6 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "reader": ('"module:function"', _is_factory),
             "first_bytes": _BEGINS,
         },
-<<<<<<< HEAD
-        ChatPartSpec: {
-            **_COMMON,
-            "types": (
-                f"a tuple of at least one word in small letters, none of {OWN_TYPES}",
-                lambda value: _is_names(value, CHAT_PART_TYPE) and value != (),
-            ),
-            "keys": _KEYS,
-            "optional": _KEYS,
-            "models": _SOME_NAMES,
-            "files": _NAMES,
-            "late": ("a bool", lambda value: isinstance(value, bool)),
-=======
         AttentionBackendSpec: {
             **_COMMON,
             "aliases": _NAMES,
@@ -221,7 +205,18 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
                 '"module:function" or None',
                 lambda value: value is None or _is_factory(value),
             ),
->>>>>>> main
+        },
+        ChatPartSpec: {
+            **_COMMON,
+            "types": (
+                f"a tuple of at least one word in small letters, none of {OWN_TYPES}",
+                lambda value: _is_names(value, CHAT_PART_TYPE) and value != (),
+            ),
+            "keys": _KEYS,
+            "optional": _KEYS,
+            "models": _SOME_NAMES,
+            "files": _NAMES,
+            "late": ("a bool", lambda value: isinstance(value, bool)),
         },
         MediaProcessorSpec: {
             **_COMMON,

@@ -13,11 +13,8 @@ import pluggy
 
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
-<<<<<<< HEAD
-from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
-=======
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
->>>>>>> main
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -100,15 +97,18 @@ def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empt
 
 
 @hookspec
-<<<<<<< HEAD
-def provide_chat_parts() -> Iterable[ChatPartSpec]:  # type: ignore[empty-body]
-    """Returns types of content parts of chat messages, which become texts and media before the chat
-    template. Called once, at load.
-=======
 def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ignore[empty-body]
     """Returns backends that compute attention over the paged KV cache, and what each can compute.
     Called once, at load; must not import torch.
->>>>>>> main
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_chat_parts() -> Iterable[ChatPartSpec]:  # type: ignore[empty-body]
+    """Returns types of content parts of chat messages, which become texts and media before the chat
+    template. Called once, at load.
 
     .. versionadded:: 0.1
     """

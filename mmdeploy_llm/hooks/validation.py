@@ -13,11 +13,8 @@ import pluggy
 
 from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.messages import MediaRef
-<<<<<<< HEAD
-from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
-=======
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
->>>>>>> main
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 
@@ -43,11 +40,8 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
-<<<<<<< HEAD
-        "provide_chat_parts": ChatPartSpec,
-=======
         "provide_attention_backends": AttentionBackendSpec,
->>>>>>> main
+        "provide_chat_parts": ChatPartSpec,
     }
 )
 

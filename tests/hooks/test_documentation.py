@@ -24,11 +24,8 @@ HOOKS = {
     "provide_media_processors": (),
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
-<<<<<<< HEAD
-    "provide_chat_parts": (),
-=======
     "provide_attention_backends": (),
->>>>>>> main
+    "provide_chat_parts": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),

@@ -330,15 +330,6 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert [failure.phase for failure in plugins.failures] == ["extend"]
 
 
-<<<<<<< HEAD
-def test_hook_provide_chat_parts():
-    spec = ChatPartSpec(name="place", types=("place",), factory="json:loads")
-    plugin = SimpleNamespace(provide_chat_parts=hooks.hookimpl(lambda: [spec]))
-    manager = PluginManager()
-    manager.register(plugin, "acme")
-    assert manager.provided(ChatPartSpec) == (spec,)
-    assert manager.kinds.chat_part("place").origin.name == "acme"
-=======
 def test_hook_provide_attention_backends():
     spec = hooks.AttentionBackendSpec(name="mine", factory="json:loads", aliases=("my_own",))
     plugin = SimpleNamespace(provide_attention_backends=hooks.hookimpl(lambda: [spec]))
@@ -346,7 +337,15 @@ def test_hook_provide_attention_backends():
     manager.register(plugin, "mine")
     assert manager.provided(hooks.AttentionBackendSpec) == (spec,)
     assert manager.named(hooks.AttentionBackendSpec, "attention backend", "My-Own") is spec
->>>>>>> main
+
+
+def test_hook_provide_chat_parts():
+    spec = ChatPartSpec(name="place", types=("place",), factory="json:loads")
+    plugin = SimpleNamespace(provide_chat_parts=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(ChatPartSpec) == (spec,)
+    assert manager.kinds.chat_part("place").origin.name == "acme"
 
 
 def test_hook_provide_corpus_formats():

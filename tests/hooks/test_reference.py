@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.hooks import (
     API_VERSION,
-    ChatPartContext,
-    ChatPartSpec,
     AttentionBackendSpec,
     AttentionSetup,
+    ChatPartContext,
+    ChatPartSpec,
     Checkpoint,
     CorpusFile,
     CorpusFormatSpec,
