@@ -30,7 +30,7 @@ class PluginChoice(FrozenParams):
     use: Choices = Field(
         default={},
         description='which plugin serves what several could, such as {"AcmeForCausalLM": "acme"}: '
-        "an architecture, parser, logits processor or kind of media",
+        "an architecture, parser, logits processor, kind of media or format",
     )
 
     @model_validator(mode="before")

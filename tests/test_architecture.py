@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("errors", "shown", "weight_formats"),
-    ("params", "messages", "page_ranges", "option_types", "deadline", "caches"),
+    ("params", "messages", "page_ranges", "tiff", "option_types", "deadline", "caches"),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),
     ("runtime_config",),
@@ -65,7 +65,7 @@ LAYERS = (
     ("bulk",),
     ("llm", "aio"),
     ("plugin_checks",),
-    ("data_checks", "media_checks"),
+    ("data_checks", "media_checks", "weight_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
     ("command_options",),
@@ -117,7 +117,7 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
-PLUGIN_API |= {"page_ranges", "gguf.tables", "weights.map"}
+PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "weights.map", "weights.quantized"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too

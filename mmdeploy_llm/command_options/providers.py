@@ -26,8 +26,8 @@ Use = Annotated[
     typer.Option(
         metavar="NAME=PLUGIN",
         hidden=True,
-        help="Which plugin serves what several could, by the name of an architecture, parser "
-        "or kind of media, such as AcmeForCausalLM=acme. May be repeated.",
+        help="Which plugin serves what several could, by the name of an architecture, parser, "
+        "kind of media or format, such as AcmeForCausalLM=acme. May be repeated.",
     ),
 ]
 

@@ -1,12 +1,15 @@
-"""Says whether an image has several frames, from the lengths that its pieces announce: no pixel is
+"""Says whether an image has several frames or pages, from what its pieces announce: no pixel is
 decoded. What cannot be read to the end counts as a still image, whose fault its decoder finds."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from itertools import islice
 
-from .signatures import GIF, PNG, WEBP, Format
+from mmdeploy_llm.tiff import first_directory, pages_of
+
+from .signatures import GIF, PNG, TIFF, WEBP, Format
 
 MAX_PIECES = 100_000  # of a GIF; a second frame comes after all those of the first
 MAX_CHUNKS = 64  # of a PNG before its pixels
@@ -40,6 +43,15 @@ def is_animated(fd: int, found: Format) -> bool:
     readers = {GIF: _gif, PNG: _png, WEBP: _webp}
     with suppress(EOFError, OSError):
         return found in readers and readers[found](_File(fd))
+    return False
+
+
+def is_paged(fd: int, found: Format) -> bool:
+    """Returns whether an open file of this format has pages beside its first picture."""
+    with suppress(EOFError, OSError, OverflowError):
+        if found is TIFF:
+            file = _File(fd)
+            return [*islice(pages_of(file.at), 2)] != [first_directory(file.at)]
     return False
 
 

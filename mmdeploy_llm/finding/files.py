@@ -14,6 +14,7 @@ from mmdeploy_llm.hooks import KindTable
 from .identity import common_root
 from .kinds import Media, NotMedia, read_kinds
 from .names import Patterns
+from .signatures import PAGED
 from .skipped import Skip, Skipped
 from .walk import Place, Walker
 from .wanted import Wanted
@@ -136,12 +137,15 @@ def _judged(
 ) -> Iterator[FoundFile]:
     """Yields the media among the files. kept: real paths of those that are taken whatever they
     are."""
-    num_animated = 0
+    num_animated = num_paged = 0
     kinds = read_kinds([place.path for place in places], kinds=wanted.table)
     for place, found in zip(places, kinds, strict=True):
         if isinstance(found, Media):
             num_animated += found.is_animated
             kind = animated if found.is_animated else found.kind
+            if found.is_paged and PAGED in wanted.chosen:
+                kind = PAGED
+            num_paged += found.is_paged and kind != PAGED and kind in (wanted.chosen or (kind,))
             yield FoundFile(place=place, kind=kind)
         elif place.real_path in kept:
             yield FoundFile(place=place, kind=wanted.table.of_name(place.path) or "image")
@@ -151,6 +155,12 @@ def _judged(
         skipped.notes.append(
             f"{num_animated} images have several frames, of which the first is used; "
             "--animated video takes them as videos"
+        )
+    if num_paged:
+        words = "image has" if num_paged == 1 else "images have"
+        skipped.notes.append(
+            f"{num_paged} {words} several pages, of which the first is used; `mmdeploy-llm read` "
+            f"reads all, --kinds image,{PAGED} asks about all at once"
         )
 
 

@@ -19,7 +19,7 @@ from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 
-from .animations import is_animated
+from .animations import is_animated, is_paged
 from .signatures import EMPTY, HEAD, HEIF, PDF, RAW, SOUND, TIFF, Format, format_of, is_text
 from .words import listed
 
@@ -39,10 +39,11 @@ RAW_SUFFIXES = frozenset(f".{name}" for name in _RAWS.split())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """A file of a kind. is_animated: an image of several frames."""
+    """A file of a kind. is_animated: an image of several frames; is_paged: one of several pages."""
 
     kind: str
     is_animated: bool = False
+    is_paged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +94,14 @@ def kind_of(path: str, has_heif: bool, kinds: KindTable = BUILT_IN_KINDS) -> Med
             found = format_of(head)
             if kind := _plugins_own(head, found, named, kinds):
                 return Media(kind=kind)
-            is_moving = found is not None and is_animated(fd, found)
-            return _judged(path, found, has_heif, is_moving, named, kinds)
+            judged = _judged(path, found, has_heif, named, kinds)
+            if found is None or not isinstance(judged, Media) or judged.kind != found.kind:
+                return judged
+            return Media(
+                kind=judged.kind,
+                is_animated=is_animated(fd, found),
+                is_paged=is_paged(fd, found),
+            )
         finally:
             os.close(fd)
     except OSError as error:
@@ -129,7 +136,6 @@ def _judged(
     path: str,
     found: Format | None,
     has_heif: bool,
-    animated: bool,
     named: str | None,
     kinds: KindTable,
 ) -> Media | NotMedia:
@@ -139,7 +145,7 @@ def _judged(
     if found is HEIF and not has_heif:
         return NotMedia(label=suffix or "HEIF", reason="a HEIF image is not read", hint=HEIF_HINT)
     if found is not None and found.kind in kinds.kinds:
-        return Media(kind=found.kind, is_animated=animated)
+        return Media(kind=found.kind)
     if named and (found in (None, EMPTY) or named not in kinds.first_bytes.values()):
         return Media(kind=named)
     if found is None:

@@ -53,6 +53,7 @@ AVIF, GIF, HEIF, PNG, TIFF, WEBP = map(_image, ("AVIF", "GIF", "HEIF", "PNG", "T
 RAW = _other("raw photo of a camera", "convert it to JPEG or TIFF")
 SOUND = _other("sound file", kind="audio")
 PDF = _other("PDF document", kind="pdf")
+PAGED = "tiff"  # the kind of TIFF files whose pages are read one by one
 SVG = _other("SVG drawing", "convert it to PNG")
 EMPTY = _other("empty file")
 

@@ -19,6 +19,7 @@ from mmdeploy_llm.plugin_objects.logits import (
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
@@ -84,6 +85,7 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "ToolParserSpec",
+    "WeightFormatSpec",
     "hookimpl",
     "hookspec",
 ]

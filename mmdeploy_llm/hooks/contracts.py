@@ -104,6 +104,8 @@ class MediaProcessorSpec:
     models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
     factory: "module:Class", called as factory(checkpoint, options) once per engine; options are the
         engine's `mm_processor_kwargs`. It returns a MediaProcessor; with `yields`, a MediaSplitter.
+        The engine's limits are not its business: they come with each call of `decode` or `split`,
+        since each request may shorten them.
     suffixes: of files of the kind, such as ".wav", in small letters. Those of several specs of one
         kind are united, as are the following three.
     columns: names of a table's columns that hold such items.

@@ -77,8 +77,8 @@ def discover() -> Discovery:
 
 
 def _plugins_of(owner: metadata.Distribution) -> tuple[InstalledPlugin, ...]:
-    """Returns the entry points of our group in one package; reads nothing else if there are
-    none."""
+    """Returns the plugins of one package; reads nothing else if there are no entry points of our
+    group. Those that name one module are names of one plugin."""
     entry_points = owner.entry_points.select(group=ENTRY_POINT_GROUP)
     if not entry_points:
         return ()
@@ -86,19 +86,23 @@ def _plugins_of(owner: metadata.Distribution) -> tuple[InstalledPlugin, ...]:
     if not package:
         raise PluginLoadError("the package has entry points, but no name; install it again")
     is_ours = package_form(package) == OUR_DISTRIBUTION
-    origins = (
-        PluginOrigin(
-            name=item.name,
-            module=item.value,
-            distribution=package,
-            version=version,
-            is_builtin=is_ours,
-        )
-        for item in entry_points
-    )
+    by_module: dict[str, list[metadata.EntryPoint]] = {}
+    for item in sorted(entry_points, key=lambda item: item.name):
+        by_module.setdefault(item.value, []).append(item)
     return tuple(
-        InstalledPlugin(origin=origin, entry_point=entry_point, requires=requires)
-        for origin, entry_point in zip(origins, entry_points, strict=True)
+        InstalledPlugin(
+            origin=PluginOrigin(
+                name=first.name,
+                module=first.value,
+                distribution=package,
+                version=version,
+                is_builtin=is_ours,
+                aliases=tuple(item.name for item in others),
+            ),
+            entry_point=first,
+            requires=requires,
+        )
+        for first, *others in by_module.values()
     )
 
 
@@ -191,18 +195,31 @@ def _meant(installed: Sequence[InstalledPlugin], name: str) -> list[InstalledPlu
     return [plugin for plugin in installed if normalise(name) in plugin.origin.names]
 
 
-def files_of(files: Sequence[str | Path], blocked: Sequence[str]) -> tuple[PluginOrigin, ...]:
+def files_of(
+    files: Sequence[str | Path],
+    blocked: Sequence[str],
+    installed: Sequence[InstalledPlugin] = (),
+) -> tuple[PluginOrigin, ...]:
     """Returns the plugins that single files are, each called as its file, with as many folders as
-    tell it from the others. Raises ConfigError for one that is blocked, too."""
+    tell it from the others. A name without ".py" means an installed plugin that has it, else the
+    file. Raises ConfigError for one that is blocked, too."""
     paths = list(dict.fromkeys(Path(file).expanduser().absolute() for file in files))
-    out = set(map(normalise, blocked))
+    taken = {name for plugin in installed for name in plugin.origin.names}
+    out = set(map(normalise, blocked)) - taken
     found = []
     for path in paths:
         others = [other.parts for other in paths if other != path]
         tails = (path.parts[-count:] for count in range(1, len(path.parts)))
         tail = next(tail for tail in tails if all(o[-len(tail) :] != tail for o in others))
-        origin = PluginOrigin(name="/".join(tail), module=str(path), file=path)
-        if out.intersection(origin.names):
+        stem = normalise(path.stem)
+        is_alone = [normalise(other.stem) for other in paths].count(stem) == 1
+        origin = PluginOrigin(
+            name="/".join(tail),
+            module=str(path),
+            file=path,
+            aliases=(path.stem,) if is_alone and stem not in taken else (),
+        )
+        if out.intersection((*origin.names, stem)):
             raise ConfigError(f"the plugin file {str(path)!r} is in blocked_plugins; leave one out")
         found.append(origin)
     return tuple(found)

@@ -110,7 +110,7 @@ class PluginManager:
                 is_strict=plugins is not None,
                 problems=plugin.problems,
             )
-        for origin in discovery.files_of(files, blocked):
+        for origin in discovery.files_of(files, blocked, found.plugins):
             assert origin.file is not None
             manager._registry.add(origin, partial(load_file, origin.file), is_strict=True)
         out = f". blocked_plugins: {listing(blocked)}" if blocked else ""

@@ -10,6 +10,7 @@ from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -22,6 +23,7 @@ NamedSpec = (
     | LogitsProcessorSpec
     | ReadingPreset
     | AttentionBackendSpec
+    | WeightFormatSpec
 )
 FactorySpec = (
     ModelSpec
@@ -31,7 +33,7 @@ FactorySpec = (
     | MediaProcessorSpec
     | AttentionBackendSpec
 )
-Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | ChatPartSpec
+Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | ChatPartSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -45,6 +47,7 @@ SpecT = TypeVar(
     ReadingPreset,
     CorpusFormatSpec,
     AttentionBackendSpec,
+    WeightFormatSpec,
     ChatPartSpec,
 )
 NamedSpecT = TypeVar(
@@ -54,13 +57,15 @@ NamedSpecT = TypeVar(
     LogitsProcessorSpec,
     ReadingPreset,
     AttentionBackendSpec,
+    WeightFormatSpec,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
     """The origin of a plugin. distribution, version: of its package; None when it is not
-    installed. is_builtin: it comes with this package. file: of a plugin that is a single file."""
+    installed. is_builtin: it comes with this package. file: of a plugin that is a single file.
+    aliases: further names of it."""
 
     name: str
     module: str
@@ -68,15 +73,17 @@ class PluginOrigin:
     version: str | None = None
     is_builtin: bool = False
     file: Path | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names by which a caller may mean it, in the form in which they are compared."""
         if self.file is not None:
-            return tuple(map(normalise, (self.name, self.file.stem, str(self.file))))
-        own = self.name.rpartition(":")[2]
+            return tuple(map(normalise, (self.name, *self.aliases, str(self.file))))
         package = (self.distribution or "").replace(".", "-")
-        return tuple(dict.fromkeys(map(normalise, (self.name, own, f"{package}:{own}"))))
+        own = (self.name.rpartition(":")[2], *self.aliases)
+        every = (self.name, *own, *(f"{package}:{name}" for name in own))
+        return tuple(dict.fromkeys(map(normalise, every)))
 
     @property
     def standing(self) -> int:
@@ -151,6 +158,8 @@ def describe(spec: Spec) -> str:
             return f"corpus format {spec.name}"
         case AttentionBackendSpec():
             return f"attention backend {spec.name}"
+        case WeightFormatSpec():
+            return f"weight format {spec.name}"
         case ChatPartSpec():
             return f"chat part {spec.name}"
 

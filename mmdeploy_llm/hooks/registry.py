@@ -140,7 +140,12 @@ class PluginRegistry:
         it)."""
         other = self._pluggy.get_name(plugin)
         if other is not None:
-            raise PluginLoadError(f"it is the same object as plugin {other!r}")
+            file = getattr(plugin, "__file__", None)
+            raise PluginLoadError(
+                f"it is the same object as {self._origins[other]}"
+                + (f", {file}: if both packages have a module of this name, " if file else ": ")
+                + "rename one of them, or let one entry point name it"
+            )
         try:
             check_hooks(plugin, self._pluggy)
             self._pluggy.register(plugin, name)

@@ -16,6 +16,7 @@ from mmdeploy_llm.plugin_objects.chat_parts import (
 )
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
@@ -202,6 +203,16 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "below_capability": _CAPABILITY,
             **dict.fromkeys(ATTENTION_FEATURES, ("a bool", lambda value: isinstance(value, bool))),
             "available": (
+                '"module:function" or None',
+                lambda value: value is None or _is_factory(value),
+            ),
+        },
+        WeightFormatSpec: {
+            **_COMMON,
+            "aliases": _NAMES,
+            "suffixes": _SOME_NAMES,
+            "ignored": _NAMES,
+            "quantise": (
                 '"module:function" or None',
                 lambda value: value is None or _is_factory(value),
             ),

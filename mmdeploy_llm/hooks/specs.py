@@ -17,6 +17,7 @@ from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
     MediaLimits,
@@ -100,6 +101,15 @@ def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empt
 def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ignore[empty-body]
     """Returns backends that compute attention over the paged KV cache, and what each can compute.
     Called once, at load; must not import torch.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_weight_formats() -> Iterable[WeightFormatSpec]:  # type: ignore[empty-body]
+    """Returns formats in which checkpoints store weights in few bits. Called once, at load; must
+    not import torch.
 
     .. versionadded:: 0.1
     """

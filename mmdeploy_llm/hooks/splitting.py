@@ -42,6 +42,8 @@ class MediaSplitter(ABC):
     part_name: what messages call a part, such as "page".
     range_option: the option of an item that chooses parts by numbers, such as "pages" for
         {"pages": "1-5"}; None: there is none.
+    drawing_options: those of "dpi", "longest_side" and "password" that an item takes, which
+        `mmdeploy-llm read` gives then.
     wants_path: whether `split` takes local files and folders by their path, a Path below
         `limits.allowed_root` that exists, instead of their bytes.
     """
@@ -50,6 +52,7 @@ class MediaSplitter(ABC):
     markers: tuple[str, ...] = ()
     part_name: str = "part"
     range_option: str | None = None
+    drawing_options: tuple[str, ...] = ()
     wants_path: bool = False
 
     @abstractmethod

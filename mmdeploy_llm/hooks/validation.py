@@ -17,6 +17,7 @@ from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
     MediaLimits,
@@ -41,6 +42,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
         "provide_attention_backends": AttentionBackendSpec,
+        "provide_weight_formats": WeightFormatSpec,
         "provide_chat_parts": ChatPartSpec,
     }
 )
@@ -180,6 +182,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case AttentionBackendSpec():
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case WeightFormatSpec():
+            return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case CorpusFormatSpec():
             return [
                 f"corpus format {normalise(spec.name)}",

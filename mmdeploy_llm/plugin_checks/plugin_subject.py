@@ -16,9 +16,10 @@ from typing import Any
 
 from mmdeploy_llm.errors import PluginError
 from mmdeploy_llm.hooks import (
+    PluginInfo,
     PluginManager,
 )
-from mmdeploy_llm.hooks.discovery import InstalledPlugin, discover
+from mmdeploy_llm.hooks.discovery import CORE, InstalledPlugin, discover
 from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.hooks.records import Spec
 from mmdeploy_llm.hooks.validation import PROVIDED
@@ -157,11 +158,18 @@ class PluginSubject:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """All specs that the plugin provides."""
-        return self.manager.specs
+        manager, own = self.manager, self._info.name
+        return tuple(spec for spec in manager.specs if manager.owner(spec) == own)
 
     def has_hook(self, hook: str) -> bool:
         """Returns whether the plugin implements `hook`, one that provides no specs."""
-        return f"hook {hook}" in self.manager.plugins[0].provides
+        return f"hook {hook}" in self._info.provides
+
+    @property
+    def _info(self) -> PluginInfo:
+        """The plugin among those that are loaded: the core's are always."""
+        loaded = self.manager.plugins
+        return next(each for each in loaded if each.name == self.name or each.name not in CORE)
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:

@@ -73,7 +73,13 @@ class Documents(Closing):
     def options(self, kind: str, index: int, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options of an item that is one page. index: from 0."""
         name = self._splitters[kind].range_option
-        return {**({} if name is None else {name: str(index + 1)}), **options}
+        own = self._own(kind, options)
+        return {**({} if name is None else {name: str(index + 1)}), **own}
+
+    def _own(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options that items of a kind take."""
+        known = self._splitters[kind].drawing_options
+        return {name: value for name, value in options.items() if name in known}
 
     def count(self, kind: str, path: str, options: Mapping[str, Any]) -> int:
         """Returns the number of pages of a document. Raises MediaError and its subclasses."""
@@ -101,7 +107,7 @@ class Documents(Closing):
             if not splitter.wants_path:
                 source = self._plugins.fetch_media(MediaRef(kind=kind, uri=path), self._limits)
             try:
-                found = splitter.split(source, options, self._limits)
+                found = splitter.split(source, self._own(kind, options), self._limits)
             except (MediaError, ConfigError):
                 raise
             except Exception as error:  # the plugin boundary

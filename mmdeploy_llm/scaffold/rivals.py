@@ -10,14 +10,11 @@ from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.hooks import (
     ChatPartSpec,
     CorpusFormatSpec,
-    LogitsProcessorSpec,
     MediaProcessorSpec,
     ModelSpec,
     PluginManager,
-    ReasoningParserSpec,
-    ToolParserSpec,
 )
-from mmdeploy_llm.hooks.records import Spec
+from mmdeploy_llm.hooks.records import Spec, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 
 Winner = Callable[[], Spec | None]
@@ -61,7 +58,7 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
             yield f"corpus format of {name}", partial(_reader, manager, name)
     else:
         kind, find = _finder(manager, spec)
-        for name in (spec.name, *spec.aliases):
+        for name in (spec.name, *getattr(spec, "aliases", ())):
             yield f"{kind} {name}", partial(find, name)
 
 
@@ -77,14 +74,7 @@ def _reader(manager: PluginManager, suffix: str) -> Spec | None:
     return None if found is None else found.spec
 
 
-def _finder(manager: PluginManager, spec: Spec) -> tuple[str, Callable[[str], Any]]:
-    """Returns what a spec with a name is called, and the method that finds it."""
-    match spec:
-        case ReasoningParserSpec():
-            return "reasoning parser", manager.reasoning_parser
-        case ToolParserSpec():
-            return "tool parser", manager.tool_parser
-        case LogitsProcessorSpec():
-            return "logits processor", manager.logits_processor
-        case _:
-            return "reading preset", manager.reading_preset
+def _finder(manager: PluginManager, spec: Any) -> tuple[str, Callable[[str], Any]]:
+    """Returns what a spec with a name is called, and a function that finds such a spec by name."""
+    kind = describe(spec).removesuffix(f" {spec.name}")
+    return kind, partial(manager.named, type(spec), kind)

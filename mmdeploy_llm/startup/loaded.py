@@ -103,6 +103,7 @@ def load_model(
         split=split,
         memory=None if machine.kernels is None else machine.kernels.memory,
         can_keep=can_keep,
+        plugins=files.plugins,
     )
     _install(model, machine, runtime.options)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
     from .model_conformance import ModelConformance, ModelVariantConformance
+    from .weight_conformance import WeightFormatConformance
 
 __all__ = [
     "ChatPartConformance",
@@ -64,6 +65,7 @@ __all__ = [
     "ToolParserConformance",
     "ToolParserExample",
     "Verdict",
+    "WeightFormatConformance",
     "check_plugin",
     "fake_manager",
     "make_tokenizer",
@@ -95,6 +97,7 @@ _MODULES = MappingProxyType(
         "ToolParserConformance": ".conformance",
         "ToolParserExample": "..plugin_checks.tools",
         "Verdict": ".check",
+        "WeightFormatConformance": ".weight_conformance",
         "check_plugin": ".check",
         "fake_manager": ".fakes",
         "make_tokenizer": "..tiny",

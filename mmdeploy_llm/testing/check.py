@@ -22,6 +22,7 @@ from mmdeploy_llm.hooks import (
     MediaProcessorSpec,
     ModelSpec,
     PluginManager,
+    WeightFormatSpec,
 )
 from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
@@ -48,6 +49,9 @@ from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject, installed
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.tiny import make_tokenizer
+from mmdeploy_llm.weight_checks import products as weight_products
+from mmdeploy_llm.weight_checks import reading as weight_reading
+from mmdeploy_llm.weight_checks.subject import WeightFormatSubject
 
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
 NUM_LAYERS = 2  # number of layers of a model that is built from transformers' default config
@@ -117,6 +121,10 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
     for logits_processor in manager.logits_processors:
         one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
         yield from _run(logits.CHECKS, describe(logits_processor), one)
+    for weights in manager.provided(WeightFormatSpec):
+        given = WeightFormatSubject(spec=weights)
+        checks = weight_reading.CHECKS + weight_products.CHECKS
+        yield from _run(checks, describe(weights), given)
     for part in manager.provided(ChatPartSpec):
         others = tuple(own for own in manager.provided(ChatPartSpec) if own is not part)
         written = chat_parts.ChatPartSubject(spec=part, others=others)

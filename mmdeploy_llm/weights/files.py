@@ -24,10 +24,15 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     # Parts of quantised weights.
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
+    "BOOL": torch.bool,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
     "I32": torch.int32,
+    "U32": torch.uint32,
     "I64": torch.int64,
 }
 LOADABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})

@@ -24,7 +24,7 @@ from mmdeploy_llm.kernels.coded import (
 )
 from mmdeploy_llm.sharding import Share
 
-from .quantized import QuantizedFile
+from .quantized.reading import QuantizedFile
 from .shard import Read
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from mmdeploy_llm.errors import (
     PluginContractError,
 )
 from mmdeploy_llm.gguf import GGUFFile, Tables, TowerFile, read_headers
-from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.tensor_file import TensorFile
@@ -40,7 +40,7 @@ from .files import LOADABLE, SafetensorsFile
 from .find import find_weights
 from .kept import CanKeep, Kept, hold, kept_weights
 from .map import Target
-from .quantized import readable_files
+from .quantized.reading import readable_files
 from .shard import Read, fill, fill_share
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ def build_model(
     split: Split | None = None,
     memory: WeightMemory | None = None,
     can_keep: CanKeep | None = None,
+    plugins: PluginManager | None = None,
 ) -> Any:
     """Builds `factory(checkpoint.config)` and loads its weights; eval mode, no gradients.
 
@@ -77,6 +78,7 @@ def build_model(
     memory: allocator for weights on the CPU; None allocates with torch on `device`.
     can_keep: which weights of few bits stay as they are until the kernels pack them; None: all are
         dequantised.
+    plugins: whose formats are read; None: those that are installed.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
@@ -89,16 +91,14 @@ def build_model(
         )
     whole = {name: tuple(param.shape) for name, param in model.named_parameters()}
     with ExitStack() as stack:
-        reads: list[Read] = []
-        if load_format != "dummy":
-            reads = _plan(model, _open(model, checkpoint, load_format, stack), whole)
+        is_dummy = load_format == "dummy"
+        files = () if is_dummy else _open(model, checkpoint, load_format, stack, plugins)
+        reads = [] if is_dummy else _plan(model, files, whole)
         shares = split(model) if split is not None else {}
-        kept: Mapping[str, Kept] = {}
-        if can_keep is not None:
-            kept = kept_weights(model, reads, can_keep, whole, shares)
+        kept = {} if can_keep is None else kept_weights(model, reads, can_keep, whole, shares)
         empty = partial(torch.empty, device=device) if memory is None else memory.empty
         _materialize(model, dtype, empty, kept)
-        if load_format == "dummy":
+        if is_dummy:
             _fill_dummy(model, whole, shares)
         else:
             _read(model, [read for read in reads if read.name not in kept], whole, shares)
@@ -108,14 +108,18 @@ def build_model(
 
 
 def _open(
-    model: nn.Module, checkpoint: Checkpoint, load_format: LoadFormat, stack: ExitStack
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    load_format: LoadFormat,
+    stack: ExitStack,
+    plugins: PluginManager | None,
 ) -> Sequence[TensorFile]:
     """Returns the files of a checkpoint, ready to be read. stack: closes them."""
     if checkpoint.gguf_files and load_format != "safetensors":
         return _open_gguf(model, checkpoint, stack)
     paths = find_weights(checkpoint.folder)
     files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
-    return readable_files(files, checkpoint.config)
+    return readable_files(files, checkpoint.config, plugins)
 
 
 def _open_gguf(model: nn.Module, checkpoint: Checkpoint, stack: ExitStack) -> Sequence[TensorFile]:

@@ -76,6 +76,7 @@ class PDFSplitter(MediaSplitter):
     markers = ("<|pdf|>",)
     part_name = "page"
     range_option = "pages"
+    drawing_options = ("dpi", "longest_side", "password")
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._workers = Workers()

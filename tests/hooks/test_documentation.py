@@ -25,6 +25,7 @@ HOOKS = {
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
     "provide_attention_backends": (),
+    "provide_weight_formats": (),
     "provide_chat_parts": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),

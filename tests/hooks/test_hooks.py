@@ -24,6 +24,7 @@ from mmdeploy_llm.hooks import (
     ReadingPreset,
     ReasoningParserSpec,
     ToolParserSpec,
+    WeightFormatSpec,
 )
 
 REF = MediaRef(kind="image", uri="cat.png")
@@ -337,6 +338,16 @@ def test_hook_provide_attention_backends():
     manager.register(plugin, "mine")
     assert manager.provided(hooks.AttentionBackendSpec) == (spec,)
     assert manager.named(hooks.AttentionBackendSpec, "attention backend", "My-Own") is spec
+
+
+def test_hook_provide_weight_formats():
+    spec = WeightFormatSpec(name="acme_4", factory="json:loads", suffixes=(".codes",))
+    plugin = SimpleNamespace(provide_weight_formats=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(WeightFormatSpec) == (spec,)
+    assert manager.named(WeightFormatSpec, "weight format", "Acme-4") is spec
+    assert manager.plugins[0].provides == ("weight format acme_4",)
 
 
 def test_hook_provide_chat_parts():

@@ -33,8 +33,10 @@ from mmdeploy_llm.hooks import (
     PluginManager,
     ReadingPreset,
     ToolCall,
+    WeightFormatSpec,
 )
 from mmdeploy_llm.plugin_checks.arguments import example_arguments
+from mmdeploy_llm.weights.quantized import Entry, Stored
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plugin_reference.md").read_text()
@@ -127,6 +129,14 @@ def use(manager, spec):
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))
             return read == [{"id": "a", "prompt": "Hi"}, DamagedRow(message="it has no |")]
+        case WeightFormatSpec():
+            codes, scales = torch.ones(2, 4).half(), torch.tensor([[1.0], [3.0]])
+            entry = Entry(dtype=torch.float16, shape=(2, 4), offset=0)
+            row = Entry(dtype=torch.float32, shape=(2, 1), offset=0)
+            entries = {"a.halves": entry, "a.halves_scale": row}
+            (layer,) = manager.resolve(spec)({"quant_method": "halves"}, Stored(entries, {}))
+            weight = layer.decode({"codes": codes, "scales": scales})
+            return torch.equal(weight, torch.tensor([[1.0], [3.0]]).expand(2, 4))
         case _:
             found = manager.build(spec).parse("call f {}")
             return found == [ToolCall(name="f", arguments="{}")] or found[0].text == "call f {}"

@@ -49,6 +49,7 @@ MODULES = (
     "mmdeploy_llm.testing",
     "mmdeploy_llm.tiny",
     "mmdeploy_llm.weights.map",
+    "mmdeploy_llm.weights.quantized",
     "mmdeploy_llm_processors.from_transformers",
     "mmdeploy_llm_processors.image.decode",
     "mmdeploy_llm_processors.image.embedded",

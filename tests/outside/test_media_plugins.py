@@ -2,6 +2,7 @@
 the kit and compute what transformers does."""
 
 import json
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
@@ -49,7 +50,8 @@ TILES = {
 def test_the_file_is_short_and_keeps_the_contract_of_plugins(name):
     file = PLUGINS / f"{name}.py"
     assert len(file.read_text().splitlines()) <= MAX_LINES[name]
-    verdicts = [verdict for verdict in check_plugin(str(file)) if not verdict.subject]
+    # What it provides, which comes after the file itself, is checked by the classes below.
+    verdicts = list(takewhile(lambda verdict: not verdict.subject, check_plugin(str(file))))
     assert [verdict for verdict in verdicts if verdict.outcome == "fail"] == []
     assert any(verdict.outcome == "pass" for verdict in verdicts)
 

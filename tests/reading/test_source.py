@@ -4,6 +4,7 @@ opened."""
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, MediaError
@@ -27,9 +28,9 @@ PRESET = ReadingPreset(name="x", architectures=("X",), tasks={"page": "?"}, syst
 @pytest.fixture(scope="module")
 def documents():
     """Documents of the built-in splitters."""
-    plugins = PluginManager.load(("pdf", "sources"))
+    plugins = PluginManager.load(("pdf", "sources", "tiff"))
     specs = {spec.kind: spec for spec in plugins.media_processors}
-    splitters = {kind: plugins.build_splitter(specs[kind], None, {}) for kind in ("pdf",)}
+    splitters = {kind: plugins.build_splitter(specs[kind], None, {}) for kind in ("pdf", "tiff")}
     with Documents(plugins, plugins.kinds, splitters, MediaLimits()) as found:
         yield found
 
@@ -112,11 +113,28 @@ def test_chosen_pages_are_those_that_there_are(source):
         source(pages="x")
 
 
+def test_pages_of_a_tiff_are_pages(source, folder):
+    pages = [Image.new("L", (8, 8), 9 * number) for number in range(3)]
+    pages[0].save(folder / "scan.tiff", save_all=True, append_images=pages[1:])
+    pages[0].save(folder / "single.tif")
+    found = source(options={"dpi": 100, "password": "x"})  # which a TIFF does not take
+    items = {str(item.id): item for item in found}
+    assert [own for own in items if own.startswith("s") and "/" not in own] == [
+        *(f"scan.tiff#page={number}" for number in (1, 2, 3)),
+        "single.tif",
+    ]
+    given = items["scan.tiff#page=2"].prompt["messages"][1]["content"][0]
+    assert given == {"type": "tiff", "tiff": {"tiff": str(folder / "scan.tiff"), "pages": "2"}}
+    assert items["scan.tiff#page=2"].columns["pages"] == 3
+    # A record of a version that read its first page only.
+    assert found.fate_of(Record(id="scan.tiff", path="x")) == "replaced"
+
+
 def test_what_has_no_pages_is_told_without_an_option_that_nobody_gave(documents, folder):
     (folder / "e.mp4").write_bytes(b"\0\0\0\x14ftypisom\0\0\0\0isom")
     wanted = wanted_of(FindingOptions(), documents)
     found = find_media([str(folder)], wanted=wanted)
-    assert "1 .mp4 (`read` takes image and pdf)" in found.skipped.text
+    assert "1 .mp4 (`read` takes image, pdf and tiff)" in found.skipped.text
     wanted = wanted_of(FindingOptions(kinds=("image",)), documents)
     assert "1 .mp4 (--kinds)" in find_media([str(folder)], wanted=wanted).skipped.text
     with pytest.raises(ConfigError, match="video is not read page by page"):

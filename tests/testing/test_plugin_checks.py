@@ -160,6 +160,14 @@ def verdicts(name, *checks):
     return [(found[check].outcome, found[check].message) for check in checks]
 
 
+def test_what_is_always_loaded_is_none_of_the_plugin(install):
+    """Backends of the core were told as served by the plugin, and its hooks looked for there."""
+    install("zeta", f"{GOOD}\n@hookimpl\ndef on_engine_stop(info): pass")
+    subject = PluginSubject.of("zeta")
+    assert [spec.name for spec in subject.specs] == ["kit-made-up"]
+    assert subject.has_hook("on_engine_stop")
+
+
 def test_what_two_packages_claim_is_told(install):
     install("one", GOOD, package="one-llm")
     install("two", GOOD, package="two-llm")

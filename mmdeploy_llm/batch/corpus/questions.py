@@ -146,6 +146,8 @@ class QuestionReader:
             raise ConfigError(ONE_QUESTION)
         has_text = bool(self._templates) or self._options.prompt is not None
         has_own = any(map(self._has_own, sample))
+        if has_text and not (self._media or has_own or self._rows.is_by_suffix):
+            self._media = detect(sample, self._kinds)  # lines, whose media would go unseen
         if self._rows.is_table and not (self._media or has_text or has_own):
             raise ConfigError(
                 f"no column has media or prompts: {shown(columns)}; name one with --image-column, "

@@ -21,6 +21,7 @@ from .serve import Spec, Wanted, open_table, serve
 
 START_SECONDS = 60.0
 PIECE_SECONDS = 300.0  # without a sign of life: a store may be slow, and a row group large
+MAX_STARTS = 3  # of a child that ends before it is ready
 MAX_ROWS_LOST = 3  # one by one in a row group or batch; then what is left of it is lost
 OWN_MEMORY = "memory:"  # fsspec's files in the memory of a process
 PACKAGES = {"pyarrow": "pyarrow", "lance": "pylance", "datasets": "datasets"}
@@ -79,7 +80,8 @@ class TableRows:
         return self._counted
 
     def read(self, lines: Lines) -> Iterator[Row | BadItem]:
-        """Yields the wanted rows in order, each once. What cannot be read becomes a BadItem."""
+        """Yields the wanted rows in order, each once. What cannot be read becomes a BadItem. Raises
+        ConfigError when no child lives long enough to read anything."""
         if self._table is not None:
             for piece in self._table.pieces(Cursor(lines=lines)):
                 yield from self._rows(piece.lines, piece.columns, piece.faults, piece.now.file)
@@ -88,7 +90,7 @@ class TableRows:
         while True:
             child = self._idle.pop() if self._idle else None
             try:
-                child = child or _Child(self._spec)
+                child = child or self._started()
                 for message in child.messages(lines, progress.place, progress.careful):
                     file = progress.place.file
                     progress.met(message)
@@ -105,6 +107,19 @@ class TableRows:
                     self._idle.append(child)
                 elif child is not None:
                     child.close()
+
+    def _started(self) -> _Child:
+        """Returns a child that is ready. One that ends as it starts has read nothing, so no row is
+        lost by it: it opens no file where it need not count rows."""
+        for _ in range(MAX_STARTS):
+            try:
+                return _Child(self._spec)
+            except _EndedError as ended:
+                self._spec, reason = replace(self._spec, is_counted=False), str(ended)
+        raise ConfigError(
+            f"{self._spec.given!r} cannot be read: the process that reads it has ended "
+            f"{MAX_STARTS} times as it started: {reason}"
+        )
 
     def _rows(
         self,

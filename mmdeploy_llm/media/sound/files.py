@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmdeploy_llm.errors import UnsupportedMediaError
+from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.sound_files.formats import ACCEPTED, sniff_file
 
 PIECE = 2**22  # samples in one message
@@ -27,7 +27,9 @@ def read_file(blob: bytes, rate: int, span: Mapping[str, Any]) -> Iterator[np.nd
 
 
 def format_of(blob: bytes) -> str:
-    """Returns FFmpeg's name of the file's format. Raises UnsupportedMediaError."""
+    """Returns FFmpeg's name of the format. Raises UnsupportedMediaError; MediaError: no bytes."""
+    if not blob:
+        raise MediaError("the sound is empty (0 bytes)")
     name = sniff_file(blob)
     if name is None:
         raise UnsupportedMediaError(

@@ -25,9 +25,12 @@ class QuantizedLayer:
     name: the layer, for messages. key: the name under which the weight appears.
     parts: keys of the stored tensors, by the role that `decode` knows them by.
     shape, dtype: of the dequantised weight.
-    decode: makes the weight of the stored tensors, by role.
-    layout: of the codes if the weight stays in few bits; None where its values are neither integers
-        nor 8-bit floats, or where its groups are no runs of columns in any order.
+    decode: makes the weight of the stored tensors, by role: a tensor of floats, or an object whose
+        `rows` are dequantised when they are asked for. Called once for each use of the weight, in
+        several threads; it keeps nothing.
+    layout: of the codes if the weight may stay in few bits; `decode` then returns a GroupedMatrix.
+        None where its values are neither integers nor 8-bit floats, or where its groups are no runs
+        of columns in any order.
     """
 
     name: str
@@ -35,7 +38,7 @@ class QuantizedLayer:
     parts: Mapping[str, str]
     shape: tuple[int, ...]
     dtype: torch.dtype
-    decode: Callable[[Mapping[str, Tensor]], WeightRows]
+    decode: Callable[[Mapping[str, Tensor]], WeightRows | Tensor]
     layout: CodeLayout | None = None
 
 

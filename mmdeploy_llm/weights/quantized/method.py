@@ -1,10 +1,9 @@
-"""The interface of a method of quantisation: from its settings and the stored tensors to layers."""
+"""Stored: the tensors of a checkpoint as a format of weights gets them, and checks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +11,6 @@ from torch import Tensor
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.tensor_file import Entry
 from mmdeploy_llm.weights.files import SafetensorsFile
-
-from .layer import QuantizedLayer
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
@@ -78,9 +75,6 @@ class Stored:
                 f"{key} in {self.files[key].path} has shape {list(shape)}, but must be a matrix"
             )
         return shape[0], shape[1]
-
-
-Layers = Callable[[Mapping[str, Any], Stored], Iterator[QuantizedLayer]]
 
 
 def refuse(method: str, found: str, supported: str, name: str) -> CheckpointError:

@@ -3,80 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
-from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
-from mmdeploy_llm.tensor_file import Entry, TensorFile, WeightRows, copy_rows
-from mmdeploy_llm.weights.files import LOADABLE, SafetensorsFile
+from mmdeploy_llm.tensor_file import Entry, TensorFile, copy_rows
+from mmdeploy_llm.weights.files import SafetensorsFile
 
-from .autoround import autoround_layers
-from .awq import awq_layers
-from .compressed import compressed_layers
-from .fp8 import fp8_layers
-from .gptq import gptq_layers
+from .formats import DecodedWeight, FormatReader, format_of
 from .layer import GroupedMatrix, QuantizedLayer
-from .method import Layers, Stored
-from .mxfp4 import mxfp4_layers
+from .method import Stored
 from .settings import quantization_settings
 
-METHODS: Mapping[str, Layers] = MappingProxyType(
-    {
-        "auto-round": autoround_layers,
-        "awq": awq_layers,
-        "compressed-tensors": compressed_layers,
-        "fp8": fp8_layers,
-        "gptq": gptq_layers,
-        "mxfp4": mxfp4_layers,
-    }
-)
-# Scales of activations and of the KV cache: the engine has its own.
-IGNORED = (
-    ".input_scale",
-    ".input_zero_point",
-    ".input_global_scale",
-    ".output_scale",
-    ".activation_scale",
-    "_activation_scale",
-    "_scale_inv",  # of a weight that transformers left in floats: blocks did not divide it
-    ".k_scale",
-    ".v_scale",
-)
 
-
-def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[TensorFile]:
+def readable_files(
+    files: Sequence[SafetensorsFile], config: Any, plugins: PluginManager | None = None
+) -> Sequence[TensorFile]:
     """Returns files whose entries are ready to load: `files` themselves if they are not quantised,
     else one more in front, with the quantised layers.
 
-    config: transformers' config. Raises CheckpointError for a method or a scheme that is not known,
-    naming it and the layer.
+    config: transformers' config. plugins: None loads the installed ones where files are quantised.
+    Raises CheckpointError for a method or a scheme that is not known, naming it and the layer.
     """
     settings = quantization_settings(config)
-    entries = (entry for file in files for entry in file.entries.values())
     if settings is None:
         return files
-    method = str(settings.get("quant_method", "compressed-tensors"))
-    if method not in METHODS:
-        raise CheckpointError(
-            f"quantization_config in config.json says that {method!r} quantised the weights, "
-            f"which is not supported; supported: {', '.join(METHODS)}. Load the model that it was "
-            'made from, with quantization="int8wo" or "int4" if you like'
-        )
-    if all(entry.dtype in LOADABLE for entry in entries):
-        return files  # a config may still name the method after the weights were dequantised
+    plugins = PluginManager.load() if plugins is None else plugins
+    spec = format_of(settings, plugins)
     owners = {key: file for file in files for key in file.entries}
     stored = Stored({key: file.entries[key] for key, file in owners.items()}, owners)
-    layers = tuple(METHODS[method](settings, stored))
-    used = {key for layer in layers for key in layer.parts.values()}
-    used.update(layer.key for layer in layers)  # GPTQModel leaves an output head in floats beside
-    used.update(key for key in owners if key.endswith(IGNORED))
-    plain = [_Selection(file, used) for file in files]
-    return [QuantizedFile(files[0].path, layers, stored), *plain]
+    reader = FormatReader(spec=spec, owner=plugins.described(spec), stored=stored)
+    layers = reader.layers(plugins, settings)
+    hidden = reader.hidden(layers)
+    plain: list[TensorFile] = [_Selection(file, hidden) for file in files]
+    # A config may still name the method after the weights were dequantised.
+    return [QuantizedFile(files[0].path, layers, reader), *plain] if layers else plain
 
 
 class _Selection:
@@ -96,10 +62,10 @@ class _Selection:
 class QuantizedFile:
     """The quantised layers of a checkpoint as a file of floats; dequantises what is read."""
 
-    def __init__(self, path: Path, layers: Sequence[QuantizedLayer], stored: Stored) -> None:
+    def __init__(self, path: Path, layers: Sequence[QuantizedLayer], reader: FormatReader) -> None:
         self.path = path
         self._layers = {layer.key: layer for layer in layers}
-        self._stored = stored
+        self._reader = reader
         self.entries = {
             layer.key: Entry(dtype=layer.dtype, shape=layer.shape, offset=0) for layer in layers
         }
@@ -108,21 +74,32 @@ class QuantizedFile:
         """Returns the layout of a weight that can stay in few bits; None where it cannot."""
         return self._layers[key].layout
 
+    def stored_keys(self, key: str) -> Sequence[str]:
+        """Returns the keys of the stored tensors of a weight."""
+        return tuple(self._layers[key].parts.values())
+
+    def decoded(self, key: str) -> DecodedWeight:
+        """Reads and decodes a weight, whose rows are dequantised when they are asked for."""
+        return self._reader.decoded(self._layers[key])
+
     def read_coded(self, key: str, out: Tensor | None = None) -> CodedWeight:
         """Reads a weight that has a layout. out: [n, U] int32; becomes its units where the file
         stores these as words of as many codes."""
         layer = self._layers[key]
-        matrix = self._decoded(layer, out)
         assert layer.layout is not None
-        assert isinstance(matrix, GroupedMatrix)
-        return matrix.coded(layer.layout)
-
-    def _decoded(self, layer: QuantizedLayer, out: Tensor | None = None) -> WeightRows:
-        """out: memory for the codes, where they fit into it."""
-        places = {"codes": out}
-        return layer.decode(
-            {role: self._stored.read(key, places.get(role)) for role, key in layer.parts.items()}
-        )
+        matrix = self._reader.decoded(layer, out).made
+        if not isinstance(matrix, GroupedMatrix):
+            raise PluginContractError(
+                f"{self._reader.owner} gives {layer.name} a layout, but decodes it to a "
+                f"{type(matrix).__name__}; it must be a GroupedMatrix, or the layout None"
+            )
+        weight: CodedWeight = self._reader.call(layer, matrix.coded, layer.layout)
+        if (weight.n, weight.k) != layer.shape:
+            raise PluginContractError(
+                f"{self._reader.owner} decodes {layer.name} to codes {[weight.n, weight.k]}; they "
+                f"must be {list(layer.shape)}"
+            )
+        return weight
 
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
         """See TensorFile. first_value: the first one of a row."""
@@ -130,4 +107,4 @@ class QuantizedFile:
         row_size = math.prod(layer.shape[1:])
         first, rest = divmod(first_value, row_size)
         assert rest == 0, "a quantised weight is read by whole rows"
-        copy_rows(self._decoded(layer), layer.shape, first, out, transpose=transpose)
+        copy_rows(self.decoded(key), layer.shape, first, out, transpose=transpose)

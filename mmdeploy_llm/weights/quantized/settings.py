@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Strict, ValidationEr
 from mmdeploy_llm.errors import CheckpointError
 
 MAX_GROUP = 2**31  # columns
-Settings = TypeVar("Settings", bound="SchemeSettings")
+METHOD = "quant_method"
+Settings = TypeVar("Settings", bound="WeightSettings")
 
 
 def _check_group(size: int) -> int:
@@ -23,10 +24,18 @@ GroupSize = Annotated[int, Strict(), AfterValidator(_check_group)]
 Flag = Annotated[bool, Strict()]
 
 
-class SchemeSettings(BaseModel):
-    """The fields of quantization_config that say how a file is read; others are not needed."""
+class WeightSettings(BaseModel):
+    """The settings of a format, all that it has: others in quantization_config are refused, since
+    they may say that weights are read otherwise."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SchemeSettings(WeightSettings):
+    """The settings that say how a file is read. Others are not looked at: the libraries that write
+    these formats add notes of their own with each version."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 def quantization_settings(config: Any) -> Mapping[str, Any] | None:
@@ -47,13 +56,18 @@ def quantization_settings(config: Any) -> Mapping[str, Any] | None:
 
 
 def read_settings(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Validates the settings of one method. Raises CheckpointError, naming the field."""
+    """Validates quantization_config without quant_method. Raises CheckpointError, naming the
+    field."""
+    own = {name: value for name, value in values.items() if name != METHOD}
     try:
-        return kind.model_validate(dict(values))
+        return kind.model_validate(own)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"]
+        if first["type"] == "extra_forbidden":
+            reason = f"it is not known; known: {', '.join(kind.model_fields) or 'none'}"
         raise CheckpointError(
-            f"quantization_config.{place} of config.json cannot be read: {first['msg']}, got "
+            f"quantization_config.{place[:80]} of config.json cannot be read: {reason}, got "
             f"{str(first.get('input'))[:80]!r}"
         ) from None

@@ -142,6 +142,22 @@ class TestQuestions:
         assert asked(first) == "x?"
         assert "has no column 'title'; it has 'url'" in bad.message
 
+    def test_media_of_lines_that_are_asked_with_columns_are_found(self, source):
+        """They were left out in silence, and the question answered without them."""
+        cut = {"audio": "b.mp3", "end": 2}
+        rows = [
+            {"audio": "a.wav", "ask": "Who?"},
+            {"audio": cut, "ask": "?"},
+        ]
+        for options in ({"prompt": "ask"}, {"question": "{ask}"}):
+            found = source(rows, "jsonl", **options)
+            assert found.about == "audio: column 'audio' (found in the first rows)"
+            first, second = map(content, found)
+            assert [part["type"] for part in first] == ["audio", "text"]
+            assert second[0]["audio"] == cut
+        with pytest.raises(ConfigError, match="several columns have media"):
+            source([{"audio": "a.wav", "image": "b.png"}], "jsonl", question="Why?")
+
     @pytest.mark.parametrize(
         "template",
         ["{title.x}", "{title[0]}", "{title!r}", "{title:>999999999}", "{}", "{0", "}", "{a{b}}"],

@@ -15,12 +15,20 @@ import torch
 from pydantic import Strict
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CodeLayout
-
-from .bits import unpack_words
-from .layer import GroupedMatrix, QuantizedLayer
-from .method import FLOATS, Stored, group_columns, refuse
-from .settings import Flag, GroupSize, SchemeSettings, read_settings
+from mmdeploy_llm.weights.quantized import (
+    FLOATS,
+    CodeLayout,
+    Flag,
+    GroupedMatrix,
+    GroupSize,
+    QuantizedLayer,
+    SchemeSettings,
+    Stored,
+    group_columns,
+    read_settings,
+    refuse,
+    unpack_words,
+)
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word each of the eight outputs lies
 PER_WORD = 8

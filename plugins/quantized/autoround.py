@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mmdeploy_llm.weights.quantized import (
+    QuantizedLayer,
+    SchemeSettings,
+    Stored,
+    read_settings,
+    refuse,
+)
+
 from .awq import awq_layers
 from .gptq import gptq_layers
-from .layer import QuantizedLayer
-from .method import Stored, refuse
-from .settings import SchemeSettings, read_settings
 
 GPTQ_FORMATS = {
     "auto": "gptq",

@@ -14,6 +14,7 @@ Asymmetric ones have weight_zero_point, those ordered by activations weight_g_id
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -23,13 +24,26 @@ from pydantic import Field, PositiveInt, Strict
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.weights.quantized import (
+    FLOATS,
+    CodeLayout,
+    Flag,
+    GroupedMatrix,
+    GroupSize,
+    PackedNibbles,
+    QuantizedLayer,
+    SchemeSettings,
+    Stored,
+    float4,
+    integer_layout,
+    power_of_two,
+    read_settings,
+    refuse,
+    unpack_dense,
+    unpack_nibbles,
+)
 
-from .bits import float4, power_of_two, unpack_dense, unpack_nibbles
-from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
-from .method import FLOATS, Stored, refuse
 from .patterns import matches
-from .settings import Flag, GroupSize, SchemeSettings, read_settings
 
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group", "token"]
 SUPPORTED = (
@@ -117,6 +131,10 @@ def _packed(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
     num_words = -(-k * args.num_bits // 32)
     stored.check(parts["codes"], (n, num_words), torch.int32)
     dtype, group_size = _scales(name, args, stored, n, k)
+    if "zeros" in parts:  # packed along the rows
+        shape = stored.entries[parts["scales"]].shape
+        num_groups = shape[-1] if len(shape) == 2 else 1
+        stored.check(parts["zeros"], (-(-n * args.num_bits // 32), num_groups), torch.int32)
     group_of = None
     if "group_of" in parts:
         stored.check(parts["group_of"], (k,), torch.int32, torch.int64)
@@ -162,6 +180,13 @@ def _naive(name: str, args: WeightArgs, stored: Stored, *, has_exponents: bool) 
         raise refuse("compressed-tensors", found, "integers of 1 to 8 bits, 8-bit floats", name)
     n, k = stored.matrix(parts["codes"], code)
     dtype, group_size = _scales(name, args, stored, n, k, torch.uint8 if has_exponents else None)
+    if "zeros" in parts:
+        wanted, stored_as = (
+            stored.entries[parts["scales"]].shape,
+            stored.entries[parts["zeros"]].shape,
+        )
+        is_same_size = math.prod(stored_as) == math.prod(wanted)
+        stored.check(parts["zeros"], stored_as if is_same_size else wanted, torch.int8)
     block_rows = args.block_structure[0] if args.strategy == "block" and args.block_structure else 1
     return QuantizedLayer(
         name=name,

@@ -19,12 +19,23 @@ from pydantic import Strict
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.weights.quantized import (
+    FLOATS,
+    Flag,
+    GroupedMatrix,
+    GroupSize,
+    PackedNibbles,
+    QuantizedLayer,
+    SchemeSettings,
+    Stored,
+    group_columns,
+    integer_layout,
+    read_settings,
+    refuse,
+    unpack_dense,
+)
 
-from .bits import WORD, unpack_dense
-from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
-from .method import FLOATS, Stored, group_columns, refuse
-from .settings import Flag, GroupSize, SchemeSettings, read_settings
-
+WORD = 32  # bits
 OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is added to a stored zero point
 BITS = (2, 3, 4, 8)
 SUPPORTED = "2, 3, 4 and 8 bits in 'gptq' and 'gptq_v2'"
@@ -57,7 +68,8 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
     num_groups, words_of_zeros = stored.matrix(parts["zeros"], torch.int32)
     bits, rest = divmod(words_of_zeros * WORD, n)
     if rest or bits not in BITS:
-        raise refuse("GPTQ", f"{words_of_zeros * WORD / n:g} bits", SUPPORTED, name)
+        found = f"{words_of_zeros * WORD / n:g} bits (by {parts['codes']} and {parts['zeros']})"
+        raise refuse("GPTQ", found, SUPPORTED, name)
     k = num_words * WORD // bits
     group_size = group_columns(parts["scales"], k, num_groups, settings.group_size)
     dtype = stored.check(parts["scales"], (num_groups, n), *FLOATS).dtype

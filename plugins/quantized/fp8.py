@@ -19,12 +19,17 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CodeLayout
-
-from .bits import power_of_two
-from .layer import GroupedMatrix, QuantizedLayer
-from .method import FLOATS, Stored, refuse
-from .settings import SchemeSettings, read_settings
+from mmdeploy_llm.weights.quantized import (
+    FLOATS,
+    CodeLayout,
+    GroupedMatrix,
+    QuantizedLayer,
+    SchemeSettings,
+    Stored,
+    power_of_two,
+    read_settings,
+    refuse,
+)
 
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)  # scales that are powers of two
 # Stacks of scales, and the weights of an expert that have them, one below the other.

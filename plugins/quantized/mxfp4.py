@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bits import float4, unpack_nibbles
-from .layer import QuantizedLayer
-from .method import Stored, refuse
+from mmdeploy_llm.weights.quantized import QuantizedLayer, Stored, float4, refuse, unpack_nibbles
 
 BLOCK_BYTES = 16
 
