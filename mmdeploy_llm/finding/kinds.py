@@ -144,6 +144,8 @@ def _judged(
         found = RAW
     if found is HEIF and not has_heif:
         return NotMedia(label=suffix or "HEIF", reason="a HEIF image is not read", hint=HEIF_HINT)
+    if named and named != kinds.of_name(f"x{suffix}"):  # ".ome.tiff" says more than first bytes do
+        return Media(kind=named)
     if found is not None and found.kind in kinds.kinds:
         return Media(kind=found.kind)
     if named and (found in (None, EMPTY) or named not in kinds.first_bytes.values()):

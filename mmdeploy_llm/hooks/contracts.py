@@ -106,8 +106,8 @@ class MediaProcessorSpec:
         engine's `mm_processor_kwargs`. It returns a MediaProcessor; with `yields`, a MediaSplitter.
         The engine's limits are not its business: they come with each call of `decode` or `split`,
         since each request may shorten them.
-    suffixes: of files of the kind, such as ".wav", in small letters. Those of several specs of one
-        kind are united, as are the following three.
+    suffixes: of files of the kind, such as ".wav" and ".nii.gz", in small letters. Those of several
+        specs of one kind are united, as are the following three.
     columns: names of a table's columns that hold such items.
     first_bytes: what files of the kind begin with; an entry may be (offset, bytes).
     part_types: further types of a message's parts beside the kind and "<kind>_url", such as

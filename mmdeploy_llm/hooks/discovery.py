@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
-CORE = ("attention",)  # built-in plugins without which no engine runs
+# Built-in plugins that are loaded also where others are named, as they are in every engine: what
+# computes attention, and what reads checkpoints.
+CORE = ("attention", "quantized")
 NAME_TAKEN = "its entry point needs another name"
 
 logger = logging.getLogger(__name__)

@@ -54,8 +54,11 @@ class KindTable:
     conflicts: Mapping[tuple[str, Any], str]
 
     def of_name(self, name: str) -> str | None:
-        """Returns the kind of a file of this name or path, None for an unknown suffix."""
-        return self._found("suffixes", Path(name).suffix.lower())
+        """Returns the kind of a file of this name or path, None for an unknown suffix. Of suffixes
+        such as ".nii.gz" and ".gz" the longest that a kind claims counts."""
+        parts = Path(name).suffixes
+        ends = ("".join(parts[at:]).lower() for at in range(len(parts)))
+        return next((kind for end in ends if (kind := self._found("suffixes", end))), None)
 
     def of_bytes(self, head: bytes) -> str | None:
         """Returns the kind of a file that begins with `head`, None for an unknown beginning.

@@ -119,7 +119,7 @@ class PluginInfo:
 
     provides: such as "model acme", "reasoning parser acme", "image processor acme-image",
         "hook on_step".
-    warnings: versions that do not fit, as sentences.
+    warnings: versions that do not fit, a slow import, as sentences.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from .records import (
 from .validation import PROVIDED, check_hooks, checked_specs
 
 logger = logging.getLogger(__name__)
+MAX_IMPORT_SECONDS = 3.0  # of an installed package; every start of the program waits for it
 
 
 class PluginRegistry:
@@ -67,8 +69,9 @@ class PluginRegistry:
         phase: Phase = "import"
         self._origins[origin.name] = origin
         try:
+            begin = time.monotonic()
             plugin = get_plugin()
-            problems += api_problems(plugin)
+            problems += (*api_problems(plugin), *_slowness(origin, time.monotonic() - begin))
             self._warnings[origin.name] = problems
             phase = "register"
             self._register(plugin, origin.name)
@@ -204,3 +207,10 @@ class PluginRegistry:
 def call(impl: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
     """Calls one implementation with the arguments that it names."""
     return impl.function(*(arguments[name] for name in impl.argnames))
+
+
+def _slowness(origin: PluginOrigin, seconds: float) -> tuple[str, ...]:
+    """Returns what is told of a package whose import holds up every start, used or not."""
+    if origin.is_builtin or origin.distribution is None or seconds <= MAX_IMPORT_SECONDS:
+        return ()
+    return (f"its import took {seconds:.1f} s, as at every start; blocked_plugins leaves it out",)

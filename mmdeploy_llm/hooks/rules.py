@@ -235,7 +235,7 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "models": _SOME_NAMES,
             "suffixes": (
                 "a tuple of suffixes in small letters, such as '.wav'",
-                lambda value: _is_names(value, _SUFFIX),
+                lambda value: _is_names(value, _SUFFIXES),
             ),
             "columns": _NAMES,
             "first_bytes": _BEGINS,

@@ -75,7 +75,7 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
             raise RequestError(
                 f"the {item.kind} is a dict in a dict; give {{{item.kind!r}: ..., and its options}}"
             )
-    if isinstance(source, Mapping) and set(source) == {"data", "format"}:
+    if isinstance(source, Mapping) and _is_base64(source):
         source = _data_url(item.kind, source)
     if isinstance(source, Mapping) and set(source) == {"bytes", "path"}:  # rows of `datasets`
         source = source["path"] if source["bytes"] is None else source["bytes"]
@@ -90,13 +90,20 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
     return MediaItem(kind=item.kind, source=source, options=options)
 
 
+def _is_base64(source: Mapping[str, Any]) -> bool:
+    """Whether an item is meant as base64; `data` alone may be an array."""
+    keys = set(source)
+    return keys == {"data", "format"} or (keys == {"data"} and isinstance(source["data"], str))
+
+
 def _data_url(kind: str, source: Mapping[str, Any]) -> str:
     """Returns the data: URL of an item given as base64."""
-    data, form = source["data"], source["format"]
-    if not isinstance(data, str) or not isinstance(form, str) or not form.isalnum():
+    data, form = source["data"], source.get("format")
+    is_text = isinstance(data, str) and not data.startswith("data:")
+    if not is_text or not isinstance(form, str) or not form.isalnum():
         raise MediaError(
-            f"the {kind} must have its bytes in base64 as 'data' and the name of their format as "
-            f"'format', got {shown(data)} and {shown(form)}"
+            f"the {kind} must have its bytes in base64 as 'data', without data:, and the name of "
+            f"their format as 'format', got {shown(data)} and {shown(form)}"
         )
     return f"data:{kind}/{form};base64,{data}"
 

@@ -22,12 +22,12 @@ from mmdeploy_llm.hooks import (
 from mmdeploy_llm.hooks.discovery import CORE, InstalledPlugin, discover
 from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.hooks.records import Spec
+from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
 from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import load_file
 
-MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0
 IMPORTTIME = "import time:"
 HEAVY = ("torch", "transformers")
@@ -168,8 +168,8 @@ class PluginSubject:
     @property
     def _info(self) -> PluginInfo:
         """The plugin among those that are loaded: the core's are always."""
-        loaded = self.manager.plugins
-        return next(each for each in loaded if each.name == self.name or each.name not in CORE)
+        loaded, own = self.manager.plugins, normalise(self.name)
+        return next(each for each in loaded if normalise(each.name) == own or each.name not in CORE)
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:

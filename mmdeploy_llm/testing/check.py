@@ -121,7 +121,7 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
     for logits_processor in manager.logits_processors:
         one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
         yield from _run(logits.CHECKS, describe(logits_processor), one)
-    for weights in manager.provided(WeightFormatSpec):
+    for weights in (spec for spec in subject.specs if isinstance(spec, WeightFormatSpec)):
         given = WeightFormatSubject(spec=weights)
         checks = weight_reading.CHECKS + weight_products.CHECKS
         yield from _run(checks, describe(weights), given)

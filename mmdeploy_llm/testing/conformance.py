@@ -25,6 +25,7 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
 from mmdeploy_llm.media_checks import processors, splitters
 from mmdeploy_llm.media_checks.samples import CORRUPT
 from mmdeploy_llm.media_checks.subject import (
@@ -44,7 +45,7 @@ from mmdeploy_llm.plugin_checks import (
     plugins,
     tools,
 )
-from mmdeploy_llm.plugin_checks.plugin_subject import MAX_IMPORT_SECONDS, PluginSubject
+from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
 from mmdeploy_llm.tiny import make_tokenizer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import transformers
@@ -17,10 +18,15 @@ TOKENS = {
 }
 
 
-def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    text = text_config(tokenizer, options, rope_parameters=rope, tie_word_embeddings=True)
-    vision = {
+# Positions in time, rows and columns.
+ROPE: Mapping[str, Any] = MappingProxyType(
+    {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+)
+
+
+def vision_config(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of the tower of version 2.5 for this text model."""
+    return {
         "depth": 3,
         "hidden_size": 64,
         "num_heads": 4,
@@ -29,9 +35,13 @@ def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
         "fullatt_block_indexes": [1],
         "window_size": 112,
     }
+
+
+def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    text = text_config(tokenizer, options, rope_parameters=dict(ROPE), tie_word_embeddings=True)
     return transformers.Qwen2_5_VLConfig(
         text_config=text,
-        vision_config=vision,
+        vision_config=vision_config(text),
         tie_word_embeddings=text["tie_word_embeddings"],
         **token_ids(tokenizer, TOKENS),
     )

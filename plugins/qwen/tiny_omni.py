@@ -19,7 +19,8 @@ from mmdeploy_llm.tiny import (
     token_ids,
 )
 
-from .tiny_vl import HALF, QWEN3_SIZE, QWEN3_VIDEO_SIZE
+from .tiny import ROPE, vision_config
+from .tiny_vl import EXPERTS, QWEN3_IMAGE, QWEN3_VIDEO, qwen3_text, qwen3_vision
 from .video import SECONDS
 
 CHUNK = 4  # seconds of the longest sound of Qwen2.5-Omni
@@ -85,17 +86,7 @@ def _ids(tokenizer: Any, named: Mapping[str, str]) -> dict[str, int]:
 
 
 def _qwen2_5_omni(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    text = text_config(tokenizer, options, rope_parameters=rope)
-    vision = {
-        "depth": 3,
-        "hidden_size": 64,
-        "num_heads": 4,
-        "intermediate_size": 96,
-        "out_hidden_size": text["hidden_size"],
-        "fullatt_block_indexes": [1],
-        "window_size": 112,
-    }
+    text = text_config(tokenizer, options, rope_parameters=dict(ROPE))
     tokens = {
         "image_token_index": NAMED2["image_token"],
         "audio_token_index": NAMED2["audio_token"],
@@ -103,7 +94,7 @@ def _qwen2_5_omni(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     }
     return transformers.Qwen2_5OmniThinkerConfig(
         text_config=text,
-        vision_config=vision,
+        vision_config=vision_config(text),
         audio_config={
             **TOWER,
             "max_source_positions": 100 * CHUNK,
@@ -115,31 +106,7 @@ def _qwen2_5_omni(tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _qwen3_omni(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    }
-    text = text_config(
-        tokenizer,
-        options,
-        head_dim=32,
-        rope_parameters=rope,
-        moe_intermediate_size=24,
-        num_experts=6,
-        num_experts_per_tok=2,
-        mlp_only_layers=[1],
-    )
-    vision = {
-        "depth": 4,
-        "hidden_size": 48,
-        "num_heads": 4,
-        "intermediate_size": 80,
-        "out_hidden_size": text["hidden_size"],
-        "num_position_embeddings": 49,
-        "deepstack_visual_indexes": [0, 2],
-    }
+    text = qwen3_text(tokenizer, options, **EXPERTS)
     tokens = {
         "image_token_id": NAMED3["image_token"],
         "audio_token_id": NAMED3["audio_token"],
@@ -147,7 +114,7 @@ def _qwen3_omni(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     }
     return transformers.Qwen3OmniMoeThinkerConfig(
         text_config=text,
-        vision_config=vision,
+        vision_config=qwen3_vision(text),
         audio_config={
             **TOWER,
             "n_window": 50,  # transformers counts the tokens of a window as of 50
@@ -202,15 +169,12 @@ QWEN2_5_OMNI = Family(
     files=_files(None, None, "Qwen2_5OmniProcessor"),
     media=MediaForm(inputs=_inputs),
 )
-_OWN = {"image_mean": HALF, "image_std": HALF, "patch_size": 16}
 QWEN3_OMNI_MOE = Family(
     architecture="Qwen3OmniMoeThinkerForConditionalGeneration",
     make_config=_qwen3_omni,
     chat_template=_template(NAMED3),
     special_tokens=("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"),
     named_tokens=NAMED3,
-    files=_files(
-        {**_OWN, "size": QWEN3_SIZE}, {**_OWN, "size": QWEN3_VIDEO_SIZE}, "Qwen3OmniMoeProcessor"
-    ),
+    files=_files(QWEN3_IMAGE, QWEN3_VIDEO, "Qwen3OmniMoeProcessor"),
     media=MediaForm(inputs=_inputs),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import transformers
@@ -15,17 +16,32 @@ from mmdeploy_llm.tiny import (
     token_ids,
 )
 
-from .tiny import TOKENS
+from .tiny import ROPE, TOKENS
 
 HALF = [0.5, 0.5, 0.5]
-QWEN3_SIZE = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 64}
-# Pixels of all frames of a video together.
-QWEN3_VIDEO_SIZE = {"shortest_edge": 4 * 64 * 64, "longest_edge": 32 * 32 * 256}
+QWEN3_IMAGE = {
+    "image_mean": HALF,
+    "image_std": HALF,
+    "patch_size": 16,
+    "size": {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 64},
+}
+QWEN3_VIDEO = {  # the pixels are those of all frames together
+    **QWEN3_IMAGE,
+    "size": {"shortest_edge": 4 * 64 * 64, "longest_edge": 32 * 32 * 256},
+}
+
+EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [1],
+    }
+)
 
 
 def _qwen2_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    text = text_config(tokenizer, options, rope_parameters=rope, tie_word_embeddings=False)
+    text = text_config(tokenizer, options, rope_parameters=dict(ROPE), tie_word_embeddings=False)
     vision = {
         "depth": 3,
         "embed_dim": 48,
@@ -41,23 +57,15 @@ def _qwen2_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     )
 
 
-def _qwen3_fields(tokenizer: Any, options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-    """Returns keyword arguments of Qwen3-VL's configs; head_dim is larger than hidden / heads."""
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "mrope_section": [6, 5, 5],
-        "mrope_interleaved": True,
-    }
-    text = text_config(
-        tokenizer,
-        options,
-        head_dim=32,
-        rope_parameters=rope,
-        tie_word_embeddings=False,
-        **fields,
-    )
-    vision = {
+def qwen3_text(tokenizer: Any, options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Returns the config of a text model of version 3 with media."""
+    rope = {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    return text_config(tokenizer, options, head_dim=32, rope_parameters=rope, **fields)
+
+
+def qwen3_vision(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config of the tower of version 3 for this text model."""
+    return {
         "depth": 4,
         "hidden_size": 48,
         "num_heads": 4,
@@ -66,9 +74,14 @@ def _qwen3_fields(tokenizer: Any, options: Mapping[str, Any], **fields: Any) -> 
         "num_position_embeddings": 49,
         "deepstack_visual_indexes": [0, 2],
     }
+
+
+def _qwen3_fields(tokenizer: Any, options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Returns keyword arguments of Qwen3-VL's configs; head_dim is larger than hidden / heads."""
+    text = qwen3_text(tokenizer, options, tie_word_embeddings=False, **fields)
     return {
         "text_config": text,
-        "vision_config": vision,
+        "vision_config": qwen3_vision(text),
         "tie_word_embeddings": text["tie_word_embeddings"],
         **token_ids(tokenizer, TOKENS),
     }
@@ -79,23 +92,14 @@ def _qwen3_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _qwen3_vl_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    experts = {
-        "moe_intermediate_size": 24,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "mlp_only_layers": [1],
-    }
-    return transformers.Qwen3VLMoeConfig(**_qwen3_fields(tokenizer, options, **experts))
+    return transformers.Qwen3VLMoeConfig(**_qwen3_fields(tokenizer, options, **EXPERTS))
 
 
 def _qwen3_family(name: str, make_config: Any) -> Family:
-    own = {"image_mean": HALF, "image_std": HALF, "patch_size": 16}
     return Family(
         architecture=f"{name}ForConditionalGeneration",
         make_config=make_config,
-        files=preprocessor_files(
-            "Qwen2VL", image={**own, "size": QWEN3_SIZE}, video={**own, "size": QWEN3_VIDEO_SIZE}
-        ),
+        files=preprocessor_files("Qwen2VL", image=QWEN3_IMAGE, video=QWEN3_VIDEO),
         media=MediaForm(has_text_between=True),
     )
 

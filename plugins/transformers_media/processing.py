@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import torch
 import transformers
 from mmdeploy_llm_processors.from_transformers.loading import load_image_processor
 from mmdeploy_llm_processors.from_transformers.loading import reason_of as reason_of
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from mmdeploy_llm.errors import CheckpointError, UnsupportedMediaError
+from mmdeploy_llm.errors import CheckpointError, MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
 
 from .pixtral import PixtralProcessor
 
 NO_OPTIONS = frozenset({"audio_tokenizer", "chat_template"})  # in processor_config.json
+# Keys of a processor's result that belong to the text given with an item.
+OF_TEXT = frozenset(
+    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+    | {"text_replacement_offsets"}
+)
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -68,6 +74,27 @@ def marked(processor: Any, marker: str) -> str:
     tokens = (getattr(processor, f"image_{name}_token", None) for name in ("start", "end"))
     start, end = (token if isinstance(token, str) else "" for token in tokens)
     return f"{start}{marker}{end}"
+
+
+def made_of_one(
+    processor: Any, made: Mapping[str, Any], item: str
+) -> tuple[str, dict[str, torch.Tensor]]:
+    """Returns the prompt text of the one item ("an image") that the processor has just made this
+    of, and the tensors that do not belong to the text. Raises MediaError where it told no text."""
+    written = made.get("text_replacement_offsets") or processor.written
+    processor.written = ()
+    if not written:
+        raise MediaError(
+            f"transformers' {type(processor).__name__} does not say how it writes {item} in a "
+            "prompt; use a plugin made for this model"
+        )
+    (replaced,) = written[0]
+    tensors = {
+        name: value
+        for name, value in made.items()
+        if name not in OF_TEXT and isinstance(value, torch.Tensor)
+    }
+    return replaced["replacement"], tensors
 
 
 def placeholder_token(config: Any, processor: Any) -> str:

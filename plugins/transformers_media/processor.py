@@ -7,7 +7,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-import torch
 from mmdeploy_llm_processors.from_transformers.lending import Lender
 from mmdeploy_llm_processors.from_transformers.levels import BOUNDS, levels_of
 from mmdeploy_llm_processors.from_transformers.loading import described, with_fields
@@ -23,16 +22,12 @@ from .numbering import place_of_number
 from .processing import (
     image_marker,
     load_processor,
+    made_of_one,
     marked,
     placeholder_token,
     tokens_around,
 )
 
-# Keys of a processor's result that belong to the text given with the image.
-OF_TEXT = frozenset(
-    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
-    | {"text_replacement_offsets"}
-)
 GRID = "image_grid_thw"
 NEEDS_GRID = (
     "image_embeds of this model need a 'grid': patches in (time, rows, columns) before they are "
@@ -136,20 +131,8 @@ class AnyImageProcessor(PictureProcessor):
                 return_text_replacement_offsets=True,
                 return_mm_token_type_ids=False,
             )
-            written = made.get("text_replacement_offsets") or processor.written
-            processor.written = ()
-        if not written:
-            raise MediaError(
-                f"transformers' {type(self._processor).__name__} does not say how it writes an "
-                "image in a prompt; use a plugin made for this model"
-            )
-        (replaced,) = written[0]
-        tensors = {
-            name: value
-            for name, value in made.items()
-            if name not in OF_TEXT and isinstance(value, torch.Tensor)
-        }
-        text, place = replaced["replacement"], self._place_of_number
+            text, tensors = made_of_one(processor, made, "an image")
+        place = self._place_of_number
         if place is not None:
             text = f"{text[:place]}{ITEM_NUMBER}{text[place + 1 :]}"
         start, end = tokens_around(self._processor)

@@ -185,6 +185,14 @@ def test_version_mismatch(site, requires, is_told):
         assert f"mmdeploy-llm {metadata.version('mmdeploy-llm')} is installed" in problems[0]
 
 
+def test_a_package_that_holds_up_every_start_is_told(site, caplog, monkeypatch, model_plugin):
+    monkeypatch.setattr("mmdeploy_llm.hooks.registry.MAX_IMPORT_SECONDS", 0.05)
+    site.install("slow", f"import time; time.sleep(0.06)\n{model_plugin()}")
+    (told,) = PluginManager.load().plugins[-1].warnings
+    assert "its import took 0." in told
+    assert told in caplog.text
+
+
 def test_a_development_version_of_ours_counts_as_a_version(site, monkeypatch):
     site.install("acme", NOTHING, requires=["mmdeploy-llm>=0.5"])
     plugin = discover().plugins[0]

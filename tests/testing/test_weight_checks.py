@@ -225,3 +225,12 @@ def test_plugins_check_runs_them():
     assert {each.check for each in verdicts} == CHECKS.keys()
     assert [each.message for each in verdicts if each.outcome == "fail"] == []
     assert [each.check for each in verdicts if each.outcome == "skip"] == ["equals_the_reference"]
+
+
+def test_plugins_check_of_the_built_in_formats_says_what_to_add():
+    verdicts = [each for each in check_plugin("Quantized") if each.subject]
+    assert {each.subject for each in verdicts} == {
+        f"weight format {name}"
+        for name in ("auto-round", "awq", "compressed-tensors", "fp8", "gptq", "mxfp4")
+    }
+    assert {each.outcome for each in verdicts} == {"skip"}

@@ -76,13 +76,20 @@ def test_weights_that_are_stored_in_floats_only(read):
     assert torch.equal(read(tensors=floats)["a.weight"], WEIGHT)
 
 
+def test_a_weight_in_floats_beside_its_codes(read, caplog):
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        found = read(tensors={**TENSORS, "a.weight": torch.ones(2, 4)})
+    assert torch.equal(found["a.weight"], WEIGHT)
+    assert "1 weights in floats are not read, their codes are: a.weight" in caplog.text
+
+
 def test_dequantised_weights_whose_config_still_names_the_format(read):
     plain = {"a.weight": WEIGHT}
     assert torch.equal(read(lambda *_: (), plain)["a.weight"], WEIGHT)
 
 
 def test_an_unknown_method_lists_the_known_ones_and_who_reads_them(read):
-    text = r"'acme5' quantised the weights.*supported: acme4 by plugin 'acme' \(registered"
+    text = r"'acme5' quant.*; did you mean 'acme4'\?; supported: acme4 by plugin 'acme' \(re"
     with pytest.raises(CheckpointError, match=text):
         read(method="acme5")
     config = SimpleNamespace(quantization_config={"quant_method": "hqq"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,15 @@ from mmdeploy_llm.errors import (
     PluginError,
 )
 from mmdeploy_llm.hooks import PluginManager, WeightFormatSpec
-from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.names import did_you_mean, error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.tensor_file import WeightRows
 from mmdeploy_llm.weights.files import LOADABLE
 
 from .layer import QuantizedLayer
 from .method import Stored
+
+logger = logging.getLogger(__name__)
 
 UNNAMED = "compressed-tensors"  # wrote configs without quant_method
 PLAIN = ".weight"  # what a weight in floats is called, too
@@ -43,13 +46,12 @@ def format_of(settings: Mapping[str, Any], plugins: PluginManager) -> WeightForm
         by_plugin: dict[str, list[str]] = defaultdict(list)
         for spec in plugins.provided(WeightFormatSpec):
             by_plugin[str(plugins.origin(spec))].append(spec.name)
-        known = "; ".join(
-            f"{', '.join(sorted(names))} by {owner}" for owner, names in by_plugin.items()
-        )
+        known = "; ".join(f"{', '.join(sorted(own))} by {who}" for who, own in by_plugin.items())
+        hint = did_you_mean(name, [each for own in by_plugin.values() for each in own])
         raise CheckpointError(
             f"quantization_config in config.json says that {name[:80]!r} quantised the weights, "
-            f"which is not supported; supported: {known or 'nothing, for no loaded plugin'}. Load "
-            "a plugin that reads it, or the model that it was made from, with "
+            f"which is not supported{hint}; supported: {known or 'nothing, for no loaded plugin'}. "
+            "Load a plugin that reads it, or the model that it was made from, with "
             f'quantization="int8wo" or "int4" if you like{plugins.failure_note()}'
         ) from None
 
@@ -107,7 +109,13 @@ class FormatReader:
         """Returns the keys that a model does not see: those of the weights, and ignored ones.
         Raises CheckpointError for one that should be part of a weight, and is of none."""
         used = {key for layer in layers for key in layer.parts.values()}
-        used.update(layer.key for layer in layers)  # some leave an output head in floats beside
+        beside = sorted({layer.key for layer in layers} & self.stored.entries.keys() - used)
+        if beside:  # as some libraries leave an output head
+            shown = ", ".join(beside[:MAX_NAMED])
+            logger.info(
+                "%d weights in floats are not read, their codes are: %s", len(beside), shown
+            )
+        used.update(beside)
         ignored = self.spec.ignored
         used.update(key for key in self.stored.entries if ignored and key.endswith(ignored))
         left = (key for key in self.stored.entries if key not in used)

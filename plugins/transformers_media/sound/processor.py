@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
+from mmdeploy_llm_plugins.transformers_media.processing import made_of_one
 from mmdeploy_llm_processors.from_transformers.lending import Lender
 from mmdeploy_llm_processors.from_transformers.loading import (
     cut_by,
@@ -18,16 +18,9 @@ from mmdeploy_llm_processors.from_transformers.loading import (
 )
 from mmdeploy_llm_processors.sized import Prepared, SoundProcessor
 
-from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint
 
 from .loading import load_sound_processor
-
-# Keys of a processor's result that belong to the text given with the sound.
-OF_TEXT = frozenset(
-    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
-    | {"text_replacement_offsets"}
-)
 
 
 class AnyAudioProcessor(SoundProcessor):
@@ -69,20 +62,7 @@ class AnyAudioProcessor(SoundProcessor):
                     return_text_replacement_offsets=True,
                     return_mm_token_type_ids=False,
                 )
-            written = made.get("text_replacement_offsets") or processor.written
-            processor.written = ()
-        if not written:
-            raise MediaError(
-                f"transformers' {type(self._processor).__name__} does not say how it writes a "
-                "sound in a prompt; use a plugin made for this model"
-            )
-        (replaced,) = written[0]
-        tensors = {
-            name: value
-            for name, value in made.items()
-            if name not in OF_TEXT and isinstance(value, torch.Tensor)
-        }
-        text = replaced["replacement"]
+            text, tensors = made_of_one(processor, made, "a sound")
         return Prepared(tensors=tensors, text=text, seconds=len(content) / self.rate)
 
     def _copied(self) -> Any:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from mmdeploy_llm_plugins.transformers_media.processing import (
+    OF_TEXT,
     load_processor,
     placeholder_token,
     tokens_around,
 )
-from mmdeploy_llm_plugins.transformers_media.processor import OF_TEXT
 from mmdeploy_llm_processors.from_transformers.lending import Lender
 from mmdeploy_llm_processors.video.processor import VideoItem, VideoOpener, covered_seconds
 from torch import Tensor
