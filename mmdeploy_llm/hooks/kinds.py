@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
 from .contracts import MediaProcessorSpec
 from .corpora import CorpusFormatSpec
@@ -39,6 +40,7 @@ class KindTable:
     formats: ".warc" -> the format of corpora that a plugin reads. format_bytes: (offset, bytes) ->
         the format, the longest first.
     parts: (family or "*", type of a message's part) -> what it becomes.
+    outputs: ".sqlite" -> the format of outputs that a plugin writes.
     conflicts: (field, name) -> what is wrong and how to decide.
     """
 
@@ -51,6 +53,7 @@ class KindTable:
     formats: Mapping[str, Provided[CorpusFormatSpec]]
     format_bytes: Mapping[tuple[int, bytes], Provided[CorpusFormatSpec]]
     parts: Mapping[tuple[str, str], Provided[ChatPartSpec]]
+    outputs: Mapping[str, Provided[OutputSinkSpec]]
     conflicts: Mapping[tuple[str, Any], str]
 
     def of_name(self, name: str) -> str | None:
@@ -84,6 +87,12 @@ class KindTable:
                     raise PluginConflictError(self.conflicts["first_bytes", (offset, begin)])
                 return self.format_bytes[offset, begin]
         return None
+
+    def output_of(self, suffix: str) -> Provided[OutputSinkSpec] | None:
+        """Returns the format of outputs with this suffix; None where no plugin writes it."""
+        if ("outputs", suffix) in self.conflicts:
+            raise PluginConflictError(self.conflicts["outputs", suffix])
+        return self.outputs.get(suffix)
 
     def of_column(self, name: str) -> str | None:
         """Returns the kind of media in a column of this name, None for another name. A column may
@@ -142,7 +151,7 @@ def table_of(
         for name in claimed(spec):
             claims.setdefault(name, []).append(_Claim(kind=spec.kind, rank=rank, origin=origin))
     for other in found:
-        if isinstance(other.spec, CorpusFormatSpec | ChatPartSpec):
+        if isinstance(other.spec, CorpusFormatSpec | ChatPartSpec | OutputSinkSpec):
             for name, claim in _other_claims(other, chooser or Chooser({})):
                 claims.setdefault(name, []).append(claim)
     kinds = tuple(dict.fromkeys(spec.kind for spec, _ in specs))
@@ -171,6 +180,7 @@ def table_of(
         formats=MappingProxyType(of_others("suffixes")),
         format_bytes=MappingProxyType(_longest_first(of_others("first_bytes"))),
         parts=MappingProxyType(of_others("parts")),
+        outputs=MappingProxyType(of_others("outputs")),
         conflicts=MappingProxyType(
             {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
         ),
@@ -178,13 +188,13 @@ def table_of(
 
 
 def _other_claims(
-    provided: Provided[CorpusFormatSpec] | Provided[ChatPartSpec], chooser: Chooser
+    provided: Provided[Any], chooser: Chooser
 ) -> Iterator[tuple[tuple[str, Any], _Claim]]:
     """Yields what a format claims, or a chat part; `use` may name the suffix or the type, or the
     spec."""
     spec, origin = provided.spec, provided.origin
     for field, name in claimed(spec):
-        own = {"suffixes": name, "parts": name[-1]}.get(field, spec.name)
+        own = {"first_bytes": spec.name, "parts": name[-1]}.get(field, name)
         keys = (spec.name, own)
         is_chosen = any(chooser.is_chosen(key, origin) for key in keys)
         rank = (is_chosen, spec.priority, origin.standing)
@@ -197,12 +207,15 @@ def _longest_first(begins: Mapping[tuple[int, bytes], T]) -> dict[tuple[int, byt
 
 
 def claimed(
-    spec: Declared | MediaProcessorSpec | CorpusFormatSpec | ChatPartSpec,
+    spec: Declared | MediaProcessorSpec | CorpusFormatSpec | ChatPartSpec | OutputSinkSpec,
 ) -> Iterator[tuple[str, Any]]:
     """Yields the names that a spec declares, as (field, name)."""
     if isinstance(spec, ChatPartSpec):
         for model in map(normalise, spec.models):
             yield from (("parts", (model, name)) for name in spec.types)
+        return
+    if isinstance(spec, OutputSinkSpec):
+        yield from (("outputs", name) for name in spec.suffixes)
         return
     yield from (("suffixes", name) for name in spec.suffixes)
     if not isinstance(spec, CorpusFormatSpec):
@@ -224,13 +237,14 @@ def _best(claims: Sequence[_Claim]) -> list[_Claim]:
 
 
 def _conflict(field: str, name: object, claims: Sequence[_Claim]) -> str:
-    said = " and ".join(
-        f"{describe(claim.format.spec) if claim.format else f'kind {claim.kind!r}'} of "
-        f"{claim.origin}"
-        for claim in claims
-    )
+    said = " and ".join(f"{_what(claim)} {claim.kind!r} of {claim.origin}" for claim in claims)
     others = [claim.origin.name for claim in claims[1:] if claim.origin is not None]
     return (
         f"{name!r} is claimed in `{field}` by {said}, all at priority {claims[0].rank[1]}; decide "
         f"with blocked_plugins={others!r}, or name those to load in `plugins`"
     )
+
+
+def _what(claim: _Claim) -> str:
+    found = "kind" if claim.format is None else describe(claim.format.spec)
+    return found.removesuffix(f" {claim.kind}")

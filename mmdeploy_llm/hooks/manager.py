@@ -28,6 +28,7 @@ from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorS
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -38,7 +39,6 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .corpora import CorpusFormatSpec
 from .kinds import KindTable, table_of
 from .names import error_text, listing
 from .records import (
@@ -181,14 +181,9 @@ class PluginManager:
         return self.provided(ReadingPreset)
 
     @property
-    def corpus_formats(self) -> tuple[CorpusFormatSpec, ...]:
-        """All specs of formats of corpora, in load order."""
-        return self.provided(CorpusFormatSpec)
-
-    @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs, the formats of corpora and the parts of messages:
-        suffixes, columns, first bytes, part types. Built anew for each call: take it once."""
+        """The kinds of media of all loaded specs, the formats of corpora and of outputs, the parts of
+        messages: suffixes, columns, first bytes, types. Built anew for each call: take it once."""
         return table_of(self._registry.all_provided, self._chooser)
 
     def _note(self) -> str:
@@ -308,6 +303,8 @@ class PluginManager:
     def build(self, spec: ToolParserSpec, *args: Any) -> ToolParser: ...
     @overload
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
+    @overload
+    def build(self, spec: OutputSinkSpec, *args: Any) -> RecordStore: ...
     @overload
     def build(self, spec: AttentionBackendSpec, *args: Any) -> AttentionBackend: ...
     @overload

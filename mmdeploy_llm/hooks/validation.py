@@ -17,6 +17,7 @@ from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
@@ -29,7 +30,7 @@ from .contracts import (
 from .corpora import CorpusFormatSpec
 from .kinds import claimed
 from .names import did_you_mean, error_text, listing, normalise, shown_uri
-from .records import PluginOrigin, Spec
+from .records import PluginOrigin, Spec, describe
 from .rules import RULES, is_name
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
@@ -41,6 +42,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
+        "provide_output_sinks": OutputSinkSpec,
         "provide_attention_backends": AttentionBackendSpec,
         "provide_weight_formats": WeightFormatSpec,
         "provide_chat_parts": ChatPartSpec,
@@ -180,15 +182,13 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case CorpusFormatSpec() | OutputSinkSpec():
+            what = describe(spec).removesuffix(spec.name) + normalise(spec.name)
+            return [what, *map("suffix {}".format, spec.suffixes)]
         case AttentionBackendSpec():
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case WeightFormatSpec():
             return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
-        case CorpusFormatSpec():
-            return [
-                f"corpus format {normalise(spec.name)}",
-                *map("suffix {}".format, spec.suffixes),
-            ]
         case ChatPartSpec():
             families = [(type_, normalise(own)) for type_ in spec.types for own in spec.models]
             return [f"chat part {type_!r} for model {own}" for type_, own in families]

@@ -13,14 +13,16 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import (
     ChatPartSpec,
     Checkpoint,
+    CorpusFormatSpec,
     MediaProcessorSpec,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     WeightFormatSpec,
 )
@@ -131,9 +133,12 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _run(chat_parts.CHECKS, describe(part), written)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
-    for form in manager.corpus_formats:
+    for form in manager.provided(CorpusFormatSpec):
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)
+    for sink in manager.provided(OutputSinkSpec):
+        store = outputs.OutputSubject(spec=sink, file=subject.file)
+        yield from _run(outputs.CHECKS, describe(sink), store)
     for model in manager.models:
         yield from _check_model(model, manager, checkpoint)
 

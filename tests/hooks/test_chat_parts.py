@@ -47,7 +47,7 @@ def test_the_highest_priority_and_the_named_family_come_first():
 def test_two_of_one_priority_are_a_conflict_until_use_decides():
     plugins = {"one": [spec("a")], "two": [spec("b")]}
     kinds = manager(**plugins).kinds
-    words = "'place'.*chat part a of plugin 'one'.*chat part b of plugin 'two'"
+    words = "'place'.*chat part 'a' of plugin 'one'.*chat part 'b' of plugin 'two'"
     with pytest.raises(PluginConflictError, match=words):
         kinds.chat_part("place")
     for key in ("place", "b"):
