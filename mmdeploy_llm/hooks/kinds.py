@@ -169,12 +169,11 @@ def table_of(
     def of_others(field: str) -> dict[Any, Any]:
         return {name: own.format for name, own in of_field(field).items() if own.format}
 
-    begins = _longest_first(decided("first_bytes"))
     return KindTable(
         kinds=kinds,
         suffixes=MappingProxyType(decided("suffixes")),
         columns=MappingProxyType(decided("columns")),
-        first_bytes=MappingProxyType(begins),
+        first_bytes=MappingProxyType(_longest_first(decided("first_bytes"))),
         part_types=MappingProxyType(decided("part_types")),
         yields=MappingProxyType({spec.kind: spec.yields for spec, _ in specs if spec.yields}),
         formats=MappingProxyType(of_others("suffixes")),

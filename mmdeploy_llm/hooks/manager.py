@@ -182,7 +182,7 @@ class PluginManager:
 
     @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs, the formats of corpora and of outputs, the parts of
+        """The kinds of media of all loaded specs, formats of corpora and of outputs, parts of
         messages: suffixes, columns, first bytes, types. Built anew for each call: take it once."""
         return table_of(self._registry.all_provided, self._chooser)
 
