@@ -14,6 +14,7 @@ from mmdeploy_llm.plugin_objects.chat_parts import (
     ChatPartSpec,
     are_keys,
 )
+from mmdeploy_llm.plugin_objects.declared import HEAD
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
@@ -21,7 +22,6 @@ from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
-from .declared import HEAD
 from .records import Spec
 
 TP_KINDS = (
