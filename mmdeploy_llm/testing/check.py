@@ -30,7 +30,7 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
-from mmdeploy_llm.media_checks import processors, splitters
+from mmdeploy_llm.media_checks import chats, processors, splitters
 from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
@@ -242,7 +242,8 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + chats.CHECKS
+    checks += determinism.CHECKS + ranks.CHECKS
     yield from _run(checks, describe(spec), subject)
 
 
