@@ -228,7 +228,7 @@ def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> Plug
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
     them another plugin serves."""
-    from mmdeploy_llm.hooks import ChatPartSpec
+    from mmdeploy_llm.hooks import ChatPartSpec, CorpusFormatSpec
     from mmdeploy_llm.scaffold.rivals import rivals_of
 
     specs: Mapping[str, tuple[Spec, ...]] = {
@@ -238,7 +238,7 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
         "logits_processors": manager.logits_processors,
         "media_processors": manager.media_processors,
         "reading_presets": manager.reading_presets,
-        "corpus_formats": manager.corpus_formats,
+        "corpus_formats": manager.provided(CorpusFormatSpec),
         "chat_parts": manager.provided(ChatPartSpec),
     }
     own = {

@@ -26,7 +26,7 @@ FIRST = 10**6  # a priority: the checked spec comes before the same one where it
 TRIED: Mapping[type, Any] = {
     str: "text", int: 1, float: 1.5, bool: True, list: [1], dict: {"a": 1}, object: "text",
 }  # fmt: skip
-ODD = (
+ODD: tuple[Any, ...] = (
     *("", "\0", "a\u202eb\ud800", "x" * 100_000, "../../etc/passwd", "<|im_end|>"),
     *(0, -1, 2**70, -0.5, float("nan"), float("inf"), True, False),
     *([], [None], [[[]]], [{"a": [1]}], ["x"] * 1000, {}, {"": None}, {"a": {"b": []}}),
