@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmdeploy_llm.media_checks.truth import MediaTruth
     from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
+    from mmdeploy_llm.plugin_checks.chat_parts import ChatPartExample
     from mmdeploy_llm.plugin_checks.logits import LogitsExample
     from mmdeploy_llm.plugin_checks.parsers import ParserExample
     from mmdeploy_llm.plugin_checks.tools import ToolParserExample
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .checkpoint import write_checkpoint
     from .conformance import (
         AttentionBackendConformance,
+        ChatPartConformance,
         CorpusFormatConformance,
         FetcherConformance,
         LogitsProcessorConformance,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionBackendConformance",
+    "ChatPartConformance",
+    "ChatPartExample",
     "CheckFailed",
     "CheckSkipped",
     "CorpusFormatConformance",
@@ -76,6 +80,8 @@ __all__ = [
 _MODULES = MappingProxyType(
     {
         "AttentionBackendConformance": ".conformance",
+        "ChatPartConformance": ".conformance",
+        "ChatPartExample": "..plugin_checks.chat_parts",
         "CheckFailed": "..model_checks.base",
         "CheckSkipped": "..model_checks.base",
         "CorpusFormatConformance": ".conformance",
