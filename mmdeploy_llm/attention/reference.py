@@ -272,10 +272,8 @@ def _attend_group(
     tables = group.tables.flatten()
     context_k = keys.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
     context_v = values.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
-    # Others may have left NaN there, which a mask alone does not keep out: 0 * NaN is NaN.
-    hidden = ~group.mask.view(num_seqs, -1, 1, 1)
-    context_k.masked_fill_(hidden, 0)
-    context_v.masked_fill_(hidden, 0)
+    for context in (context_k, context_v):  # others' rows may be NaN, and 0 * NaN is NaN
+        context.masked_fill_(~group.mask.view(num_seqs, -1, 1, 1), 0)
     rows_q = q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, q.shape[-1])
     scores = scores.viewed(num_kv_heads, -1, 1)
     out = scores.attend(rows_q, context_k.transpose(1, 2), context_v.transpose(1, 2), group.mask)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from mmdeploy_llm.plugin_checks.tools import ToolParserExample
     from mmdeploy_llm.tiny import make_tokenizer, write_tiny
 
+    from .attention_conformance import AttentionBackendConformance
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
-        AttentionBackendConformance,
         ChatPartConformance,
         CorpusFormatConformance,
         FetcherConformance,
@@ -79,7 +79,7 @@ __all__ = [
 
 _MODULES = MappingProxyType(
     {
-        "AttentionBackendConformance": ".conformance",
+        "AttentionBackendConformance": ".attention_conformance",
         "ChatPartConformance": ".conformance",
         "ChatPartExample": "..plugin_checks.chat_parts",
         "CheckFailed": "..model_checks.base",
