@@ -55,7 +55,7 @@ LAYERS = (
     ("records",),
     ("openai_lines",),
     ("sinks", "telling"),
-    ("sidecars",),
+    ("opening", "sidecars"),
     ("finding",),
     ("questions", "answers"),
     ("exporting",),

@@ -1,7 +1,7 @@
 """Reads the pictures in archives of web crawls (WARC, ISO 28500): a row for each response that is
 an image, with `id` and `url` (its address), `date`, `type` and `image` (its bytes).
 
-    mmdeploy-llm caption crawl.warc.gz -o captions.jsonl --plugin warc.py -p "Describe it."
+    mmdeploy-llm batch crawl.warc.gz -o captions.jsonl --plugin warc.py -p "Describe it."
 """
 
 from mmdeploy_llm.hooks import CorpusFormatSpec, DamagedRow, hookimpl

@@ -21,6 +21,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.duplicates import duplicates_of
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.resumed import known_again
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
@@ -31,7 +32,6 @@ from mmdeploy_llm.records.outcome import ALL_FAILED, Retried
 from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX, SidecarOptions
 from mmdeploy_llm.sinks.base import RecordSink, Sink
-from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept, Mode
 from mmdeploy_llm.telling.teller import Teller, TellingOptions
 
@@ -247,7 +247,11 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
 
 def _opened_sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
     return open_sink(
-        output, settings.format, part_items=settings.part_items, journal=settings.journal
+        output,
+        settings.format,
+        part_items=settings.part_items,
+        journal=settings.journal,
+        kinds=settings.finding.wanted().table,
     )
 
 

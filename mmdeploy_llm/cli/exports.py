@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.sidecars import SidecarChoices
 
 from .exits import SOME_FAILED
@@ -105,6 +106,7 @@ def export(
     part_items: PartItems = None,
     repeats: Repeats = 10,
     sidecars: SidecarChoices,
+    providers: ProviderOptions,
 ) -> None:
     """Write the records of batches in another format: tables, tars, training sets."""
     from mmdeploy_llm.exporting.export import ExportOptions
@@ -113,7 +115,8 @@ def export(
 
     from .terminal import printable
 
-    chosen = format_of(output, format)
+    kinds = providers.kinds()
+    chosen = format_of(output, format, kinds)
     given = asdict(replace(sidecars, sidecar=sidecars.sidecar or DEFAULT_SUFFIX))
     options = ExportOptions(
         outcomes=None if outcome is None else frozenset(map(str.strip, outcome.split(","))),
@@ -122,6 +125,7 @@ def export(
         is_overwritten=overwrite,
         sidecar=SidecarOptions.given(given) or SidecarOptions(),
         repeats=repeats,
+        kinds=kinds,
     )
     summary = export_records(parts, output, chosen.name, options)
     for line in lines_of(summary):

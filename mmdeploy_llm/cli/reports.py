@@ -62,16 +62,16 @@ def report(
     """Write one HTML report of several outputs, such as the shards of a run.
 
     --model is the one whose frames of videos are shown."""
+    from mmdeploy_llm.opening.merged import MergedOutputs
     from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
     from mmdeploy_llm.report.previews import roots_of
     from mmdeploy_llm.report.target import check_page
-    from mmdeploy_llm.sinks.merged import MergedOutputs
 
     from .terminal import printable
 
     check_page(output)
-    merged = MergedOutputs(expanded(parts))
+    merged = MergedOutputs(expanded(parts), providers.kinds())
     options = engine_options(ctx, engine, **providers.to_engine())
     previews = previews_of(model, options)
     num_shown = min(len(merged.index), MAX_CARDS)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from .groups import Group
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.hooks import KindTable
 
 Plugin = Annotated[
     list[Path] | None,
@@ -44,3 +47,12 @@ class ProviderOptions(Group):
     def to_engine(self) -> dict[str, Any]:
         """Returns the files of plugins, and which plugin serves what."""
         return {"plugin_files": self.plugin, "use": self.use}
+
+    def kinds(self) -> KindTable:
+        """Returns the kinds and formats of these plugins and the installed ones. Raises
+        PluginError."""
+        from mmdeploy_llm.hooks import PluginManager
+        from mmdeploy_llm.plugin_choice import PluginChoice
+
+        given = {name: value for name, value in self.to_engine().items() if value}
+        return PluginManager.of(PluginChoice(**given)).kinds

@@ -235,7 +235,7 @@ class _Samples:
         """Reads a member into the sample, or notes what is wrong with it."""
         sample.num_members += 1
         last = f".{suffix.rpartition('.')[2].lower()}"
-        is_media = self._media.has(last)
+        is_media = self._media.has(f".{suffix}")
         if not is_wanted or sample.fault is not None:
             return
         try:

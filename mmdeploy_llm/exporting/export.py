@@ -14,6 +14,7 @@ from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.wanted import installed_kinds
 from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.opening.merged import MergedOutputs, OpenStored
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
@@ -22,7 +23,6 @@ from mmdeploy_llm.records.outcome import OUTCOMES
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.options import SidecarOptions
 from mmdeploy_llm.sinks.base import Readable
-from mmdeploy_llm.sinks.merged import MergedOutputs, OpenStored
 
 SUPERSEDED = "an older record of an item that has a newer one"
 
@@ -155,7 +155,7 @@ class Export:
         _check_apart(inputs, output)
         self.inputs, self.output, self.options = tuple(inputs), output, options
         self.notes: list[str] = []
-        self._merged = MergedOutputs(list(inputs))
+        self._merged = MergedOutputs(list(inputs), options.kinds)
         self._left_out: Counter[str] = Counter()
         self._num_met = self._num_lost = 0
 

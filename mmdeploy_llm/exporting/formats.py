@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.opening.choose import stored_format
 
 from .boxes import write_coco, write_yolo
 from .export import Export, ExportOptions, ExportSummary
@@ -128,17 +131,29 @@ def export_records(
     is no output of a batch, an unknown format, and an output that exists.
     """
     name = os.fspath(output)
-    chosen = format_of(name, form)
     options = options or ExportOptions()
+    chosen = format_of(name, form, options.kinds)
     chosen.check(options)
     export = Export(inputs, name, options)
     chosen.write(export)
     return export.summary(chosen.name)
 
 
-def format_of(output: str, form: str | None = None) -> ExportFormat:
-    """Returns the format with this name, or that of the name of an output. Raises ConfigError."""
+def format_of(
+    output: str, form: str | None = None, kinds: KindTable = BUILT_IN_KINDS
+) -> ExportFormat:
+    """Returns the format with this name, or that of the name of an output; kinds: has those of
+    plugins. Raises ConfigError."""
     named = {known.name: known for known in FORMATS}
+    store = None if form in named else stored_format(output, form, kinds)
+    if store is not None:
+        own = store.spec.name
+        return ExportFormat(
+            name=own,
+            endings=store.spec.suffixes,
+            about="records, as a plugin writes them",
+            write=partial(write_output, form=own),
+        )
     if form is not None:
         if form not in named:
             raise ConfigError(f"the format must be one of {', '.join(named)}, got {form[:40]!r}")
@@ -151,7 +166,7 @@ def format_of(output: str, form: str | None = None) -> ExportFormat:
         if own.endswith(ending)
     ]
     if not found:
-        endings = " ".join(ending for known in FORMATS for ending in known.endings)
+        endings = " ".join((*(end for known in FORMATS for end in known.endings), *kinds.outputs))
         raise ConfigError(
             f"the name {output!r} says no format: end it in one of {endings}, or give --format "
             f"{' | '.join(named)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.records.state import RunState
-from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept
 
 from .export import Export
@@ -14,7 +14,8 @@ from .export import Export
 
 def write_output(export: Export, form: str) -> None:
     """Writes the records as an output of a batch."""
-    sink = open_sink(export.output, form, part_items=export.options.part_items)
+    options = export.options
+    sink = open_sink(export.output, form, part_items=options.part_items, kinds=options.kinds)
     mode = cast(Literal["new", "overwrite"], export.mode)
     sink.check(mode)
     with sink.writer(mode, Kept()) as writer:

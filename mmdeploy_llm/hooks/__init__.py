@@ -18,6 +18,7 @@ from mmdeploy_llm.plugin_objects.logits import (
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 from mmdeploy_llm.plugin_versions import API_VERSION
 from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
@@ -66,6 +67,7 @@ __all__ = [
     "Model",
     "ModelSpec",
     "NextText",
+    "OutputSinkSpec",
     "PixelKernels",
     "PluginFailure",
     "PluginInfo",
@@ -75,6 +77,7 @@ __all__ = [
     "ReadingPreset",
     "ReasoningParser",
     "ReasoningParserSpec",
+    "RecordStore",
     "RequestRecord",
     "Segment",
     "SplitPart",

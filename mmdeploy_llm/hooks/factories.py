@@ -16,6 +16,7 @@ from mmdeploy_llm.plugin_objects.attention import AttentionBackend, AttentionBac
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import KEEP, ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 
 from .contracts import (
     MediaProcessor,
@@ -108,6 +109,8 @@ def _problem(spec: FactorySpec, built: object) -> str | None:
             return _class_problem(built, ToolParser)
         case LogitsProcessorSpec():
             return _class_problem(built, LogitsProcessor)
+        case OutputSinkSpec():
+            return _class_problem(built, RecordStore)
         case AttentionBackendSpec():
             return _class_problem(built, AttentionBackend) or _backend_problem(spec, built)
         case MediaProcessorSpec(yields=str()):

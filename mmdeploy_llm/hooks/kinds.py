@@ -13,11 +13,12 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import PluginConflictError
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
 from .contracts import MediaProcessorSpec
 from .corpora import CorpusFormatSpec
 from .declared import BUILT_IN, Declared
-from .records import PluginOrigin, Provided
+from .records import PluginOrigin, Provided, describe
 from .selection import Chooser
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class KindTable:
     yields: kind -> the kind of its parts, for kinds that are split.
     formats: ".warc" -> the format of corpora that a plugin reads. format_bytes: (offset, bytes) ->
         the format, the longest first.
+    outputs: ".sqlite" -> the format of outputs that a plugin writes.
     conflicts: (field, name) -> what is wrong and how to decide.
     """
 
@@ -47,6 +49,7 @@ class KindTable:
     yields: Mapping[str, str]
     formats: Mapping[str, Provided[CorpusFormatSpec]]
     format_bytes: Mapping[tuple[int, bytes], Provided[CorpusFormatSpec]]
+    outputs: Mapping[str, Provided[OutputSinkSpec]]
     conflicts: Mapping[tuple[str, Any], str]
 
     def of_name(self, name: str) -> str | None:
@@ -81,6 +84,12 @@ class KindTable:
                 return self.format_bytes[offset, begin]
         return None
 
+    def output_of(self, suffix: str) -> Provided[OutputSinkSpec] | None:
+        """Returns the format of outputs with this suffix; None where no plugin writes it."""
+        if ("outputs", suffix) in self.conflicts:
+            raise PluginConflictError(self.conflicts["outputs", suffix])
+        return self.outputs.get(suffix)
+
     def of_column(self, name: str) -> str | None:
         """Returns the kind of media in a column of this name, None for another name. A column may
         also be called like a suffix, such as "jpg"."""
@@ -106,12 +115,12 @@ class _Claim:
     kind: str
     rank: tuple[bool, int, int]
     origin: PluginOrigin | None
-    format: Provided[CorpusFormatSpec] | None = None
+    format: Provided[Any] | None = None
 
 
 def table_of(
     provided: Iterable[Provided[MediaProcessorSpec]],
-    formats: Sequence[Provided[CorpusFormatSpec]] = (),
+    formats: Sequence[Provided[CorpusFormatSpec] | Provided[OutputSinkSpec]] = (),
     chooser: Chooser | None = None,
 ) -> KindTable:
     """Builds the table from the specs of all plugins, in load order. chooser: decides which plugin
@@ -137,7 +146,7 @@ def table_of(
         found = {name: own[0] for (theme, name), own in best.items() if theme == field}
         return {name: own.kind for name, own in found.items() if own.format is None}
 
-    def of_formats(field: str) -> dict[Any, Provided[CorpusFormatSpec]]:
+    def of_formats(field: str) -> dict[Any, Provided[Any]]:
         found = {name: own[0].format for (theme, name), own in best.items() if theme == field}
         return {name: own for name, own in found.items() if own is not None}
 
@@ -151,6 +160,7 @@ def table_of(
         yields=MappingProxyType({spec.kind: spec.yields for spec, _ in specs if spec.yields}),
         formats=MappingProxyType(of_formats("suffixes")),
         format_bytes=MappingProxyType(_longest_first(of_formats("first_bytes"))),
+        outputs=MappingProxyType(of_formats("outputs")),
         conflicts=MappingProxyType(
             {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
         ),
@@ -158,12 +168,12 @@ def table_of(
 
 
 def _format_claims(
-    provided: Provided[CorpusFormatSpec], chooser: Chooser
+    provided: Provided[CorpusFormatSpec] | Provided[OutputSinkSpec], chooser: Chooser
 ) -> Iterator[tuple[tuple[str, Any], _Claim]]:
     """Yields what a format claims; `use` may name the suffix or the format."""
     spec, origin = provided.spec, provided.origin
     for field, name in claimed(spec):
-        keys = (spec.name, name) if field == "suffixes" else (spec.name,)
+        keys = (spec.name,) if field == "first_bytes" else (spec.name, name)
         is_chosen = any(chooser.is_chosen(key, origin) for key in keys)
         rank = (is_chosen, spec.priority, origin.standing)
         yield (field, name), _Claim(kind=spec.name, rank=rank, origin=origin, format=provided)
@@ -175,9 +185,12 @@ def _longest_first(begins: Mapping[tuple[int, bytes], T]) -> dict[tuple[int, byt
 
 
 def claimed(
-    spec: Declared | MediaProcessorSpec | CorpusFormatSpec,
+    spec: Declared | MediaProcessorSpec | CorpusFormatSpec | OutputSinkSpec,
 ) -> Iterator[tuple[str, Any]]:
     """Yields the names that a spec declares, as (field, name)."""
+    if isinstance(spec, OutputSinkSpec):
+        yield from (("outputs", name) for name in spec.suffixes)
+        return
     yield from (("suffixes", name) for name in spec.suffixes)
     if not isinstance(spec, CorpusFormatSpec):
         yield from (("columns", name.lower()) for name in spec.columns)
@@ -198,12 +211,14 @@ def _best(claims: Sequence[_Claim]) -> list[_Claim]:
 
 
 def _conflict(field: str, name: object, claims: Sequence[_Claim]) -> str:
-    said = " and ".join(
-        f"{'corpus format' if claim.format else 'kind'} {claim.kind!r} of {claim.origin}"
-        for claim in claims
-    )
+    said = " and ".join(f"{_what(claim)} {claim.kind!r} of {claim.origin}" for claim in claims)
     others = [claim.origin.name for claim in claims[1:] if claim.origin is not None]
     return (
         f"{name!r} is claimed in `{field}` by {said}, all at priority {claims[0].rank[1]}; decide "
         f"with blocked_plugins={others!r}, or name those to load in `plugins`"
     )
+
+
+def _what(claim: _Claim) -> str:
+    found = "kind" if claim.format is None else describe(claim.format.spec)
+    return found.removesuffix(f" {claim.kind}")

@@ -28,6 +28,7 @@ from mmdeploy_llm.plugin_objects.logits import LogitsProcessor, LogitsProcessorS
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, ToolParser
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 
 from . import discovery, factories, names, selection
 from .contracts import (
@@ -181,16 +182,14 @@ class PluginManager:
         return self.provided(ReadingPreset)
 
     @property
-    def corpus_formats(self) -> tuple[CorpusFormatSpec, ...]:
-        """All specs of formats of corpora, in load order."""
-        return self.provided(CorpusFormatSpec)
-
-    @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs, and the formats of corpora: their suffixes,
-        columns, first bytes, part types. Built anew for each call: take it once."""
+        """The kinds of media of all loaded specs, the formats of corpora and of outputs: their
+        suffixes, columns, first bytes, part types. Built anew for each call: take it once."""
         formats = self._registry.provided(CorpusFormatSpec)
-        return table_of(self._registry.provided(MediaProcessorSpec), formats, self._chooser)
+        outputs = self._registry.provided(OutputSinkSpec)
+        return table_of(
+            self._registry.provided(MediaProcessorSpec), [*formats, *outputs], self._chooser
+        )
 
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""
@@ -309,6 +308,8 @@ class PluginManager:
     def build(self, spec: ToolParserSpec, *args: Any) -> ToolParser: ...
     @overload
     def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
+    @overload
+    def build(self, spec: OutputSinkSpec, *args: Any) -> RecordStore: ...
     @overload
     def build(self, spec: AttentionBackendSpec, *args: Any) -> AttentionBackend: ...
     @overload

@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
@@ -31,6 +32,7 @@ FactorySpec = (
     | LogitsProcessorSpec
     | MediaProcessorSpec
     | AttentionBackendSpec
+    | OutputSinkSpec
 )
 Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
@@ -45,6 +47,7 @@ SpecT = TypeVar(
     MediaProcessorSpec,
     ReadingPreset,
     CorpusFormatSpec,
+    OutputSinkSpec,
     AttentionBackendSpec,
     WeightFormatSpec,
 )
@@ -154,6 +157,8 @@ def describe(spec: Spec) -> str:
             return f"reading preset {spec.name}"
         case CorpusFormatSpec():
             return f"corpus format {spec.name}"
+        case OutputSinkSpec():
+            return f"output sink {spec.name}"
         case AttentionBackendSpec():
             return f"attention backend {spec.name}"
         case WeightFormatSpec():

@@ -10,6 +10,7 @@ from mmdeploy_llm.messages import MEDIA_KIND
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
@@ -109,6 +110,10 @@ _COMMON: Mapping[str, Rule] = MappingProxyType(
     }
 )
 _COUNT: Rule = ("a whole number above 0", _is_count)
+_SOME_SUFFIXES: Rule = (
+    "a tuple of at least one suffix in small letters, such as '.warc.gz'",
+    lambda value: _is_names(value, _SUFFIXES) and value != (),
+)
 _SOME_NAMES: Rule = (
     "a tuple of at least one text",
     lambda value: _is_names(value) and value != (),
@@ -172,13 +177,11 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
         CorpusFormatSpec: {
             "name": _COMMON["name"],
             "priority": _COMMON["priority"],
-            "suffixes": (
-                "a tuple of at least one suffix in small letters, such as '.warc.gz'",
-                lambda value: _is_names(value, _SUFFIXES) and value != (),
-            ),
+            "suffixes": _SOME_SUFFIXES,
             "reader": ('"module:function"', _is_factory),
             "first_bytes": _BEGINS,
         },
+        OutputSinkSpec: {**_COMMON, "suffixes": _SOME_SUFFIXES},
         AttentionBackendSpec: {
             **_COMMON,
             "aliases": _NAMES,

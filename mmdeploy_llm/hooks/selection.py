@@ -10,6 +10,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec
 from .corpora import CorpusFormatSpec
@@ -264,7 +265,7 @@ def use_keys(spec: Spec) -> tuple[str, ...]:
             return (spec.kind,)
         case ReadingPreset():
             return (*_names(spec), *spec.architectures)
-        case CorpusFormatSpec():
+        case CorpusFormatSpec() | OutputSinkSpec():
             return (spec.name, *spec.suffixes)
         case _:
             return _names(spec)

@@ -16,6 +16,7 @@ from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
@@ -91,6 +92,15 @@ def provide_reading_presets() -> Iterable[ReadingPreset]:  # type: ignore[empty-
 def provide_corpus_formats() -> Iterable[CorpusFormatSpec]:  # type: ignore[empty-body]
     """Returns formats of files whose rows a batch reads. Called once, at load; must not import what
     reads them.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_output_sinks() -> Iterable[OutputSinkSpec]:  # type: ignore[empty-body]
+    """Returns formats in which a batch writes its records. Called once, at load; must not import
+    what writes them.
 
     .. versionadded:: 0.1
     """

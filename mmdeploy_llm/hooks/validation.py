@@ -16,6 +16,7 @@ from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
+from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import (
@@ -28,7 +29,7 @@ from .contracts import (
 from .corpora import CorpusFormatSpec
 from .kinds import claimed
 from .names import did_you_mean, error_text, listing, normalise, shown_uri
-from .records import PluginOrigin, Spec
+from .records import PluginOrigin, Spec, describe
 from .rules import RULES, is_name
 
 PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
@@ -40,6 +41,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
         "provide_reading_presets": ReadingPreset,
         "provide_corpus_formats": CorpusFormatSpec,
+        "provide_output_sinks": OutputSinkSpec,
         "provide_attention_backends": AttentionBackendSpec,
         "provide_weight_formats": WeightFormatSpec,
     }
@@ -176,15 +178,13 @@ def _claims(spec: Spec) -> list[str]:
             return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ReadingPreset():
             return [f"reading preset {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case CorpusFormatSpec() | OutputSinkSpec():
+            what = describe(spec).removesuffix(spec.name) + normalise(spec.name)
+            return [what, *map("suffix {}".format, spec.suffixes)]
         case AttentionBackendSpec():
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case WeightFormatSpec():
             return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
-        case CorpusFormatSpec():
-            return [
-                f"corpus format {normalise(spec.name)}",
-                *map("suffix {}".format, spec.suffixes),
-            ]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models

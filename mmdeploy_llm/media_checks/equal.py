@@ -3,7 +3,7 @@ checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from .truth import AROUND, GIVE_YOUR_OWN, MediaTruth
 
 def pixels_equal_the_reference(subject: ProcessorSubject) -> None:
     """Tensors of all samples equal the reference's, whatever the order of patches."""
-    for name in subject.sources():
-        made, truth = subject.made(name), subject.truth(name)
-        _demand_same_tensors(subject, f"sample {name!r}", made, truth)
+    for name, truth in _truths(subject):
+        _demand_same_tensors(subject, f"sample {name!r}", subject.made(name), truth)
 
 
 def options_equal_the_reference(subject: ProcessorSubject) -> None:
@@ -43,12 +42,27 @@ def options_equal_the_reference(subject: ProcessorSubject) -> None:
 def tokens_equal_the_reference(subject: ProcessorSubject) -> None:
     """A prompt with an item has the token ids of the reference."""
     checked = False
-    for name in subject.sources():
-        made, truth = subject.made(name), subject.truth(name)
-        checked |= _demand_same_text(subject, f"sample {name!r}", made, truth)
+    for name, truth in _truths(subject):
+        checked |= _demand_same_text(subject, f"sample {name!r}", subject.made(name), truth)
     if not checked:
         reason = getattr(subject.reference, "reason", "") or "it gives none"
         raise CheckSkipped(f"the reference has no token ids or texts ({reason}); {GIVE_YOUR_OWN}")
+
+
+def _truths(subject: ProcessorSubject) -> Iterator[tuple[str, MediaTruth]]:
+    """Yields the samples that the reference takes, with what it makes of them. Raises CheckSkipped
+    when it takes none."""
+    num_taken, reason = 0, None
+    for name in subject.sources():
+        try:
+            truth = subject.truth(name)
+        except CheckSkipped as error:
+            reason = error
+            continue
+        num_taken += 1
+        yield name, truth
+    if not num_taken and reason is not None:
+        raise reason
 
 
 def _demand_same_tensors(

@@ -13,6 +13,8 @@ from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, dema
 from . import company, equal, keys, limits
 from .subject import ProcessorSubject
 
+MIN_KEY_LENGTH = 16  # characters: 64 bits of a digest in hexadecimal
+
 
 def builds(subject: ProcessorSubject) -> None:
     """The factory returns a MediaProcessor of the spec's kind."""
@@ -59,6 +61,11 @@ def samples_are_processed(subject: ProcessorSubject) -> None:
         demand(
             isinstance(made.key, str) and made.key,
             f"sample {name!r}: key is {made.key!r}; set it to a digest of content and options",
+        )
+        demand(
+            len(made.key) >= MIN_KEY_LENGTH,
+            f"sample {name!r}: key {made.key!r} has {len(made.key)} characters, so that one of "
+            f"many items has the key of another; keep at least {MIN_KEY_LENGTH} of the digest",
         )
 
 

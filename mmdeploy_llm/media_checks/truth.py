@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import warnings
+import wave
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,47 @@ class TransformersImages:
         return dict(made)
 
 
+class TransformersSounds:
+    """transformers' feature extractor of a checkpoint, for WAV files of its own rate. usual: what
+    its processor sets on the way, such as padding="max_length"."""
+
+    def __init__(self, checkpoint: Checkpoint, **usual: Any) -> None:
+        """Raises CheckSkipped when the checkpoint has no feature extractor."""
+        try:
+            self.sounds: Any = transformers.AutoFeatureExtractor.from_pretrained(
+                checkpoint.folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises whatever its classes raise
+            raise CheckSkipped(
+                f"transformers cannot make a feature extractor of the checkpoint's files "
+                f"({_reason(error)}); {GIVE_YOUR_OWN}"
+            ) from error
+        theirs = getattr(_processor_class(checkpoint), "audio_kwargs", None) or {}
+        rate = self.sounds.sampling_rate
+        self._usual = {"padding": True, **theirs, **usual, "sampling_rate": rate}
+
+    def __call__(
+        self, source: Any, options: Mapping[str, Any], markers: Sequence[str]
+    ) -> MediaTruth:
+        """Returns the features of a sound, of all of its channels together. Raises CheckSkipped for
+        one that must be resampled."""
+        rate = int(self.sounds.sampling_rate)
+        with wave.open(io.BytesIO(_bytes_of(source))) as file:
+            if file.getframerate() != rate:
+                raise CheckSkipped(f"the reference resamples to {rate} Hz; {GIVE_YOUR_OWN}")
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
+        values = [channels.mean(1)]
+        made = self.sounds(values, return_tensors="pt", **{**self._usual, **options})
+        return MediaTruth(tensors=_pixels_first(made))
+
+
+def _bytes_of(source: Any) -> bytes:
+    if not isinstance(source, bytes):
+        raise CheckSkipped(f"the reference takes no {type(source).__name__}; {GIVE_YOUR_OWN}")
+    return source
+
+
 def opened(source: Any) -> Any:
     """Returns the upright RGB image that transformers' `load_image` makes of a source. Raises
     CheckSkipped for one that it does not know."""
@@ -139,6 +181,8 @@ def transformers_truth(kind: str, checkpoint: Checkpoint) -> Reference:
     there is none."""
     if kind == "image":
         return TransformersImages(checkpoint)
+    if kind == "audio":
+        return TransformersSounds(checkpoint)
     raise CheckSkipped(
         f"the kit does not know how transformers takes a {kind} without torchvision; "
         f"{GIVE_YOUR_OWN}"

@@ -45,6 +45,8 @@ class ModelSubject:
     make_prompt: Callable[..., Prompt]
     make_reference: Callable[[Path], Any]
     bf16_tolerance: float = 0.15
+    messages: Sequence[Any] | None = None
+    chat_reference: Callable[..., Any] | None = None
 
     @cached_property
     def reference(self) -> Any:

@@ -36,7 +36,7 @@ for name in names:
     try:
         module = load_file(Path(name)) if is_file else importlib.import_module(name)
         specs[name] = [spec for hook in hooks for spec in getattr(module, hook, list)()]
-    except Exception:  # other checks say so
+    except Exception:  # whatever a module raises: imports_in_a_fresh_process says so
         continue
     found[name] = [left.difference(), None]
 for name, listed in specs.items():
@@ -46,7 +46,7 @@ for name, listed in specs.items():
     for spec in listed:
         try:
             imported(spec.factory)
-        except Exception:
+        except Exception:  # whatever a module raises: factories_can_be_imported says so
             continue
     found[name][1] = left.difference() or replaced_by(name)
 print("PROBE" + json.dumps(found))

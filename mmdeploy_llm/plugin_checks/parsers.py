@@ -6,9 +6,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints
 
-from mmdeploy_llm.hooks import NextText, ReasoningParser, ReasoningParserSpec, Segment
+from mmdeploy_llm.hooks import (
+    NextText,
+    ReasoningParser,
+    ReasoningParserSpec,
+    Segment,
+    ToolParserSpec,
+)
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand, new_parser
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(Segment)["kind"])
@@ -60,14 +66,8 @@ class ParserSubject:
 
     def parse(self, pieces: Sequence[str], prompt: str = "") -> tuple[Segment, ...]:
         """Feeds a text in pieces; returns all segments."""
-        parser = self.new()
-        with attributed(
-            f"parsing {''.join(pieces)!r} after prompt {prompt!r}",
-            "a parser must accept any text; return what it cannot interpret as content",
-        ):
-            parser.start(prompt)
-            segments = [segment for piece in pieces for segment in parser.feed(piece)]
-            return (*segments, *parser.finish())
+        what = f"parsing {''.join(pieces)!r} after prompt {prompt!r}"
+        return tuple(fed(self.new(), pieces, prompt, what))
 
     def split(self, pieces: Sequence[str], prompt: str = "") -> tuple[str, str]:
         """Feeds a text in pieces; returns (reasoning, content)."""
@@ -75,8 +75,55 @@ class ParserSubject:
         return _of_kind(segments, "reasoning"), _of_kind(segments, "content")
 
 
-def builds_without_arguments(subject: ParserSubject) -> None:
-    """The factory returns a new ReasoningParser each time."""
+class _Built(Protocol):
+    """A subject that builds parsers, of reasoning or of tool calls."""
+
+    @property
+    def spec(self) -> ReasoningParserSpec | ToolParserSpec: ...
+
+    def new(self) -> Any: ...
+
+
+def fed(parser: Any, pieces: Sequence[str], given: Any, what: str) -> list[Any]:
+    """Starts a new parser with what is given (a prompt, tools) and feeds it a text in pieces;
+    returns all that it answers."""
+    with attributed(
+        what, "a parser must accept any text; return what it cannot interpret as content"
+    ):
+        parser.start(given)
+        found = [item for piece in pieces for item in parser.feed(piece)]
+        return [*found, *parser.finish()]
+
+
+def interleaved(subject: _Built, one: tuple[str, Any], other: tuple[str, Any]) -> list[Any]:
+    """Feeds two texts, each with what its parser starts with, to two parsers, alternating by
+    character; returns what the parser of `one` answers."""
+    first, second = subject.new(), subject.new()
+    found: list[Any] = []
+    with attributed(f"parsing {one[0]!r} and {other[0]!r} in turn", "a parser accepts any text"):
+        first.start(one[1])
+        second.start(other[1])
+        for index in range(max(len(one[0]), len(other[0]))):
+            found += first.feed(one[0][index : index + 1])
+            second.feed(other[0][index : index + 1])
+        second.finish()
+        found += first.finish()
+    return found
+
+
+def demand_unshared(one: tuple[str, Any], other: str, found: Any) -> None:
+    """Fails where a text, given with what it yields alone, yields something else beside another."""
+    text, expected = one
+    demand(
+        found == expected,
+        f"{text!r} yields {expected!r} alone, but {found!r} while another parser reads "
+        f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
+        "class or the module",
+    )
+
+
+def demand_new_each_time(subject: _Built) -> None:
+    """Fails where the factory returns one parser twice."""
     first, second = subject.new(), subject.new()
     demand(
         first is not second,
@@ -85,12 +132,22 @@ def builds_without_arguments(subject: ParserSubject) -> None:
     )
 
 
+def demand_texts(markers: Any) -> None:
+    """Fails unless the markers are a tuple of texts."""
+    is_texts = isinstance(markers, tuple) and all(isinstance(m, str) and m for m in markers)
+    demand(is_texts, f"`markers` is {markers!r}; make it a tuple of texts that are not empty")
+
+
+def builds_without_arguments(subject: ParserSubject) -> None:
+    """The factory returns a new ReasoningParser each time."""
+    demand_new_each_time(subject)
+
+
 def markers_are_consistent(subject: ParserSubject) -> None:
     """`markers` are texts, each once, and `end_marker` is one of them and ends the reasoning."""
     parser = subject.new()
     markers, end = parser.markers, parser.end_marker
-    is_texts = isinstance(markers, tuple) and all(isinstance(m, str) and m for m in markers)
-    demand(is_texts, f"`markers` is {markers!r}; make it a tuple of texts that are not empty")
+    demand_texts(markers)
     demand(
         len(set(markers)) == len(markers), f"`markers` {markers!r} holds a text twice; remove one"
     )
@@ -244,31 +301,9 @@ def no_state_is_shared(subject: ParserSubject) -> None:
     for number, (text, other) in enumerate(zip(texts, texts[::-1], strict=True)):
         prompt, other_prompt = prompts[number % len(prompts)], prompts[-1 - number % len(prompts)]
         expected = subject.split(tuple(text), prompt)
-        found = _interleaved(subject, (text, prompt), (other, other_prompt))
-        demand(
-            found == expected,
-            f"{text!r} yields {expected!r} alone, but {found!r} while another parser reads "
-            f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
-            "class or the module",
-        )
-
-
-def _interleaved(
-    subject: ParserSubject, one: tuple[str, str], other: tuple[str, str]
-) -> tuple[str, str]:
-    """Feeds two (text, prompt) pairs to two parsers, alternating by character; returns (reasoning,
-    content) of `one`."""
-    first, second = subject.new(), subject.new()
-    segments: list[Segment] = []
-    with attributed(f"parsing {one[0]!r} and {other[0]!r} in turn", "a parser accepts any text"):
-        first.start(one[1])
-        second.start(other[1])
-        for index in range(max(len(one[0]), len(other[0]))):
-            segments += first.feed(one[0][index : index + 1])
-            second.feed(other[0][index : index + 1])
-        second.finish()
-        segments += first.finish()
-    return _of_kind(segments, "reasoning"), _of_kind(segments, "content")
+        segments = interleaved(subject, (text, prompt), (other, other_prompt))
+        found = _of_kind(segments, "reasoning"), _of_kind(segments, "content")
+        demand_unshared((text, expected), other, found)
 
 
 def next_text_says_what_comes(subject: ParserSubject) -> None:

@@ -11,7 +11,16 @@ from typing import Any
 from mmdeploy_llm.hooks import ToolCall, ToolParser, ToolParserSpec
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand, new_parser
 
-from .parsers import PLAIN, generic_texts, splits
+from .parsers import (
+    PLAIN,
+    demand_new_each_time,
+    demand_texts,
+    demand_unshared,
+    fed,
+    generic_texts,
+    interleaved,
+    splits,
+)
 
 AFTER = "\n\nThese are the calls."
 MAX_TEXTS = 80  # texts built from the markers; each is split in many ways
@@ -65,14 +74,7 @@ class ToolParserSubject:
         self, pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[str | ToolCall]:
         """Feeds a text in pieces; returns all texts and calls."""
-        parser = self.new()
-        with attributed(
-            f"parsing {''.join(pieces)!r}",
-            "a parser must accept any text; return what it cannot interpret as content",
-        ):
-            parser.start(tools)
-            found = [item for piece in pieces for item in parser.feed(piece)]
-            return found + parser.finish()
+        return fed(self.new(), pieces, tools, f"parsing {''.join(pieces)!r}")
 
     def result(self, pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()) -> Result:
         """Feeds a text in pieces; returns content, and name and arguments of each call."""
@@ -81,15 +83,8 @@ class ToolParserSubject:
 
 def builds_without_arguments(subject: ToolParserSubject) -> None:
     """The factory returns a new ToolParser each time, whose markers are strings."""
-    first, second = subject.new(), subject.new()
-    demand(
-        first is not second,
-        f"{subject.spec.factory}() returns the same object twice; each request needs a parser of "
-        "its own, so return a new one",
-    )
-    markers = first.markers
-    is_texts = isinstance(markers, tuple) and all(isinstance(m, str) and m for m in markers)
-    demand(is_texts, f"`markers` is {markers!r}; make it a tuple of texts that are not empty")
+    demand_new_each_time(subject)
+    demand_texts(subject.new().markers)
 
 
 def items_are_well_formed(subject: ToolParserSubject) -> None:
@@ -200,27 +195,8 @@ def no_state_is_shared(subject: ToolParserSubject) -> None:
     cases = list(subject.cases())
     for (text, tools), (other, other_tools) in zip(cases, cases[::-1], strict=True):
         expected = subject.result(tuple(text), tools)
-        found = _interleaved(subject, (text, tools), (other, other_tools))
-        demand(
-            found == expected,
-            f"{text!r} yields {expected!r} alone, but {found!r} while another parser reads "
-            f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
-            "class or the module",
-        )
-
-
-def _interleaved(subject: ToolParserSubject, case: Case, other: Case) -> Result:
-    """Feeds two cases to two parsers, alternating by character; returns the result of `case`."""
-    first, second = subject.new(), subject.new()
-    items: list[str | ToolCall] = []
-    with attributed(f"parsing {case[0]!r} and {other[0]!r} in turn", "a parser accepts any text"):
-        first.start(case[1])
-        second.start(other[1])
-        for index in range(max(len(case[0]), len(other[0]))):
-            items += first.feed(case[0][index : index + 1])
-            second.feed(other[0][index : index + 1])
-        second.finish()
-        return _result(items + first.finish())
+        found = _result(interleaved(subject, (text, tools), (other, other_tools)))
+        demand_unshared((text, expected), other, found)
 
 
 def examples_hold(subject: ToolParserSubject) -> None:

@@ -28,10 +28,10 @@ from tqdm import tqdm
 from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
+from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.merged import MergedOutputs
 from mmdeploy_llm.sinks.scan import RecordIndex
 
 from .cards import CardMaker, Row, environment

@@ -11,6 +11,7 @@ from mmdeploy_llm.hooks import (
     CorpusFormatSpec,
     MediaProcessorSpec,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
 )
 from mmdeploy_llm.hooks.records import Spec, describe
@@ -51,6 +52,9 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
     elif isinstance(spec, CorpusFormatSpec):
         for name in spec.suffixes:
             yield f"corpus format of {name}", partial(_reader, manager, name)
+    elif isinstance(spec, OutputSinkSpec):
+        for name in spec.suffixes:
+            yield f"output sink of {name}", partial(_store, manager, name)
     else:
         kind, find = _finder(manager, spec)
         for name in (spec.name, *getattr(spec, "aliases", ())):
@@ -60,6 +64,12 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
 def _reader(manager: PluginManager, suffix: str) -> Spec | None:
     """Returns the format of corpora that has a suffix."""
     found = manager.kinds.format_of(suffix)
+    return None if found is None else found.spec
+
+
+def _store(manager: PluginManager, suffix: str) -> Spec | None:
+    """Returns the format of outputs that has a suffix."""
+    found = manager.kinds.output_of(suffix)
     return None if found is None else found.spec
 
 

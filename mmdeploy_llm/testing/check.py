@@ -13,13 +13,15 @@ from typing import Any, Literal
 import torch
 import transformers
 
-from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import (
     Checkpoint,
+    CorpusFormatSpec,
     MediaProcessorSpec,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     WeightFormatSpec,
 )
@@ -27,7 +29,7 @@ from mmdeploy_llm.hooks.discovery import discover
 from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
-from mmdeploy_llm.media_checks import processors, splitters
+from mmdeploy_llm.media_checks import chats, processors, splitters
 from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
@@ -125,9 +127,12 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _run(checks, describe(weights), given)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
-    for form in manager.corpus_formats:
+    for form in manager.provided(CorpusFormatSpec):
         own = CorpusSubject(spec=form, file=subject.file)
         yield from _run(corpus.CHECKS, describe(form), own)
+    for sink in manager.provided(OutputSinkSpec):
+        store = outputs.OutputSubject(spec=sink, file=subject.file)
+        yield from _run(outputs.CHECKS, describe(sink), store)
     for model in manager.models:
         yield from _check_model(model, manager, checkpoint)
 
@@ -231,7 +236,8 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + chats.CHECKS
+    checks += determinism.CHECKS + ranks.CHECKS
     yield from _run(checks, describe(spec), subject)
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mmdeploy_llm.data_checks import corpus
+from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.hooks import (
     Checkpoint,
@@ -21,6 +21,7 @@ from mmdeploy_llm.hooks import (
     LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
+    OutputSinkSpec,
     ReasoningParserSpec,
     ToolParserSpec,
 )
@@ -323,6 +324,23 @@ class CorpusFormatConformance(Conformance):
             column=cls.column,
             values=cls.values,
         )
+
+
+class OutputSinkConformance(Conformance):
+    """Tests a format of outputs: round trips, kills, a full disk, records that are removed.
+
+    spec: the format. file: of its plugin, where that is a single file.
+    """
+
+    checks = outputs.CHECKS
+    spec: ClassVar[OutputSinkSpec]
+    file: ClassVar[Path | None] = None
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> outputs.OutputSubject:
+        """The argument of the checks."""
+        return outputs.OutputSubject(spec=cls.spec, file=cls.file)
 
 
 class PluginConformance(Conformance):

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
+from mmdeploy_llm.media_checks import chats
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
 from mmdeploy_llm.model_checks.base import factory_of
 from mmdeploy_llm.model_checks.dense import DenseRunner
@@ -59,13 +60,24 @@ class ModelConformance(Conformance):
         that of the logits. Raise it only to what the reference itself has.
     make_prompt: override it if the family's prompts have another form.
     make_reference: override it if transformers does not have the model.
+    messages: the conversation that is compared from end to end; by default one with two images.
+    chat_reference: override it for `messages` that transformers cannot be asked about here, such as
+        some with a video.
     """
 
-    checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + determinism.CHECKS + ranks.CHECKS
+    checks = (
+        *models.CHECKS,
+        *equalities.CHECKS,
+        *variants.CHECKS,
+        *chats.CHECKS,
+        *determinism.CHECKS,
+        *ranks.CHECKS,
+    )
     spec: ClassVar[ModelSpec]
     cases: ClassVar[Mapping[str, Sequence[Grid]]] = TEXT_CASES
     tolerance: ClassVar[float] = 1e-4
     bf16_tolerance: ClassVar[float] = 0.15
+    messages: ClassVar[Sequence[Any] | None] = None
 
     @classmethod
     def write(cls, folder: Path) -> None:
@@ -91,6 +103,12 @@ class ModelConformance(Conformance):
         when there is none."""
         return models.transformers_reference(folder)
 
+    @staticmethod
+    def chat_reference(folder: Path, messages: Sequence[Any], num_tokens: int) -> chats.ChatAnswer:
+        """Returns the reference's tokens of a conversation. Raises CheckSkipped when there are
+        none."""
+        return chats.transformers_chat(folder, messages, num_tokens)
+
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -112,6 +130,8 @@ class ModelConformance(Conformance):
             bf16_tolerance=cls.bf16_tolerance,
             make_prompt=cls.make_prompt,
             make_reference=cls.make_reference,
+            messages=cls.messages,
+            chat_reference=cls.chat_reference,
         )
 
     @pytest.fixture(scope="class")

@@ -24,6 +24,7 @@ HOOKS = {
     "provide_media_processors": (),
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
+    "provide_output_sinks": (),
     "provide_attention_backends": (),
     "provide_weight_formats": (),
     "fetch_media": ("ref", "limits"),

@@ -10,6 +10,7 @@ from mmdeploy_llm.errors import (
     MediaError,
     MediaLimitError,
     MediaTimeoutError,
+    PluginError,
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import (
@@ -19,6 +20,7 @@ from mmdeploy_llm.hooks import (
     MediaProcessorSpec,
     MediaRef,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     ReadingPreset,
     ReasoningParserSpec,
@@ -330,6 +332,17 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert [failure.phase for failure in plugins.failures] == ["extend"]
 
 
+def test_hook_provide_output_sinks():
+    spec = OutputSinkSpec(name="rows", suffixes=(".rows",), factory="json:loads")
+    plugin = SimpleNamespace(provide_output_sinks=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "rows")
+    assert manager.provided(OutputSinkSpec) == (spec,)
+    assert manager.kinds.output_of(".rows").origin.name == "rows"
+    with pytest.raises(PluginError, match=r"'rows'.*output sink rows.*json:loads failed"):
+        manager.build(spec, object(), True)
+
+
 def test_hook_provide_attention_backends():
     spec = hooks.AttentionBackendSpec(name="mine", factory="json:loads", aliases=("my_own",))
     plugin = SimpleNamespace(provide_attention_backends=hooks.hookimpl(lambda: [spec]))
@@ -354,5 +367,5 @@ def test_hook_provide_corpus_formats():
     plugin = SimpleNamespace(provide_corpus_formats=hooks.hookimpl(lambda: [spec]))
     manager = PluginManager()
     manager.register(plugin, "bars")
-    assert manager.corpus_formats == (spec,)
+    assert manager.provided(CorpusFormatSpec) == (spec,)
     assert manager.kinds.format_of(".bars").origin.name == "bars"

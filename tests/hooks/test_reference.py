@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ from mmdeploy_llm.hooks import (
     MediaProcessorSpec,
     MediaRef,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     ReadingPreset,
     ToolCall,
@@ -65,7 +67,7 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     (plugin,) = [each for each in manager.plugins if each.name == "my_plugin.py"]
     if hook.startswith("provide_"):
         (spec,) = [each for each in manager.specs if manager.owner(each) == plugin.name]
-        assert use(manager, spec)
+        assert use(manager, spec, tmp_path)
         return
     assert plugin.provides == (f"hook {hook}",)
     if hook == "fetch_media":
@@ -83,7 +85,7 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     assert manager.failures == ()
 
 
-def use(manager, spec):
+def use(manager, spec, folder):
     """Builds and tries what an example provides."""
     match spec:
         case ModelSpec():
@@ -123,6 +125,13 @@ def use(manager, spec):
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))
             return read == [{"id": "a", "prompt": "Hi"}, DamagedRow(message="it has no |")]
+        case OutputSinkSpec():
+            path = folder / "a.numbered"
+            with closing(manager.build(spec, path, True)) as store:
+                written = [store.append(f'{{"id": {n}}}', {}) for n in range(3)]
+                store.delete([written[1]])
+            with closing(manager.build(spec, path, False)) as store:
+                return list(store.entries()) == [(0, '{"id": 0}'), (2, '{"id": 2}')]
         case WeightFormatSpec():
             codes, scales = torch.ones(2, 4).half(), torch.tensor([[1.0], [3.0]])
             entry = Entry(dtype=torch.float16, shape=(2, 4), offset=0)

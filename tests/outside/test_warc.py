@@ -79,10 +79,10 @@ def test_the_program_captions_an_archive(tmp_path):
     ask = ("-m", "shapes-vl", "-p", "Describe {url}.", "--plugin", EXAMPLES / "plugins/warc.py")
     code, told = run("count", crawl, *ask)
     assert "(4 items, 2 failed)" in told
-    code, told = run("caption", crawl, "-o", out, "--estimate", 2, "--max-tokens", 4, *ask)
+    code, told = run("batch", crawl, "-o", out, "--estimate", 2, "--max-tokens", 4, *ask)
     assert (code, out.exists()) == (0, False), told
     for resume in ((), ("--resume",)):
-        code, told = run("caption", crawl, "-o", out, "--max-tokens", 4, *ask, *resume)
+        code, told = run("batch", crawl, "-o", out, "--max-tokens", 4, *ask, *resume)
         found = {one.id: one for one in read_records(out)}
         assert (code, len(found)) == (1, 4), told  # a response is none, and a GIF is cut off
         assert [found[row["id"]].is_ok for row in FOUND] == [True, False]

@@ -4,13 +4,14 @@ import pytest
 
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
+from mmdeploy_llm.media_checks.truth import TransformersSounds
 from mmdeploy_llm.testing import MediaProcessorConformance
 
 MANAGER = PluginManager.load()
 # Those of families; transformers_any's need the checkpoint of a whole model.
 SPECS = {spec.name: spec for spec in MANAGER.media_processors if spec.priority == 0}
-IMAGE, VIDEO = (
-    [spec for spec in SPECS.values() if spec.kind == kind] for kind in ("image", "video")
+IMAGE, VIDEO, AUDIO = (
+    [spec for spec in SPECS.values() if spec.kind == kind] for kind in ("image", "video", "audio")
 )
 
 
@@ -65,6 +66,28 @@ class TestVideos(MediaProcessorConformance):
             options=options,
             other_options=other,
             item_options={"target_frames": 4, "fps": -1},
+        )
+
+
+def sounds_of(kind, checkpoint):
+    """transformers' processor of Qwen2.5-Omni fills its sounds, on the way to the extractor."""
+    is_filled = checkpoint.config.model_type.startswith("qwen2_5_omni")
+    return TransformersSounds(checkpoint, **({"padding": "max_length"} if is_filled else {}))
+
+
+class TestSounds(MediaProcessorConformance):
+    """Checks every processor of sounds, whose features are transformers'."""
+
+    @pytest.fixture(
+        scope="class", params=with_tiers(AUDIO, "gemma4-audio"), ids=lambda spec: spec.name
+    )
+    @classmethod
+    def subject(cls, request, tmp_path_factory):
+        yield from subject_of(
+            request.param,
+            tmp_path_factory,
+            item_options=({"start": 0.1}, {"end": 0.25}),
+            make_reference=sounds_of,
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mmdeploy_llm.data_checks import corpus, corpus_subject
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
-from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks import CorpusFormatSpec, PluginManager
 from mmdeploy_llm.testing import CheckFailed
 from mmdeploy_llm.testing.check import check_plugin
 
@@ -105,7 +105,7 @@ def subject_of(folder, text=PLUGIN):
     path.write_text(text)
     manager = PluginManager.load(plugins=(), files=[path])
     return CorpusSubject(
-        spec=manager.corpus_formats[0],
+        spec=manager.provided(CorpusFormatSpec)[0],
         file=path,
         samples={"three": framed(*ROWS), "one": framed(ROWS[0])},
         rows={"three": ROWS},

@@ -214,6 +214,12 @@ class QuestionReader:
         if self._templates:
             if self._has_own(values):
                 raise RequestError(ONE_QUESTION)
+            reads_any = any(own.names for own in self._templates.values())
+            if self._rows.is_by_suffix and not media and not reads_any:
+                raise RequestError(
+                    "no member of the sample has the suffix of media, and the question reads no "
+                    f"column; the columns are {shown(values)}"
+                )
             return {name: own.fill(values) for name, own in self._templates.items()}
         if self._options.prompt is not None:
             return {"": text_of(values, self._options.prompt)}

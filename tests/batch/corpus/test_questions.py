@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 
 import pytest
 from PIL import Image
@@ -263,6 +264,26 @@ def test_the_digest_follows_what_the_row_says(source):
     assert digest({**row, "t": "b"}, question="{t}") != same
     assert digest({**row, "image": PNG + b"x"}, question="{t}") != same
     assert digest(row, question="{t}", carried=("other",)) != same
+
+
+def test_a_sample_without_media_is_not_described(tmp_path):
+    """The model described what it did not get. A question that reads a text is asked."""
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (("a.xyz", b"1"), ("b.png", PNG), ("b.txt", b"red"), ("c.txt", b"blue")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+    def items(question):
+        return list(
+            open_source(tmp_path / "a.tar", SamplingParams(), Selection(), question=question)
+        )
+
+    a, b, c = items("Describe it.")
+    assert "no member of the sample has the suffix of media" in a.message
+    assert (c.id, isinstance(c, BadItem), isinstance(b, Item)) == ("a.tar/c", True, True)
+    a, b, c = items("Shorten: {txt}")
+    assert asked(c) == "Shorten: blue"
 
 
 class TestQuestionsAboutFiles:

@@ -13,7 +13,17 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
+from mmdeploy_llm.opening.choose import (
+    ALL_SUFFIXES,
+    SUFFIXES,
+    is_remote,
+    open_sink,
+    parts_format,
+    stored_format,
+)
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.ids import IdSet
@@ -21,12 +31,10 @@ from mmdeploy_llm.records.media import Blob
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.shelves import RemoteShelf
 from mmdeploy_llm.records.state import RunState
-
-from .base import Readable
-from .choose import SUFFIXES, is_remote, open_sink, parts_format
-from .formats import PartReader
-from .parts import FORMATS, PART_NAME
-from .scan import Entry, RecordIndex
+from mmdeploy_llm.sinks.base import Readable
+from mmdeploy_llm.sinks.formats import PartReader
+from mmdeploy_llm.sinks.parts import FORMATS, PART_NAME
+from mmdeploy_llm.sinks.scan import Entry, RecordIndex
 
 RECORDS_AT_ONCE = 5_000  # as many as a row group of Parquet has
 
@@ -84,9 +92,10 @@ class MergedOutputs:
     index: its positions are for `records`. outputs: in the order of the names.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Raises ConfigError for what is no output of a batch."""
-        named = [open_existing(name) for name in dict.fromkeys(names)]
+    def __init__(self, names: Sequence[str], kinds: KindTable = BUILT_IN_KINDS) -> None:
+        """Raises ConfigError for what is no output of a batch. kinds: has the formats of
+        plugins."""
+        named = [open_existing(name, kinds) for name in dict.fromkeys(names)]
         times = [each.modified() for each in named]
         order = sorted(range(len(named)), key=lambda number: times[number] or 0)
         self._sinks = named if None in times else [named[number] for number in order]
@@ -239,10 +248,12 @@ class OnePart:
             yield text
 
 
-def open_existing(name: str) -> Readable:
+def open_existing(name: str, kinds: KindTable = BUILT_IN_KINDS) -> Readable:
     """Opens an output for reading, in the format that its files have. Raises ConfigError when there
     is none."""
     path = Path(name)
+    if not is_remote(name) and path.exists() and stored_format(name, None, kinds) is not None:
+        return open_sink(name, kinds=kinds)
     if is_remote(name):
         return open_sink(name, _format_of(RemoteShelf(name).states(), name))
     if path.is_dir():
@@ -252,10 +263,26 @@ def open_existing(name: str) -> Readable:
     if path.suffix.lower() in SUFFIXES:
         return OnePart(path)
     if path.suffix.lower() != ".csv":
+        _check_lines(path, kinds)
         return open_sink(name, "jsonl")
     table = open_sink(name, "csv")
     table.check("resume")  # a table that is none of ours has no lines
     return table
+
+
+def _check_lines(path: Path, kinds: KindTable) -> None:
+    """Raises ConfigError for a file whose suffix nobody knows and that has no lines of records."""
+    if path.suffix.lower() in ALL_SUFFIXES:
+        return
+    with open_regular(path, os.O_RDONLY) as file:
+        begin = file.read(1)
+    if begin not in (b"{", b""):
+        known = " ".join((*ALL_SUFFIXES, *kinds.outputs))
+        raise ConfigError(
+            f"{str(path)!r} is not a record of a batch, and outputs that end in "
+            f"{path.suffix or 'nothing'} are not known ({known}); if a plugin has written it, load "
+            "that (--plugin FILE)"
+        )
 
 
 def _format_of(names: Sequence[str] | Mapping[str, object], output: str) -> str:

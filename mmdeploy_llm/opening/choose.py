@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from hashlib import blake2b
 from pathlib import Path
 
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable, OutputSinkSpec
+from mmdeploy_llm.hooks.records import Provided
+from mmdeploy_llm.sinks.base import Sink
+from mmdeploy_llm.sinks.csv_table import CsvSink
+from mmdeploy_llm.sinks.formats import PartFormat
+from mmdeploy_llm.sinks.jsonl import JsonlSink
+from mmdeploy_llm.sinks.lines import LineParts
+from mmdeploy_llm.sinks.openai import OpenAISink
+from mmdeploy_llm.sinks.parquet import ParquetParts
+from mmdeploy_llm.sinks.parts import PartsSink
+from mmdeploy_llm.sinks.tars import TarParts
 
-from .base import Sink
-from .csv_table import CsvSink
-from .formats import PartFormat
-from .jsonl import JsonlSink
-from .lines import LineParts
-from .openai import OpenAISink
-from .parquet import ParquetParts
-from .parts import PartsSink
-from .tars import TarParts
+from .stored import StoreSink
 
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}  # of parts
 ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}
 FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset")
 ONE_FILE = {"jsonl": JsonlSink, "csv": CsvSink, "openai": OpenAISink}
 LOCAL_SCHEMES = ("file", "local")
+
+logger = logging.getLogger(__name__)
 
 
 def open_sink(
@@ -31,6 +38,7 @@ def open_sink(
     *,
     part_items: int | None = None,
     journal: str | os.PathLike[str] | None = None,
+    kinds: KindTable = BUILT_IN_KINDS,
 ) -> Sink:
     """Returns the sink of an output; changes nothing.
 
@@ -38,11 +46,15 @@ def open_sink(
     form: one of FORMATS; None decides by the suffix of the name.
     part_items: most items of a part; None is the format's own number.
     journal: folder for the part that grows when the output is a URL; see `journal_of`.
+    kinds: has the formats of plugins; `form` may be the name of one.
 
     Raises ConfigError for an unknown format, an option that does not fit, and a missing library.
     """
     name = os.fspath(output)
-    kind = format_of(name, form)
+    store = stored_format(name, form, kinds)
+    if store is not None:
+        return _store(name, store, part_items, journal)
+    kind = format_of(name, form, kinds)
     if part_items is not None and part_items < 1:
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
     if is_remote(name):
@@ -64,11 +76,53 @@ def open_sink(
     return ONE_FILE[kind](Path(name))
 
 
-def format_of(name: str, form: str | None) -> str:
+def _store(
+    name: str,
+    found: Provided[OutputSinkSpec],
+    part_items: int | None,
+    journal: str | os.PathLike[str] | None,
+) -> StoreSink:
+    """Returns the sink of a plugin's format. Raises ConfigError for what it does not have."""
+    own = f"the format {found.spec.name} of {found.origin}"
+    if is_remote(name):
+        raise ConfigError(f"{own} is written on this machine; give a path")
+    if part_items is not None or journal is not None:
+        option = "journal" if part_items is None else "part_items"
+        raise ConfigError(f"{option} has no effect on {own}; leave it out")
+    return StoreSink(Path(name), found)
+
+
+def stored_format(name: str, form: str | None, kinds: KindTable) -> Provided[OutputSinkSpec] | None:
+    """Returns the format of a plugin that an output has, by its name or the longest suffix. Of a
+    suffix that is written without plugins it is the plugin's unless its priority is below 0."""
+    if form is not None:
+        if form in FORMATS:
+            return None
+        named = (own for own in kinds.outputs.values() if own.spec.name == form)
+        return next(named, None)
+    lower = name.rstrip("/").lower()
+    suffixes = sorted(kinds.outputs, key=len, reverse=True)
+    suffix = next((own for own in suffixes if lower.endswith(own)), None)
+    found = None if suffix is None else kinds.output_of(suffix)
+    if found is None or suffix not in ALL_SUFFIXES:
+        return found
+    if found.spec.priority < 0:
+        return None
+    logger.warning(
+        "%s outputs are written by %s, not by what is built in; to choose: blocked_plugins=(%r,)",
+        suffix,
+        found.origin,
+        found.origin.name,
+    )
+    return found
+
+
+def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) -> str:
     """Returns the format of an output. Raises ConfigError for a suffix of no format, unless the
     format is named, and for one of another format."""
+    formats = ", ".join((*FORMATS, *{own.spec.name: own for own in kinds.outputs.values()}))
     if form is not None and form not in FORMATS:
-        raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {form[:40]!r}")
+        raise ConfigError(f"the format must be one of {formats}, got {form[:40]!r}")
     suffix = os.path.splitext(name.rstrip("/"))[1].lower()
     found = ALL_SUFFIXES.get(suffix)
     if form is not None:
@@ -80,8 +134,8 @@ def format_of(name: str, form: str | None) -> str:
         ends = f"ends in {suffix}" if suffix else "has no suffix"
         raise ConfigError(
             f"the output {name!r} {ends}, which names no format: known are "
-            f"{' '.join(ALL_SUFFIXES)}; "
-            f"or give the format, one of {', '.join(FORMATS)} (--format)"
+            f"{' '.join((*ALL_SUFFIXES, *kinds.outputs))}; "
+            f"or give the format, one of {formats} (--format)"
         )
     return found
 
