@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,9 @@ from mmdeploy_llm.estimate.result import Estimate
 from mmdeploy_llm.finding.options import with_reader
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.reading.arguments import ReadArguments, read_arguments
+from mmdeploy_llm.reading.plan import Reader, find_reading
+from mmdeploy_llm.reading.plan import open_reader as pages_reader
 from mmdeploy_llm.records.outcome import Retried
 from mmdeploy_llm.records.record import ItemError
 from mmdeploy_llm.report.previews import FilePreviews
@@ -116,6 +119,55 @@ class BulkClient(EngineClient):
             is_progress_shown=None if use_tqdm else False,
         )
         return self._batch(plan_batch(input, output, self._informed(settings)), report, live)
+
+    def read(
+        self,
+        documents: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        output: str | os.PathLike[str],
+        *,
+        markdown: str | os.PathLike[str] | None = None,
+        resume: bool | Literal["anyway"] = False,
+        overwrite: bool = False,
+        retry_failed: bool | Collection[int | str] | str = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        report: str | os.PathLike[str] | None = None,
+        live: bool | int = False,
+        use_tqdm: bool = True,
+        **options: Unpack[ReadArguments],
+    ) -> BatchSummary:
+        """Reads documents page by page, as the command `read`: a record for each page in `output`,
+        and Markdown in the folder `markdown`, if one is named.
+
+        documents: a file, folder or glob, or several. options: see ReadArguments; other arguments
+        are those of run_batch, and so are the errors. The budget of a page is the engine's
+        `image_tokens`. What is told of the Markdown is logged.
+        """
+        wish, fields = read_arguments(options, markdown if markdown is None else Path(markdown))
+        config = self._config
+        settings = BatchSettings(
+            mode=mode_of(resume, overwrite),
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
+            retried=Retried.parse(retry_failed),
+            **fields,
+            max_media_bytes=config.max_media_bytes,
+            allowed_media_root=config.allowed_media_root,
+            is_any_config_kept=resume == "anyway",
+            describe_engine=partial(describe_engine, config),
+            is_progress_shown=None if use_tqdm else False,
+        )
+        is_one = isinstance(documents, (str, os.PathLike))
+        several: Any = [documents] if is_one else documents
+        paths = [os.fspath(own) for own in several]
+        with (reader := pages_reader(config, wish)).documents:
+            _warn_of_budget(config, reader)
+            found = find_reading(paths, self._informed(settings), reader, wish)
+            reading = found.plan(output)
+
+            def written(summary: BatchSummary) -> None:
+                for line in (found.source.about, *reading.write(summary)):
+                    logger.info("%s", line)
+
+            return self._batch(reading.job, report, live, after=written)
 
     def extract(
         self,
@@ -190,15 +242,20 @@ class BulkClient(EngineClient):
         )
 
     def _batch(
-        self, job: BatchJob, report: str | os.PathLike[str] | None, live: bool | int
+        self,
+        job: BatchJob,
+        report: str | os.PathLike[str] | None,
+        live: bool | int,
+        after: Callable[[BatchSummary], object] = bool,
     ) -> BatchSummary:
-        """Runs a batch and writes its report, if one is wanted, with the frames of its videos."""
+        """Runs a batch and writes its report, if one is wanted, with the frames of its videos.
+        after: called with the summary, also of a run that Ctrl-C has ended."""
         if job.settings.boxes:
             check_boxes(self._config, job.settings.sampling_params)
         if report is None:
             if live:
                 raise ConfigError("live serves the report: name its file with report")
-            return _ended(run_batch(job, self._lent))
+            return _ended(run_batch(job, self._lent), after)
         config, media = self._config, self._desk.media
         previews = FilePreviews(
             lambda: open_reader(config) if media is None else media,
@@ -211,7 +268,7 @@ class BulkClient(EngineClient):
             logger.info("the report, while the run goes on: %s", whole.url)
         summary = whole.run(self._lent)
         whole.write(summary)
-        return _ended(summary)
+        return _ended(summary, after)
 
     def _answers(self, feed: Feed) -> Generator[Answer, None, None]:
         """Yields the answers of a feed; holds this object, whose engine would end with it."""
@@ -230,8 +287,19 @@ def extracted(answer: Answer, shape: AnswerSchema) -> Any:
     return shape.value_of(first.text.strip())
 
 
-def _ended(summary: BatchSummary) -> BatchSummary:
+def _ended(summary: BatchSummary, after: Callable[[BatchSummary], object]) -> BatchSummary:
     """Returns the summary. Raises KeyboardInterrupt for a run that Ctrl-C has ended."""
+    after(summary)
     if summary.ending == "interrupted":
         raise KeyboardInterrupt
     return summary
+
+
+def _warn_of_budget(config: EngineConfig, reader: Reader) -> None:
+    """Says that a preset is made for another budget of a page, where the caller has given none."""
+    if config.image_tokens == "full" and reader.image_tokens not in (None, "full"):
+        logger.warning(
+            "the preset %s is made for LLM(image_tokens=%r), which is not given",
+            reader.asking.preset.name,
+            reader.image_tokens,
+        )

@@ -15,6 +15,7 @@ from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.errors import ConfigError
 
 from .batches import batch_settings, start
+from .running import show_estimate
 from .shards import shard_names
 
 EPILOG = f"""\b
@@ -43,7 +44,8 @@ def read(
     """Read documents page by page; write Markdown.
 
     A page is an item: it has a record of its own, is resumed alone and fails alone."""
-    from mmdeploy_llm.reading.plan import Wish, open_model, plan_reading
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.reading.plan import Wish, find_reading, open_reader
 
     desk.written.check()
     listed = desk.selection.files_from
@@ -67,11 +69,15 @@ def read(
         is_marked=desk.written.running == "mark",
     )
     options = desk.llm_options(ctx)
-    with (reader := open_model(desk.model.model, options, wish)).documents:
+    config = EngineConfig.from_options(desk.model.model, options)
+    with (reader := open_reader(config, wish)).documents:
         given = ctx.get_parameter_source("image_tokens")
         is_given = given is not None and given.name != "DEFAULT"
         if reader.image_tokens is not None and not is_given:
             options = desk.llm_options(ctx, image_tokens=reader.image_tokens)
         settings = batch_settings(ctx, desk, options)
-        reading = plan_reading(paths, output, settings, reader, wish)
+        found = find_reading(paths, settings, reader, wish)
+        if desk.estimate.estimate is not None:
+            return show_estimate(found.source, output, found.settings, desk, options, page)
+        reading = found.plan(output)
         start(ctx, reading.job, desk, options, page, after=reading.write)

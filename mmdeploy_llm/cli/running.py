@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
     from mmdeploy_llm.batch.summary import BatchSummary
-    from mmdeploy_llm.command_options.desk import DeskOptions, RunDesk
+    from mmdeploy_llm.command_options.desk import EstimateDesk, RunDesk
     from mmdeploy_llm.report.whole import RunReport
 
 
@@ -95,7 +95,7 @@ def show_estimate(
     source: Source,
     output: str,
     settings: BatchSettings,
-    desk: DeskOptions,
+    desk: EstimateDesk,
     options: Mapping[str, Any],
     page: str | None,
 ) -> None:

@@ -70,6 +70,10 @@ def printable(text: str) -> str:
     )
 
 
+def _file_of(record: Record, top: str) -> str:
+    return os.path.relpath(record.path or "", top) + record.part
+
+
 def caption_table(records: Sequence[Record]) -> Table:
     """Builds a table of file, caption, tokens and time; failed files in red with their error.
 
@@ -89,7 +93,7 @@ def caption_table(records: Sequence[Record]) -> Table:
         if record.lack is not None:
             words = f"({record.lack}) {words}"
         table.add_row(
-            Text(printable(os.path.relpath(record.path, top) if record.path else record.key)),
+            Text(printable(_file_of(record, top) if record.path else record.key)),
             Text(printable(words), style="red" if fault else "yellow" if record.lack else ""),
             str(record.num_prompt_tokens + record.num_output_tokens) if fault is None else "",
             seconds(record.timings.total) if fault is None else "",

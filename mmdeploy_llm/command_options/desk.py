@@ -44,6 +44,13 @@ class RunDesk(Protocol):
         """Returns parameters of SamplingParams."""
 
 
+class EstimateDesk(RunDesk, Protocol):
+    """The part of a command's options that an estimate needs."""
+
+    @property
+    def estimate(self) -> EstimateOptions: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeskOptions(Groups):
     """The groups of `caption` and `batch`, in the order of --help."""

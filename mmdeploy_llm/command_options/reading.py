@@ -9,9 +9,11 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.reading.choices import check_tables
 
 from .answer import Thinking
 from .effort import EffortOptions
+from .estimate import EstimateOptions
 from .files import FileOptions
 from .groups import Group, Groups
 from .job import JobOptions
@@ -21,9 +23,6 @@ from .resume import ResumeOptions
 from .selection import SelectionOptions
 from .telling import TellingChoices
 from .values import engine_options, named_values, template_kwargs, text_value
-
-TABLES = ("html", "markdown")
-RUNNING = ("mark", "keep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +166,7 @@ class MarkdownOptions(Group):
 
     def check(self) -> None:
         """Raises ConfigError for unknown choices, and for one without an effect."""
-        for name, value, known in (
-            ("--tables", self.tables, TABLES),
-            ("--running", self.running, RUNNING),
-        ):
-            if value is not None and value not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value[:40]!r}")
-        if self.running != RUNNING[0] and self.markdown is None:
-            raise ConfigError("--running is for --markdown FOLDER, which is not given")
+        check_tables(self.tables, self.running, is_written=self.markdown is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +184,7 @@ class ReadOptions(Groups):
     telling: TellingChoices
     resume: ResumeOptions
     effort: EffortOptions
+    estimate: EstimateOptions
     job: JobOptions
 
     def llm_options(self, ctx: typer.Context, **more: Any) -> dict[str, Any]:

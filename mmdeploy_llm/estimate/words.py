@@ -81,15 +81,16 @@ def sized(num_bytes: float) -> str:
 
 def _input(found: Estimate) -> str:
     """Names each kind; the sum too where there are several."""
-    kinds = "; ".join(map(_kind, found.kinds))
+    kinds = "; ".join(_kind(kind, found.unit) for kind in found.kinds)
     is_one = len(found.kinds) == 1 and found.kinds[0].num_bytes
     return kinds if is_one else f"{found.total} {found.unit}s: {kinds}"
 
 
-def _kind(kind: Kind) -> str:
+def _kind(kind: Kind, unit: str) -> str:
     if not kind.num_bytes:
         return f"about {kind.num} {kind.kind}"
-    noun = f"{kind.kind}s" if kind.kind in MEDIA_KINDS else f"{kind.kind} files"
+    of_others = "pages" if unit == "page" else "files"
+    noun = f"{kind.kind}s" if kind.kind in MEDIA_KINDS else f"{kind.kind} {of_others}"
     return (
         f"{kind.num} {noun} of {sized(kind.num_bytes)} together, half of them above "
         f"{sized(kind.median)}, the largest {sized(kind.largest)} ({kind.name})"
@@ -113,5 +114,5 @@ def _how(effect: str, is_measured: bool) -> str:
 
 def _name(record: Record) -> str:
     if record.path is not None:
-        return os.path.basename(record.path)
+        return os.path.basename(record.path) + record.part
     return f"line {record.line}" if record.id is None else str(record.id)

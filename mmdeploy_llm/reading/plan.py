@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,13 +74,12 @@ class Reader:
         return SamplingParams(**{**({} if is_drawn else {"temperature": 0.0}), **values})
 
 
-def open_model(model: str, options: Mapping[str, Any], wish: Wish) -> Reader:
-    """Reads a model's files, not its weights, and chooses how it is asked. options: of LLM().
-    Raises ConfigError, ModelError, PluginError."""
-    config = EngineConfig.from_options(model, options)
+def open_reader(config: EngineConfig, wish: Wish) -> Reader:
+    """Reads a model's files, not its weights, and chooses how it is asked. Raises ConfigError,
+    ModelError, PluginError."""
     files = read_model_files(config, PROMPT_FILES)
     asking = choose_asking(
-        files, wish.preset, wish.task, wish.prompt, wish.tables, wish.options, model
+        files, wish.preset, wish.task, wish.prompt, wish.tables, wish.options, config.model
     )
     return Reader(asking=asking, documents=Documents.of(files, config))
 
@@ -120,21 +120,36 @@ def wanted_of(finding: FindingOptions, documents: Documents) -> Wanted:
     return Wanted(table=documents.table, chosen=documents.kinds, leaves_out=(reason, hint))
 
 
-def plan_reading(
-    paths: Sequence[str], output: str, settings: BatchSettings, reader: Reader, wish: Wish
-) -> ReadingJob:
-    """Finds the documents and their pages, and plans the batch over them. Raises ConfigError."""
-    if wish.markdown is not None:
-        is_alone = settings.selection.num_shards == 1  # other shards write there too
-        check_folder(wish.markdown, is_new=settings.mode == "new" and is_alone)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Documents that were found, and how their pages are asked about; settings: of their batch."""
+
+    source: PageSource
+    settings: BatchSettings
+    wish: Wish
+    finishing: Finishing
+
+    def plan(self, output: str | os.PathLike[str]) -> ReadingJob:
+        """Plans the batch over the pages. Raises ConfigError."""
+        if self.wish.markdown is not None:
+            # Other shards write there too.
+            is_new = self.settings.mode == "new" and self.settings.selection.num_shards == 1
+            check_folder(self.wish.markdown, is_new=is_new)
+        job = plan_source(self.source, output, self.settings)
+        return ReadingJob(job=job, source=self.source, wish=self.wish, finishing=self.finishing)
+
+
+def find_reading(
+    paths: Sequence[str], settings: BatchSettings, reader: Reader, wish: Wish
+) -> Reading:
+    """Finds the documents and their pages. Raises ConfigError."""
     documents, asking = reader.documents, reader.asking
-    finding = settings.finding
     found = find_media(
         paths,
         is_recursive=settings.is_recursive,
-        exclude=finding.exclude,
-        animated=finding.animated,
-        wanted=wanted_of(finding, documents),
+        exclude=settings.finding.exclude,
+        animated=settings.finding.animated,
+        wanted=wanted_of(settings.finding, documents),
     )
     pages = find_pages(found.files, documents, asking.options, wish.pages)
     if not pages.files:
@@ -161,5 +176,4 @@ def plan_reading(
         settings.selection,
         template_kwargs=settings.chat_template_kwargs,
     )
-    job = plan_source(source, output, settings)
-    return ReadingJob(job=job, source=source, wish=wish, finishing=finishing)
+    return Reading(source=source, settings=settings, wish=wish, finishing=finishing)

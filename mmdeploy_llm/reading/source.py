@@ -81,6 +81,14 @@ class PageSource(FileSource):
                 if own != document:
                     self._paged.add(document)
 
+    def sizes(self) -> Mapping[int, int]:
+        """Returns the bytes of every page by its line: its share of the document's."""
+        return {self.ids[own]: self._size(file) for own, file in self._files.items()}
+
+    def _size(self, file: FoundFile) -> int:
+        assert isinstance(file, PageFile)
+        return max(1, self._sizes[file.path] // file.num_pages)
+
     def place_of(self, record: Record) -> int | None:
         """Returns the position of the record's page in the list; None when not selected."""
         own = str(record.id)
@@ -162,7 +170,7 @@ class PageSource(FileSource):
                 "page": file.number,
                 "pages": file.num_pages,
             },
-            size=self._sizes[file.path],
+            size=self._size(file),
         )
 
     def _values(self, file: PageFile) -> dict[str, Any]:

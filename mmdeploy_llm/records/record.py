@@ -39,6 +39,7 @@ exact          {"id", "path", "media"} with Python's escapes, when a text is not
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -158,6 +159,12 @@ class Record:
     def key(self) -> str:
         """The string that identifies the item when a run is resumed."""
         return key_of(self.id, self.line)
+
+    @property
+    def part(self) -> str:
+        """The end of its id that names a part of its file, such as "#page=3"; "" for all of it."""
+        own, name = str(self.id), os.path.basename(self.path or "")
+        return own.rpartition(name)[2] if name and name in own else ""
 
     @property
     def failure(self) -> str:

@@ -5,7 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from mmdeploy_llm import LLM
 from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.errors import ConfigError
 
 PDFS = "processors/pdfs.py"
 
@@ -162,3 +164,40 @@ def test_a_model_of_an_ocr_family_is_asked_by_its_preset(family, preset, tiny_fo
     for record in found.values():
         assert record["prompt"] in ("OCR:", "Text Recognition:")
         assert 0 < record["num_image_tokens"] <= 64
+
+
+def test_an_estimate_says_what_all_pages_take(folder):
+    told = read("docs", "--no-thinking", "-p", "Describe the image.", "--estimate", "2")
+    assert "4 pdf pages of" in told
+    assert "a.pdf#page=" in told.partition("look at:")[2]
+    assert "time for all 5" in told
+    assert not (folder / "pages.jsonl").exists()
+    assert not list(folder.glob("*.html"))
+
+
+def test_python_reads_as_the_command_does(folder, caplog):
+    read(*WORDS, "-o", "command.jsonl", code=1)
+    with LLM("shapes-vl", quiet=True, reasoning_parser="auto") as llm, caplog.at_level("INFO"):
+        options = {
+            "prompt": "Describe the image.",
+            "chat_template_kwargs": {"enable_thinking": False},
+            "use_tqdm": False,
+        }
+        summary = llm.read("docs", "python.jsonl", markdown="other", pages="2-", **options)
+        assert (summary.num_records, summary.num_failed) == (3, 1)
+        summary = llm.read(["docs"], "python.jsonl", markdown="other", resume=True, **options)
+        assert (summary.num_records, summary.num_failed) == (5, 1)
+        assert "markdown: 4 pages of 3 documents in other" in caplog.messages
+        for wrong, message in (
+            ({"page": "1"}, "read has no argument 'page'; did you mean 'pages'"),
+            ({"ask": {"a": "b"}}, "read has no argument 'ask'"),
+            ({"tables": "latex"}, "tables must be one of html, markdown"),
+            ({"running": "keep"}, "running needs markdown"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                llm.read("docs", "x.jsonl", **wrong)
+    for name, own in records("command.jsonl").items():
+        assert records("python.jsonl")[name]["text"] == own["text"]
+    for path in (folder / "md").rglob("*.md"):
+        other = folder / "other" / path.relative_to(folder / "md")
+        assert path.read_text() == other.read_text()

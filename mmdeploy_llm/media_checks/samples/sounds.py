@@ -40,10 +40,10 @@ def twins() -> Twins:
 
 def too_large() -> dict[str, tuple[Any, MediaLimits]]:
     """Returns name -> (source, limits that it exceeds)."""
-    slow = wav_bytes(tone(1.0, seed=7), rate=1)  # 16,000 samples, one each second
+    slow = wav_bytes(tone(1.0, seed=7), rate=100)  # 16,000 samples: 160 seconds
     return {
         "duration": (wav_bytes(tone(0.5, seed=1)), MediaLimits(max_duration=0.1)),
-        "duration of hours": (slow, MediaLimits(max_duration=3600.0)),
+        "duration of minutes": (slow, MediaLimits(max_duration=60.0)),
     }
 
 
