@@ -20,6 +20,7 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS
+from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.questions.asks import questions_about, read_asks
@@ -52,7 +53,7 @@ class ItemReader:
         system: str | None = None,
         kinds: KindTable = BUILT_IN_KINDS,
     ) -> None:
-        self._folder, self._kinds = folder, kinds
+        self._folder, self._kinds, self._expander = folder, kinds, PartExpander(kinds)
         self._defaults = defaults
         self._template_kwargs = dict(template_kwargs or {})
         self._system = system
@@ -77,7 +78,8 @@ class ItemReader:
             fields = _as_fields(values)
             item_id = _id_of(fields, line)
             _check_keys(fields)
-            media = _Media(self._folder if folder is None else folder, self._kinds)
+            base = self._folder if folder is None else folder
+            media = _Media(base, self._kinds, self._expander)
             prompt = self._prompt(fields, media)
             asked = fields.get("ask")
             questions = () if asked is None else questions_about(prompt, read_asks(asked))
@@ -182,9 +184,9 @@ def _check_keys(fields: Mapping[str, Any]) -> None:
 class _Media:
     """Resolves the media of a line; collects them in `found`, and the paths of files in `files`."""
 
-    def __init__(self, folder: str | None, kinds: KindTable) -> None:
+    def __init__(self, folder: str | None, kinds: KindTable, expander: PartExpander) -> None:
         self._folder = folder if folder is None or is_url(folder) else os.path.abspath(folder)
-        self._kinds = kinds
+        self._kinds, self._expander = kinds, expander
         self.found: list[Media] = []
         self.files: list[str] = []
 
@@ -199,20 +201,33 @@ class _Media:
         """Returns the messages with the media of their content resolved."""
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             return messages
-        return [self._message(message) for message in messages]
+        return [
+            self._message(message, f"messages[{index}].content")
+            for index, message in enumerate(messages)
+        ]
 
-    def _message(self, message: Any) -> Any:
+    def _message(self, message: Any, path: str) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, (list, tuple)):
             return message
-        return {**message, "content": [self._part(part) for part in content]}
+        parts = self._expander.content(content, path)
+        return {**message, "content": [self._part(own.part) for own in parts]}
 
     def _part(self, part: Any) -> Any:
+        named = {key: self._file(part[key]) for key in self._expander.files(part) if key in part}
+        if named:
+            return {**part, **named}
         field = part.get("type") if isinstance(part, Mapping) else None
         kind = self._kinds.of_part(field) if isinstance(field, str) else None
         if kind is None or field not in part:
             return part
         return {**part, field: self._resolved(kind, part[field])}
+
+    def _file(self, value: Any) -> Any:
+        """Resolves the name of a file in a part that a plugin opens."""
+        if not isinstance(value, str):
+            return value
+        return self._resolved(self._kinds.of_name(value) or "file", value)
 
     def _resolved(self, kind: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and not _is_numbers(value):

@@ -228,6 +228,7 @@ def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> Plug
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
     them another plugin serves."""
+    from mmdeploy_llm.hooks import ChatPartSpec, CorpusFormatSpec
     from mmdeploy_llm.scaffold.rivals import rivals_of
 
     specs: Mapping[str, tuple[Spec, ...]] = {
@@ -237,6 +238,8 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
         "logits_processors": manager.logits_processors,
         "media_processors": manager.media_processors,
         "reading_presets": manager.reading_presets,
+        "corpus_formats": manager.provided(CorpusFormatSpec),
+        "chat_parts": manager.provided(ChatPartSpec),
     }
     own = {
         group: [asdict(spec) for spec in found if manager.owner(spec) == plugin.name]
@@ -294,4 +297,6 @@ def _print_verdict(verdict: Verdict) -> None:
 
 def _as_text(value: object) -> str:
     """Returns bytes as Python writes them, and anything else that JSON does not have as text."""
+    if isinstance(value, type):
+        return value.__name__  # of a key of a part
     return ascii(value)[2:-1] if isinstance(value, bytes) else str(value)

@@ -29,8 +29,8 @@ from mmdeploy_llm.datasets.tables.serve import Spec
 from mmdeploy_llm.datasets.tars import TarRows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import CorpusFormatSpec, KindTable
-from mmdeploy_llm.hooks.declared import HEAD
 from mmdeploy_llm.hooks.records import Provided
+from mmdeploy_llm.plugin_objects.declared import HEAD
 
 from .folders import is_described, is_saved, open_described, open_saved
 

@@ -179,7 +179,7 @@ class CorpusSubject:
         with TemporaryDirectory() as folder:
             for number, content in enumerate(files.values()):
                 Path(folder, f"{number:03}{self.suffix}").write_bytes(content)
-            kinds = table_of((), [self.provided])
+            kinds = table_of([self.provided])
 
             def run() -> list[Values | BadItem]:
                 rows = open_rows(folder, max_bytes, kinds=kinds)

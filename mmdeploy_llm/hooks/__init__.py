@@ -9,6 +9,7 @@ from mmdeploy_llm.plugin_objects.attention import (
     AttentionSetup,
 )
 from mmdeploy_llm.plugin_objects.boxes import BoxRule
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartContext, ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
     LogitsProcessor,
@@ -47,6 +48,8 @@ __all__ = [
     "AttentionBackendSpec",
     "AttentionSetup",
     "BoxRule",
+    "ChatPartContext",
+    "ChatPartSpec",
     "Checkpoint",
     "CorpusFile",
     "CorpusFormatSpec",

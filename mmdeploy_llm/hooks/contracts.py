@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.guarding.folder_files import read_object
+from mmdeploy_llm.plugin_objects.declared import FirstBytes
 from mmdeploy_llm.request import MediaInput
-
-from .declared import FirstBytes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,11 +13,13 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mmdeploy_llm.errors import PluginConflictError
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
+from mmdeploy_llm.plugin_objects.declared import BUILT_IN, Declared
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
 from .contracts import MediaProcessorSpec
 from .corpora import CorpusFormatSpec
-from .declared import BUILT_IN, Declared
+from .names import normalise
 from .records import PluginOrigin, Provided, describe
 from .selection import Chooser
 
@@ -37,6 +39,7 @@ class KindTable:
     yields: kind -> the kind of its parts, for kinds that are split.
     formats: ".warc" -> the format of corpora that a plugin reads. format_bytes: (offset, bytes) ->
         the format, the longest first.
+    parts: (family or "*", type of a message's part) -> what it becomes.
     outputs: ".sqlite" -> the format of outputs that a plugin writes.
     conflicts: (field, name) -> what is wrong and how to decide.
     """
@@ -49,6 +52,7 @@ class KindTable:
     yields: Mapping[str, str]
     formats: Mapping[str, Provided[CorpusFormatSpec]]
     format_bytes: Mapping[tuple[int, bytes], Provided[CorpusFormatSpec]]
+    parts: Mapping[tuple[str, str], Provided[ChatPartSpec]]
     outputs: Mapping[str, Provided[OutputSinkSpec]]
     conflicts: Mapping[tuple[str, Any], str]
 
@@ -100,6 +104,18 @@ class KindTable:
         """Returns the kind of a message's part of this type, None for another type."""
         return self._found("part_types", part_type)
 
+    def chat_part(self, part_type: str, model: str = "*") -> Provided[ChatPartSpec] | None:
+        """Returns what a message's part of this type becomes for a family, None for a part that is
+        no plugin's. A kind's own part types are nobody else's."""
+        if part_type.removesuffix("_url") in self.kinds:
+            return None
+        for family in dict.fromkeys((normalise(model), "*")):
+            if ("parts", (family, part_type)) in self.conflicts:
+                raise PluginConflictError(self.conflicts["parts", (family, part_type)])
+            if (family, part_type) in self.parts:
+                return self.parts[family, part_type]
+        return None
+
     def _found(self, field: str, name: object) -> str | None:
         if (field, name) in self.conflicts:
             raise PluginConflictError(self.conflicts[field, name])
@@ -109,8 +125,8 @@ class KindTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Claim:
-    """A kind, or a format of corpora, that claims a name. rank: the highest has it; choices of the
-    caller come first. origin: None for the engine itself."""
+    """A kind, or a format of corpora or chat part, that claims a name. rank: the highest has it;
+    choices of the caller come first. origin: None for the engine itself."""
 
     kind: str
     rank: tuple[bool, int, int]
@@ -119,61 +135,66 @@ class _Claim:
 
 
 def table_of(
-    provided: Iterable[Provided[MediaProcessorSpec]],
-    formats: Sequence[Provided[CorpusFormatSpec] | Provided[OutputSinkSpec]] = (),
+    provided: Iterable[Provided[Any]],
     chooser: Chooser | None = None,
 ) -> KindTable:
     """Builds the table from the specs of all plugins, in load order. chooser: decides which plugin
-    reads a format."""
+    reads a format, and which has a type of parts."""
+    found = tuple(provided)
     specs: list[tuple[Declared | MediaProcessorSpec, PluginOrigin | None]]
-    specs = [*((own, None) for own in BUILT_IN), *((each.spec, each.origin) for each in provided)]
+    specs = [(own, None) for own in BUILT_IN]
+    specs += [(own.spec, own.origin) for own in found if isinstance(own.spec, MediaProcessorSpec)]
     claims: dict[tuple[str, Any], list[_Claim]] = {}
     for spec, origin in specs:
         # What somebody has installed wins over what is built in.
         rank = (False, spec.priority, 0 if origin is None else origin.standing)
         for name in claimed(spec):
             claims.setdefault(name, []).append(_Claim(kind=spec.kind, rank=rank, origin=origin))
-    for own_format in formats:
-        for name, claim in _format_claims(own_format, chooser or Chooser({})):
-            claims.setdefault(name, []).append(claim)
+    for other in found:
+        if isinstance(other.spec, CorpusFormatSpec | ChatPartSpec | OutputSinkSpec):
+            for name, claim in _other_claims(other, chooser or Chooser({})):
+                claims.setdefault(name, []).append(claim)
     kinds = tuple(dict.fromkeys(spec.kind for spec, _ in specs))
     for kind in kinds:  # nobody else's, whatever the priority
         for own in (kind, f"{kind}_url"):
             claims["part_types", own] = [_Claim(kind=kind, rank=(False, 0, 1), origin=None)]
     best = {name: _best(own) for name, own in claims.items()}
 
+    def of_field(field: str) -> dict[Any, _Claim]:
+        return {name: own[0] for (theme, name), own in best.items() if theme == field}
+
     def decided(field: str) -> dict[Any, str]:
-        found = {name: own[0] for (theme, name), own in best.items() if theme == field}
-        return {name: own.kind for name, own in found.items() if own.format is None}
+        return {name: own.kind for name, own in of_field(field).items() if own.format is None}
 
-    def of_formats(field: str) -> dict[Any, Provided[Any]]:
-        found = {name: own[0].format for (theme, name), own in best.items() if theme == field}
-        return {name: own for name, own in found.items() if own is not None}
+    def of_others(field: str) -> dict[Any, Any]:
+        return {name: own.format for name, own in of_field(field).items() if own.format}
 
-    begins = _longest_first(decided("first_bytes"))
     return KindTable(
         kinds=kinds,
         suffixes=MappingProxyType(decided("suffixes")),
         columns=MappingProxyType(decided("columns")),
-        first_bytes=MappingProxyType(begins),
+        first_bytes=MappingProxyType(_longest_first(decided("first_bytes"))),
         part_types=MappingProxyType(decided("part_types")),
         yields=MappingProxyType({spec.kind: spec.yields for spec, _ in specs if spec.yields}),
-        formats=MappingProxyType(of_formats("suffixes")),
-        format_bytes=MappingProxyType(_longest_first(of_formats("first_bytes"))),
-        outputs=MappingProxyType(of_formats("outputs")),
+        formats=MappingProxyType(of_others("suffixes")),
+        format_bytes=MappingProxyType(_longest_first(of_others("first_bytes"))),
+        parts=MappingProxyType(of_others("parts")),
+        outputs=MappingProxyType(of_others("outputs")),
         conflicts=MappingProxyType(
             {name: _conflict(*name, own) for name, own in best.items() if len(own) > 1}
         ),
     )
 
 
-def _format_claims(
-    provided: Provided[CorpusFormatSpec] | Provided[OutputSinkSpec], chooser: Chooser
+def _other_claims(
+    provided: Provided[Any], chooser: Chooser
 ) -> Iterator[tuple[tuple[str, Any], _Claim]]:
-    """Yields what a format claims; `use` may name the suffix or the format."""
+    """Yields what a format claims, or a chat part; `use` may name the suffix or the type, or the
+    spec."""
     spec, origin = provided.spec, provided.origin
     for field, name in claimed(spec):
-        keys = (spec.name,) if field == "first_bytes" else (spec.name, name)
+        own = {"first_bytes": spec.name, "parts": name[-1]}.get(field, name)
+        keys = (spec.name, own)
         is_chosen = any(chooser.is_chosen(key, origin) for key in keys)
         rank = (is_chosen, spec.priority, origin.standing)
         yield (field, name), _Claim(kind=spec.name, rank=rank, origin=origin, format=provided)
@@ -185,9 +206,13 @@ def _longest_first(begins: Mapping[tuple[int, bytes], T]) -> dict[tuple[int, byt
 
 
 def claimed(
-    spec: Declared | MediaProcessorSpec | CorpusFormatSpec | OutputSinkSpec,
+    spec: Declared | MediaProcessorSpec | CorpusFormatSpec | ChatPartSpec | OutputSinkSpec,
 ) -> Iterator[tuple[str, Any]]:
     """Yields the names that a spec declares, as (field, name)."""
+    if isinstance(spec, ChatPartSpec):
+        for model in map(normalise, spec.models):
+            yield from (("parts", (model, name)) for name in spec.types)
+        return
     if isinstance(spec, OutputSinkSpec):
         yield from (("outputs", name) for name in spec.suffixes)
         return

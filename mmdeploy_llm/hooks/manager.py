@@ -39,7 +39,6 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from .corpora import CorpusFormatSpec
 from .kinds import KindTable, table_of
 from .names import error_text, listing
 from .records import (
@@ -183,13 +182,9 @@ class PluginManager:
 
     @property
     def kinds(self) -> KindTable:
-        """The kinds of media of all loaded specs, the formats of corpora and of outputs: their
-        suffixes, columns, first bytes, part types. Built anew for each call: take it once."""
-        formats = self._registry.provided(CorpusFormatSpec)
-        outputs = self._registry.provided(OutputSinkSpec)
-        return table_of(
-            self._registry.provided(MediaProcessorSpec), [*formats, *outputs], self._chooser
-        )
+        """The kinds of media of all loaded specs, formats of corpora and of outputs, parts of
+        messages: suffixes, columns, first bytes, types. Built anew for each call: take it once."""
+        return table_of(self._registry.all_provided, self._chooser)
 
     def _note(self) -> str:
         """Returns the loaded plugins and the recorded failures as the end of an error message."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
@@ -34,7 +35,7 @@ FactorySpec = (
     | AttentionBackendSpec
     | OutputSinkSpec
 )
-Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | WeightFormatSpec
+Spec = FactorySpec | ReadingPreset | CorpusFormatSpec | ChatPartSpec | WeightFormatSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
@@ -50,6 +51,7 @@ SpecT = TypeVar(
     OutputSinkSpec,
     AttentionBackendSpec,
     WeightFormatSpec,
+    ChatPartSpec,
 )
 NamedSpecT = TypeVar(
     "NamedSpecT",
@@ -163,6 +165,8 @@ def describe(spec: Spec) -> str:
             return f"attention backend {spec.name}"
         case WeightFormatSpec():
             return f"weight format {spec.name}"
+        case ChatPartSpec():
+            return f"chat part {spec.name}"
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:

@@ -8,6 +8,13 @@ from types import MappingProxyType
 
 from mmdeploy_llm.messages import MEDIA_KIND
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
+from mmdeploy_llm.plugin_objects.chat_parts import (
+    CHAT_PART_TYPE,
+    OWN_TYPES,
+    ChatPartSpec,
+    are_keys,
+)
+from mmdeploy_llm.plugin_objects.declared import HEAD
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
@@ -15,7 +22,6 @@ from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .corpora import CorpusFormatSpec
-from .declared import HEAD
 from .records import Spec
 
 TP_KINDS = (
@@ -108,6 +114,10 @@ _COMMON: Mapping[str, Rule] = MappingProxyType(
         "factory": ('"module:Attribute"', _is_factory),
         "priority": ("an int", _is_priority),
     }
+)
+_KEYS: Rule = (
+    "a mapping of names, not 'type', to str, int, float, bool, list, dict or object",
+    are_keys,
 )
 _COUNT: Rule = ("a whole number above 0", _is_count)
 _SOME_SUFFIXES: Rule = (
@@ -209,6 +219,18 @@ RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
                 '"module:function" or None',
                 lambda value: value is None or _is_factory(value),
             ),
+        },
+        ChatPartSpec: {
+            **_COMMON,
+            "types": (
+                f"a tuple of at least one word in small letters, none of {OWN_TYPES}",
+                lambda value: _is_names(value, CHAT_PART_TYPE) and value != (),
+            ),
+            "keys": _KEYS,
+            "optional": _KEYS,
+            "models": _SOME_NAMES,
+            "files": _NAMES,
+            "late": ("a bool", lambda value: isinstance(value, bool)),
         },
         MediaProcessorSpec: {
             **_COMMON,

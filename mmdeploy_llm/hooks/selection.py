@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
 
@@ -267,5 +268,7 @@ def use_keys(spec: Spec) -> tuple[str, ...]:
             return (*_names(spec), *spec.architectures)
         case CorpusFormatSpec() | OutputSinkSpec():
             return (spec.name, *spec.suffixes)
+        case ChatPartSpec():
+            return (spec.name, *spec.types)
         case _:
             return _names(spec)

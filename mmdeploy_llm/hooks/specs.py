@@ -14,6 +14,7 @@ import pluggy
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
@@ -119,6 +120,15 @@ def provide_attention_backends() -> Iterable[AttentionBackendSpec]:  # type: ign
 def provide_weight_formats() -> Iterable[WeightFormatSpec]:  # type: ignore[empty-body]
     """Returns formats in which checkpoints store weights in few bits. Called once, at load; must
     not import torch.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_chat_parts() -> Iterable[ChatPartSpec]:  # type: ignore[empty-body]
+    """Returns types of content parts of chat messages, which become texts and media before the chat
+    template. Called once, at load.
 
     .. versionadded:: 0.1
     """

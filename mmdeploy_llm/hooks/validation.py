@@ -14,6 +14,7 @@ import pluggy
 from mmdeploy_llm.errors import MediaError, PluginContractError
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.plugin_objects.attention import AttentionBackendSpec
+from mmdeploy_llm.plugin_objects.chat_parts import ChatPartSpec
 from mmdeploy_llm.plugin_objects.logits import LogitsProcessorSpec
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec
@@ -44,6 +45,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_output_sinks": OutputSinkSpec,
         "provide_attention_backends": AttentionBackendSpec,
         "provide_weight_formats": WeightFormatSpec,
+        "provide_chat_parts": ChatPartSpec,
     }
 )
 
@@ -142,6 +144,8 @@ def _spec_faults(spec: Spec) -> Iterator[str]:
         wrong.append(f"yields must be another kind than its own, {spec.kind!r}")
     if isinstance(spec, MediaProcessorSpec) and spec.yields is not None and spec.part_text:
         wrong.append("part_text must be None with yields: the parts have their own")
+    if isinstance(spec, ChatPartSpec) and not wrong and not spec.has_files:
+        wrong.append("files must be among its keys and optional keys")
     if wrong:
         name = spec.name if is_name(spec.name) else "without a name"
         yield f"{type(spec).__name__} {name}: {'; '.join(wrong)}"
@@ -185,6 +189,9 @@ def _claims(spec: Spec) -> list[str]:
             return [f"attention backend {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case WeightFormatSpec():
             return [f"weight format {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case ChatPartSpec():
+            families = [(type_, normalise(own)) for type_ in spec.types for own in spec.models]
+            return [f"chat part {type_!r} for model {own}" for type_, own in families]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models

@@ -1,7 +1,8 @@
 """Reads chat messages: checks them, takes out their media, makes typed placeholders harmless.
 
-messages --> checked copies, media gathered --> marker texts in user text broken by a mark
-         --> template --> prompt with marks; the tokenizer sees the text between them in pieces
+messages --> parts of plugins' types expanded --> checked copies, media gathered
+         --> marker texts in user text broken by a mark --> template --> prompt with marks; the
+             tokenizer sees the text between them in pieces
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.media_loading.expanding import PartExpander, Placed
 from mmdeploy_llm.media_loading.forms import normalised
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.messages import MediaItem
@@ -47,6 +50,8 @@ def read_messages(
     kinds: ModelMedia,
     tools: Sequence[Mapping[str, Any]] = (),
     where: str = "",
+    expander: PartExpander | None = None,
+    deadline: Deadline | None = None,
 ) -> Conversation:
     """Returns checked copies of the messages with their media taken out, each of which leaves a
     part {"type": kind}; the originals are unchanged.
@@ -56,6 +61,7 @@ def read_messages(
     kinds: the kinds of media that parts may have.
     tools: the result of `read_tools`; their texts are made harmless too.
     where: names the conversation, before the number of a message.
+    expander: writes parts whose types plugins add. deadline: of the request.
 
     Raises RequestError that says which message and part is wrong.
     """
@@ -66,7 +72,11 @@ def read_messages(
     if not messages:
         raise RequestError(f"{where}messages must not be empty")
     messages = [_with_calls(message, f"{where}message {i}") for i, message in enumerate(messages)]
-    reader = _Reader(markers, _free_mark([*messages, *tools], template), kinds)
+    messages = [
+        _with_parts(message, f"{where}messages[{i}].content", expander, deadline)
+        for i, message in enumerate(messages)
+    ]
+    reader = _Reader(markers, _free_mark([*messages, *tools], template), kinds, expander)
     copies = tuple(
         reader.message(message, f"{where}message {index}") for index, message in enumerate(messages)
     )
@@ -114,12 +124,29 @@ def _with_calls(message: Any, location: str) -> Any:
     return {**message, "tool_calls": template_calls(message["tool_calls"], location)}
 
 
+def _with_parts(
+    message: Any, path: str, expander: PartExpander | None, deadline: Deadline | None
+) -> Any:
+    """Returns the message with its parts placed, those of plugins' types expanded."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    if expander is None:
+        placed = [Placed(part=part, path=f"{path}[{index}]") for index, part in enumerate(content)]
+    else:
+        placed = expander.content(content, path, deadline)
+    return {**message, "content": placed}
+
+
 class _Reader:
     """Copies the messages of one conversation and collects their media. Only its methods write
     `media`, `locations` and `has_marked`."""
 
-    def __init__(self, markers: Sequence[str], mark: str, kinds: ModelMedia) -> None:
+    def __init__(
+        self, markers: Sequence[str], mark: str, kinds: ModelMedia, expander: PartExpander | None
+    ) -> None:
         self.mark = mark
+        self._expander = expander
         self.has_marked = False
         self.media: list[MediaItem] = []
         self.locations: list[str] = []
@@ -138,24 +165,22 @@ class _Reader:
         copied = {name: self.copy(value) for name, value in message.items() if name != "content"}
         if content is None or isinstance(content, str):
             return {**copied, "content": self.copy(content)}
-        if not isinstance(content, (list, tuple)):
+        if not isinstance(content, list):
             raise RequestError(
                 f"{location}: 'content' must be a text or a list of parts, "
                 f"got {type(content).__name__}"
             )
-        parts = [
-            self._part(part, f"{location}, part {index}") for index, part in enumerate(content)
-        ]
-        return {**copied, "content": parts}
+        return {**copied, "content": [self._part(own.part, own.path) for own in content]}
 
     def _part(self, part: Any, location: str) -> Mapping[str, Any]:
         part_type = part.get("type") if isinstance(part, Mapping) else None
         kind = None if part_type == "text" else self._kinds.kind_of_part(part_type)
         if part_type != "text" and kind is None:
             found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
+            others = "" if self._expander is None else self._expander.providers()
             raise RequestError(
                 f"{location}: Unknown content part type: {found}; known: "
-                f"{', '.join(('text', *self._kinds.types))}"
+                f"{', '.join(('text', *self._kinds.types))}{others}"
             )
         if part_type == "text":
             if not isinstance(part.get("text"), str):
@@ -212,6 +237,8 @@ def _free_mark(messages: Sequence[Any], template: str) -> str:
 
 
 def _texts(value: Any) -> list[str]:
+    if isinstance(value, Placed):
+        return _texts(value.part)
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):

@@ -23,6 +23,7 @@ from mmdeploy_llm.guarding.calls import CallGuard
 from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
+from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
 from mmdeploy_llm.messages import MediaItem
@@ -53,7 +54,7 @@ class Intake:
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
-        writes boxes; None: no plugin says so.
+        writes boxes; None: no plugin says so. expander: of messages' parts of plugins' types.
     new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
@@ -80,6 +81,7 @@ class Intake:
         guard: CallGuard | None = None,
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
+        expander: PartExpander | None = None,
     ) -> None:
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
         self._placeholders = Placeholders(media, tokenizer)
@@ -104,11 +106,10 @@ class Intake:
             encode=tokenizer.encode,
         )
         self._config, self._vocab_size, self._eos_token_ids = config, vocab_size, eos_token_ids
-        self._kind_names, self._chat_template = media.kinds, chat_template
+        self._chat_template, self._unread = chat_template, set[str]()  # names that were warned of
         self._start_marker, self._end_marker = reasoning_start_marker, reasoning_end_marker
+        self._new_request_id, self._expander = new_request_id, expander
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
-        self._new_request_id = new_request_id
-        self._unread: set[str] = set()  # template variables that were warned of
 
     def accept(
         self,
@@ -133,7 +134,7 @@ class Intake:
             prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
-        parts = replace(read_prompt(prompt, self._kind_names), where=where)
+        parts = replace(read_prompt(prompt, self._kinds.kinds), where=where)
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)
@@ -184,7 +185,7 @@ class Intake:
 
         Raises RequestError and its subclasses, but not for a prompt that is too long.
         """
-        rendered = self._render(read_prompt(prompt, self._kind_names))
+        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
         media = self.media.count(rendered.items)
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
@@ -203,7 +204,7 @@ class Intake:
         header again. Raises RequestError."""
         if self._box_rule is None:
             raise RequestError("no plugin says how this model writes boxes (ModelSpec.boxes)")
-        rendered = self._render(read_prompt(prompt, self._kind_names))
+        rendered = self._render(read_prompt(prompt, self._kinds.kinds))
         found = [item for item in self.media.count(rendered.items) if item.size is not None]
         if len(found) != 1 or len(rendered.items) != 1 or found[0].size is None:
             raise RequestError(
@@ -239,20 +240,20 @@ class Intake:
             if self._documents.concern(parts):
                 parts = self._with_documents(parts, own, deadline)
             elif own is not None:
-                with_options(parts.media, own, self._kind_names)  # of no document: an error
+                with_options(parts.media, own, self._kinds.kinds)  # of no document: an error
             rendered = self._render_text(parts)
         counts = Counter(item.kind for item in rendered.items)
         self._placeholders.check_counts(rendered.ids, counts, parts.hint)
         if parts.processor_kwargs is None:
             return rendered
-        items = with_options(rendered.items, parts.processor_kwargs, self._kind_names)
+        items = with_options(rendered.items, parts.processor_kwargs, self._kinds.kinds)
         return replace(rendered, items=items)
 
     def _split(
         self, items: Sequence[MediaItem], own: Any, deadline: Deadline | None
     ) -> list[Group]:
         """Splits the documents among the media of a prompt. own: their mm_processor_kwargs."""
-        items = with_options(items, own, self._kind_names)
+        items = with_options(items, own, self._kinds.kinds)
         found = self.media.split(items, deadline)
         return [Group(item=item, parts=parts) for item, parts in zip(items, found, strict=True)]
 
@@ -302,6 +303,8 @@ class Intake:
             kinds=self._kinds,
             tools=tools,
             where=parts.where,
+            expander=self._expander,
+            deadline=deadline,
         )
         variables["tools"] = list(conversation.tools) or None
         check_chat(conversation.messages, variables, template)

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.hooks import KindTable
 
 from .chat import chat_fields, completion_fields
 from .params import HARMLESS, Body
@@ -52,11 +50,10 @@ def custom_id_of(values: Mapping[str, Any]) -> str | None:
 
 class OpenAILines:
     """Translates the lines of an input; warns once of each field that it ignores. Used by one
-    thread. kinds: of media that files in messages may be."""
+    thread."""
 
-    def __init__(self, kinds: KindTable = BUILT_IN_KINDS) -> None:
+    def __init__(self) -> None:
         self._told: set[str] = set()
-        self._kinds = kinds
 
     def translated(self, values: Mapping[str, Any]) -> Translated:
         """Returns our own line. Raises RequestError."""
@@ -65,7 +62,7 @@ class OpenAILines:
             raise RequestError("custom_id must be a text that is not empty")
         given = _body(values)
         endpoint = _endpoint(values, given)
-        body = Body(given, self._kinds)
+        body = Body(given)
         fields = ENDPOINTS[endpoint](body)
         ignored = body.ignored()
         for name in values:

@@ -6,9 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.hooks import KindTable
 
 # They change no answer of a batch.
 HARMLESS = frozenset(
@@ -64,11 +62,9 @@ SWITCHES = ("add_generation_prompt", "continue_final_message")
 
 
 class Body:
-    """The fields of a body, which are taken one by one: what is left was not understood. kinds: of
-    media that files may be."""
+    """The fields of a body, which are taken one by one: what is left was not understood."""
 
-    def __init__(self, values: Mapping[str, Any], kinds: KindTable = BUILT_IN_KINDS) -> None:
-        self.kinds = kinds
+    def __init__(self, values: Mapping[str, Any]) -> None:
         extra = values.get("extra_body")
         merged = {**values, **(extra if isinstance(extra, Mapping) else {})}
         merged.pop("extra_body", None)

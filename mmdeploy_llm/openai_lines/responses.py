@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.hooks import KindTable
 
 from .chat import message_of
 from .params import OUR_OWN, Body, sampling_of, thinking_of, tools_of
@@ -23,7 +22,7 @@ def response_fields(body: Body) -> dict[str, Any]:
         raise RequestError("the body needs 'input', a text or a list of items")
     messages: list[Any] = []
     for number, item in enumerate(given):
-        _add(messages, item, number, body.kinds)
+        _add(messages, item, number)
     instructions = body.take("instructions")
     if instructions is not None:
         messages.insert(0, {"role": "system", "content": instructions})
@@ -41,12 +40,12 @@ def response_fields(body: Body) -> dict[str, Any]:
     }
 
 
-def _add(messages: list[Any], item: Any, number: int, kinds: KindTable) -> None:
+def _add(messages: list[Any], item: Any, number: int) -> None:
     """Adds an item of the input to the messages."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         own = {name: value for name, value in item.items() if name in ("role", "content")}
-        messages.append(message_of(own, number, kinds))
+        messages.append(message_of(own, number))
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -57,9 +56,7 @@ def _add(messages: list[Any], item: Any, number: int, kinds: KindTable) -> None:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind == "function_call_output":
         output = item.get("output")
-        content = (
-            output if isinstance(output, str) else message_of({"content": output}, number, kinds)
-        )
+        content = output if isinstance(output, str) else message_of({"content": output}, number)
         text = content if isinstance(content, str) else content.get("content")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
     elif kind != "reasoning":  # of an earlier answer: it is not repeated

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import PluginConflictError
 from mmdeploy_llm.hooks import (
+    ChatPartSpec,
     CorpusFormatSpec,
     MediaProcessorSpec,
     ModelSpec,
@@ -49,6 +50,10 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
             if family != ANY_MODEL:
                 winner = partial(manager.media_processor, spec.kind, family)
                 yield f"the {spec.kind} processor of {family}", winner
+    elif isinstance(spec, ChatPartSpec):
+        for family in spec.models:
+            for name in spec.types:
+                yield f"chat part {name}", partial(_writer, manager, name, family)
     elif isinstance(spec, CorpusFormatSpec):
         for name in spec.suffixes:
             yield f"corpus format of {name}", partial(_reader, manager, name)
@@ -59,6 +64,12 @@ def _claims(manager: PluginManager, spec: Spec) -> Iterator[tuple[str, Winner]]:
         kind, find = _finder(manager, spec)
         for name in (spec.name, *getattr(spec, "aliases", ())):
             yield f"{kind} {name}", partial(find, name)
+
+
+def _writer(manager: PluginManager, part_type: str, family: str) -> Spec | None:
+    """Returns what writes a type of parts for a family."""
+    found = manager.kinds.chat_part(part_type, family)
+    return None if found is None else found.spec
 
 
 def _reader(manager: PluginManager, suffix: str) -> Spec | None:

@@ -20,6 +20,7 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.hooks.names import did_you_mean, normalise
+from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
@@ -65,10 +66,12 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
     """Builds what reads the media of a model: the processors of the kinds that its family takes, or
     that a plugin adds to it by its name, and the splitters of kinds that yield one of these.
 
-    Raises what `build_processors` raises.
+    Raises what `build_processors` raises, and PluginError for parts of messages that no function
+    writes.
     """
     plugins, table = files.plugins, files.plugins.kinds
     _check_limits(config, table)
+    PartExpander(table, model=files.spec.name).check()
     chosen = {
         kind: plugins.media_processor(kind, files.spec.name, spec=files.spec)
         for kind in table.kinds

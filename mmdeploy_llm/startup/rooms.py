@@ -17,6 +17,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -166,6 +167,14 @@ def build_intake(
         guard=files.plugins.guard,
         media_size=media_size,
         box_rule=box_rule_of(files),
+        expander=PartExpander(
+            files.plugins.kinds,
+            model=files.spec.name,
+            takes=media.read,
+            fetch=files.plugins.fetch_media,
+            limits=media_limits(runtime.options),
+            guard=files.plugins.guard,
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmdeploy_llm.media_checks.truth import MediaTruth
     from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
+    from mmdeploy_llm.plugin_checks.chat_parts import ChatPartExample
     from mmdeploy_llm.plugin_checks.logits import LogitsExample
     from mmdeploy_llm.plugin_checks.parsers import ParserExample
     from mmdeploy_llm.plugin_checks.tools import ToolParserExample
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
     from .conformance import (
+        ChatPartConformance,
         CorpusFormatConformance,
         FetcherConformance,
         LogitsProcessorConformance,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from .weight_conformance import WeightFormatConformance
 
 __all__ = [
+    "ChatPartConformance",
+    "ChatPartExample",
     "CheckFailed",
     "CheckSkipped",
     "CorpusFormatConformance",
@@ -73,6 +77,8 @@ __all__ = [
 
 _MODULES = MappingProxyType(
     {
+        "ChatPartConformance": ".conformance",
+        "ChatPartExample": "..plugin_checks.chat_parts",
         "CheckFailed": "..model_checks.base",
         "CheckSkipped": "..model_checks.base",
         "CorpusFormatConformance": ".conformance",

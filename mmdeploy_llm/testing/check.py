@@ -17,6 +17,7 @@ from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import (
+    ChatPartSpec,
     Checkpoint,
     CorpusFormatSpec,
     MediaProcessorSpec,
@@ -37,6 +38,7 @@ from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, fac
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.plugin_checks import (
+    chat_parts,
     fetchers,
     fresh,
     logits,
@@ -125,6 +127,10 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         given = WeightFormatSubject(spec=weights)
         checks = weight_reading.CHECKS + weight_products.CHECKS
         yield from _run(checks, describe(weights), given)
+    for part in manager.provided(ChatPartSpec):
+        others = tuple(own for own in manager.provided(ChatPartSpec) if own is not part)
+        written = chat_parts.ChatPartSubject(spec=part, others=others)
+        yield from _run(chat_parts.CHECKS, describe(part), written)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
     for form in manager.provided(CorpusFormatSpec):

@@ -16,6 +16,7 @@ import pytest
 from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.hooks import (
+    ChatPartSpec,
     Checkpoint,
     CorpusFormatSpec,
     LogitsProcessorSpec,
@@ -36,6 +37,7 @@ from mmdeploy_llm.media_checks.subject import (
 from mmdeploy_llm.media_checks.truth import Reference, transformers_truth
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped
 from mmdeploy_llm.plugin_checks import (
+    chat_parts,
     fetchers,
     fresh,
     logits,
@@ -141,6 +143,38 @@ class LogitsProcessorConformance(Conformance):
             examples=tuple(cls.examples),
             texts=tuple(cls.texts),
             new_tokenizer=make_tokenizer,
+        )
+
+
+class ChatPartConformance(Conformance):
+    """Tests a chat part on examples and on odd values of its keys.
+
+    spec: the part.
+    examples: parts with what they become in the end. wrong: parts that must be refused.
+    others: further specs of the plugin whose types it may become.
+    takes: the kinds of media that the model takes.
+    files: path or URL -> bytes, what `about.fetch` returns.
+    """
+
+    checks = chat_parts.CHECKS
+    spec: ClassVar[ChatPartSpec]
+    examples: ClassVar[Sequence[chat_parts.ChatPartExample]] = ()
+    wrong: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    others: ClassVar[Sequence[ChatPartSpec]] = ()
+    takes: ClassVar[tuple[str, ...]] = ("image", "video")
+    files: ClassVar[Mapping[str, bytes]] = MappingProxyType({})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> chat_parts.ChatPartSubject:
+        """The argument of the checks; `subject.expand(part)` writes a part."""
+        return chat_parts.ChatPartSubject(
+            spec=cls.spec,
+            examples=tuple(cls.examples),
+            wrong=tuple(cls.wrong),
+            others=tuple(cls.others),
+            takes=cls.takes,
+            files=cls.files,
         )
 
 

@@ -27,6 +27,7 @@ HOOKS = {
     "provide_output_sinks": (),
     "provide_attention_backends": (),
     "provide_weight_formats": (),
+    "provide_chat_parts": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),
@@ -98,6 +99,7 @@ def test_every_method_of_a_processor_is_a_heading():
         (PLUGINS, "`MediaProcessorSpec`:", "MediaProcessorSpec"),
         (PLUGINS, "`ReadingPreset`:", "ReadingPreset"),
         (PLUGINS, "`CorpusFormatSpec`:", "CorpusFormatSpec"),
+        (PLUGINS, "`ChatPartSpec`:", "ChatPartSpec"),
         (PROCESSORS, "## MediaInput", "MediaInput"),
         (PROCESSORS, "## Limits", "MediaLimits"),
     ],
@@ -116,6 +118,7 @@ def test_every_field_is_in_the_table(text, introduction, name):
         "MediaProcessorSpec",
         "ReadingPreset",
         "CorpusFormatSpec",
+        "ChatPartSpec",
     ],
 )
 def test_types_in_the_tables(name):

@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import (
+    ChatPartSpec,
     CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaLimits,
@@ -360,6 +361,15 @@ def test_hook_provide_weight_formats():
     assert manager.provided(WeightFormatSpec) == (spec,)
     assert manager.named(WeightFormatSpec, "weight format", "Acme-4") is spec
     assert manager.plugins[0].provides == ("weight format acme_4",)
+
+
+def test_hook_provide_chat_parts():
+    spec = ChatPartSpec(name="place", types=("place",), factory="json:loads")
+    plugin = SimpleNamespace(provide_chat_parts=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(ChatPartSpec) == (spec,)
+    assert manager.kinds.chat_part("place").origin.name == "acme"
 
 
 def test_hook_provide_corpus_formats():

@@ -18,6 +18,8 @@ from mmdeploy_llm.hooks import (
     API_VERSION,
     AttentionBackendSpec,
     AttentionSetup,
+    ChatPartContext,
+    ChatPartSpec,
     Checkpoint,
     CorpusFile,
     CorpusFormatSpec,
@@ -105,6 +107,10 @@ def use(manager, spec, folder):
             return made.process(item, {}).num_tokens == made.count_tokens(item, {})
         case ReadingPreset():
             return manager.reading_preset_for("AcmeOcrForCausalLM", "") is spec
+        case ChatPartSpec():
+            about = ChatPartContext(kinds=manager.kinds.kinds, kind_of=manager.kinds.of_name)
+            made = manager.resolve(spec)({"type": "location", "lat": 1, "lon": 2.5}, about)
+            return made == ["At 1.0000, 2.5000. "]
         case AttentionBackendSpec():
             cpu = torch.device("cpu")
             made = manager.build(

@@ -81,7 +81,7 @@ class QuestionReader:
         self._templates = {name: Template(text) for name, text in texts.items()}
         self._media = options.media_columns
         self._is_found = bool(self._media)
-        self._openai = OpenAILines(kinds)
+        self._openai = OpenAILines()
         self._look()
 
     @property
