@@ -25,6 +25,7 @@ MADE_OF = {
         "_sliding_window_pattern",
         "global_attn_every_n_layers",
     ),
+    "sliding_window": ("use_sliding_window",),
     "rope_parameters": ("rope_theta", "rope_scaling", "partial_rotary_factor", "default_theta"),
     "no_rope_layers": ("no_rope_layer_interval",),
 }

@@ -155,7 +155,10 @@ def _window(text: Any) -> str | None:
 
 def _heads(name: str, number: int) -> Variant:
     def change(text: Any) -> str | None:
-        now = getattr(text, "num_key_value_heads", None)
+        try:
+            now = getattr(text, "num_key_value_heads", None)
+        except Exception:  # transformers raises its own error where layers differ in it
+            return "num_key_value_heads varies with the layer"
         if not isinstance(now, int):
             return "the config has no num_key_value_heads"
         text.num_key_value_heads = number

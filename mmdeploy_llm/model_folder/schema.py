@@ -228,6 +228,8 @@ def _check_experts(values: Mapping[str, Any], file_name: str, prefix: str) -> No
 
 def _allowed_elsewhere(key: str, value: object) -> str | None:
     """Returns what is allowed where a key has no field of its own, None when the value is good."""
+    if key in OTHER_CONFIGS and not isinstance(value, dict | None):
+        return "an object"
     if key in IMPLEMENTATION_KEYS and not _is_implementation(value):
         return "the name of an implementation in transformers, never a repository"
     values = value if isinstance(value, list) else [value]

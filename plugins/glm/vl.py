@@ -97,6 +97,7 @@ def decoder_config(config: Any) -> DecoderConfig:
     return replace(
         standard_decoder(text, rotary, own=EXPERT_KEYS),
         qkv_bias=kind == DENSE or (kind == SPARSE and text.attention_bias),
+        out_bias=False,
         post_norms=kind != SPARSE,
         is_tied=config.tie_word_embeddings,
     )

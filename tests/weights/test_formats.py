@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from mmdeploy_llm.errors import CheckpointError, PluginContractError, PluginError
 from mmdeploy_llm.hooks import PluginManager, WeightFormatSpec, hookimpl
+from mmdeploy_llm.model_folder.schema import check_config
 from mmdeploy_llm.weights.quantized import CodeLayout, GroupedMatrix, QuantizedLayer
 
 from .readable import tensors_seen
@@ -221,3 +222,10 @@ class TestFaults:
         layout = CodeLayout(bits=8, group_size=4)
         with pytest.raises(PluginContractError, match=r"codes \[2, 2\]; they must be \[2, 4\]"):
             read(lambda _, stored: [layer(stored, decode=decode, layout=layout)], coded=True)
+
+
+@pytest.mark.parametrize("value", [[], "gptq", 4])
+def test_quantization_config_that_is_no_object(value):
+    with pytest.raises(CheckpointError, match=r"quantization_config.* an object"):
+        check_config({"quantization_config": value}, "config.json")
+    check_config({"quantization_config": None}, "config.json")
