@@ -9,7 +9,6 @@ import pytest
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.errors import ConfigError, PluginConflictError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.hooks.discovery import CORE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
 # As it was written for an earlier version: a name, an architecture, a class, one kind of media.
@@ -123,15 +122,14 @@ def test_the_ways_that_the_line_names(install, caplog, name):
     blocked = PluginManager.load(blocked=(f"acme-llm:{name}",))
     assert blocked.origin(blocked.model_for([wanted])).is_builtin
     exactly = PluginManager.load(plugins=(f"acme-llm:{name}",))
-    own = [info for info in exactly.plugins if info.name not in CORE]
-    assert [info.distribution for info in own] == ["acme-llm"]
+    assert [info.distribution for info in exactly.plugins] == ["acme-llm"]
 
 
 def test_a_plain_name_means_both_of_the_same_name(install):
     install("phi", PHI)
     named = PluginManager.load(plugins=("phi",))
     names = {info.name for info in named.plugins}
-    assert names == {"phi", "mmdeploy-llm:phi", *CORE}
+    assert names == {"phi", "mmdeploy-llm:phi"}
     assert named.owner(named.model_for([PHI[1]])) == "phi"
     assert not {"phi", "mmdeploy-llm:phi"} & {
         info.name for info in PluginManager.load(blocked=("phi",)).plugins

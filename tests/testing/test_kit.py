@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import attention
 from safetensors.torch import load_file
 
 from mmdeploy_llm import LLM, SamplingParams, testing
@@ -189,8 +190,8 @@ def test_the_fakes_in_an_engine(tmp_path, monkeypatch):
     (folder / "model.safetensors").unlink()
     placeholder = make_tokenizer("qwen2_5_vl").convert_tokens_to_ids("<|image_pad|>")
     given = {"models": [FAKE_MODEL], "media_processors": [FAKE_PROCESSOR]}
-    manager = fake_manager(**given, reasoning_parsers=[FAKE_PARSER])
-    monkeypatch.setattr("mmdeploy_llm.hooks.PluginManager.load", lambda *args: manager)
+    manager = fake_manager(attention, **given, reasoning_parsers=[FAKE_PARSER])
+    monkeypatch.setattr("mmdeploy_llm.hooks.PluginManager.load", lambda *args, **core: manager)
     llm = LLM(model=str(folder), load_format="dummy", block_size=16, use_warmup=False)
     try:
         prompt = {
