@@ -71,7 +71,8 @@ class Programs:
 
     def run(self, code, *words, cwd=None, env=None, timeout=300):
         """Returns returncode, stdout and stderr of a program, as subprocess.run does."""
-        if self._server is None:
+        if self._server is None or self._server.poll() is not None:  # a test may have ended it
+            self.close()
             self._start()
         with tempfile.TemporaryDirectory() as folder:
             files = [os.devnull, f"{folder}/stdout", f"{folder}/stderr"]
