@@ -17,7 +17,7 @@ from mmdeploy_llm.attention_checks import backends
 from mmdeploy_llm.attention_checks.subject import BackendSubject
 from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
-from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
+from mmdeploy_llm.errors import CheckpointError, MediaError, ModelNotSupportedError, PluginLoadError
 from mmdeploy_llm.hooks import (
     AttentionBackendSpec,
     ChatPartSpec,
@@ -271,7 +271,7 @@ def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:
     try:
         with torch.device("meta"):
             factory_of(spec)(config)
-    except ModelNotSupportedError as error:
+    except (ModelNotSupportedError, CheckpointError) as error:
         reason = f"it refuses transformers' default config ({error}); give a model folder"
         yield _skipped("builds_on_meta", what, reason)
         return
