@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .image.drawing import Drawing
     from .image.thumbnail import small_jpeg
     from .local import read_beneath
+    from .page_parts import PageParts
     from .sound.decode import OpenSound, SoundDecoder
     from .video.opening import open_video
     from .video.timeline import OpenVideo, Timeline, constant_timeline
@@ -42,6 +43,7 @@ __all__ = [
     "ImageHeader",
     "OpenSound",
     "OpenVideo",
+    "PageParts",
     "PatchOptions",
     "Patchifier",
     "SoundDecoder",
@@ -71,6 +73,7 @@ _HOMES = {
     "ImageHeader": ".image.decode",
     "OpenSound": ".sound.decode",
     "OpenVideo": ".video.timeline",
+    "PageParts": ".page_parts",
     "PatchOptions": "mmdeploy_llm.pixels",
     "Patchifier": "mmdeploy_llm.pixels",
     "SoundDecoder": ".sound.decode",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaSplitter, SplitPart
-from mmdeploy_llm.media import Drawing, Workers
+from mmdeploy_llm.media import Drawing, PageParts, Workers
 
 LIBRARY = "mmdeploy_llm_processors.pdf.library"
 POINTS = 72  # of an inch
@@ -145,8 +145,8 @@ class PageDrawing(Drawing):
         return f"PageDrawing(page {self.index + 1}, {self.size[0]} x {self.size[1]})"
 
 
-class Pages(Sequence[SplitPart]):
-    """The wanted pages of a document, each made when it is asked for. text: of a page."""
+class Pages(PageParts):
+    """The wanted pages of a document. text: of a page."""
 
     def __init__(
         self,
@@ -156,29 +156,17 @@ class Pages(Sequence[SplitPart]):
         sizes: Sequence[Sequence[float]],
         limits: MediaLimits,
     ) -> None:
+        super().__init__(indexes)
         self._document, self._options = document, options
-        self._indexes, self._sizes, self._limits = indexes, sizes, limits
+        self._sizes, self._limits = sizes, limits
 
-    def __len__(self) -> int:
-        return len(self._indexes)
-
-    @overload
-    def __getitem__(self, place: int) -> SplitPart: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[SplitPart]: ...
-    def __getitem__(self, place: int | slice) -> SplitPart | list[SplitPart]:
+    def part(self, place: int) -> SplitPart:
         """Returns a page. Raises MediaError for one whose size cannot be read."""
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        index, (width, height) = self._indexes[place], self._sizes[place]
+        index, (width, height) = self.indexes[place], self._sizes[place]
         if not (width > 0 and height > 0):
             raise MediaError(f"page {index + 1} cannot be read; its object is damaged")
         source = PageDrawing(self._document, index, self._options.size(width, height))
         return SplitPart(source=source, label=self.label(place))
-
-    def label(self, place: int) -> str:
-        """Returns the name of a page."""
-        return f"page {self._indexes[place] + 1}"
 
     def text(self, place: int) -> str:
         """Returns the text layer of a page, "" for a page that is a picture. Raises MediaError."""
@@ -188,9 +176,6 @@ class Pages(Sequence[SplitPart]):
             own.blob,
             self._limits,
             password=own.password,
-            page=self._indexes[place],
+            page=self.indexes[place],
         )
         return str(found["text"])
-
-    def __iter__(self) -> Iterator[SplitPart]:
-        return (self[place] for place in range(len(self)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaSplitter, SplitPart
+from mmdeploy_llm.media import PageParts
 from mmdeploy_llm.page_ranges import parse_pages
 from mmdeploy_llm.tiff import pages_of, with_first
 
@@ -60,34 +61,19 @@ def _places(blob: bytes) -> list[int | None]:
     return places
 
 
-class Pages(Sequence[SplitPart]):
-    """The wanted pages of a file, each made when it is asked for."""
+class Pages(PageParts):
+    """The wanted pages of a file."""
 
     def __init__(self, blob: bytes, places: Sequence[int | None], wanted: Sequence[int]) -> None:
-        self._blob, self._places, self._wanted = blob, places, wanted
+        super().__init__(wanted)
+        self._blob, self._places = blob, places
 
-    def __len__(self) -> int:
-        return len(self._wanted)
-
-    @overload
-    def __getitem__(self, place: int) -> SplitPart: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[SplitPart]: ...
-    def __getitem__(self, place: int | slice) -> SplitPart | list[SplitPart]:
+    def part(self, place: int) -> SplitPart:
         """Returns a page. Raises MediaError for one that a damaged list has lost."""
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        directory = self._places[self._wanted[place]]
+        directory = self._places[self.indexes[place]]
         if directory is None:
             raise MediaError(
-                f"page {self._wanted[place] + 1} and those after it cannot be found: the tiff's "
+                f"page {self.indexes[place] + 1} and those after it cannot be found: the tiff's "
                 "list of pages is damaged"
             )
         return SplitPart(source=with_first(self._blob, directory), label=self.label(place))
-
-    def label(self, place: int) -> str:
-        """Returns the name of a page."""
-        return f"page {self._wanted[place] + 1}"
-
-    def __iter__(self) -> Iterator[SplitPart]:
-        return (self[place] for place in range(len(self)))
