@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
@@ -86,8 +85,7 @@ def test_the_code_keeps_the_rules_of_this_repository(package):
 
 
 @pytest.mark.long
-def test_the_code_is_typed(package, tmp_path):
-    (tmp_path / "mmdeploy_llm_processors").symlink_to(ROOT / "processors")
+def test_the_code_is_typed(package):
     done = subprocess.run(
         [
             sys.executable,
@@ -99,7 +97,6 @@ def test_the_code_is_typed(package, tmp_path):
             "src",
         ],
         cwd=package.folder,
-        env={**os.environ, "MYPYPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
         capture_output=True,
         text=True,
         check=False,

@@ -54,7 +54,7 @@ BROKEN = [
     (
         GOOD.replace("provide_reasoning_parsers", "provide_parsers"),
         {"hooks_are_valid", "*"},
-        "there is no hook 'provide_parsers'.*plugins/README.md",
+        "there is no hook 'provide_parsers'.*page on plugins",
     ),
     (
         GOOD.replace("factory=", "model="),
