@@ -37,25 +37,3 @@ def byte_tokenizer():
         return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos)
 
     return make
-
-
-# What they check is in the processors' common base: with the first processor of each class of tests
-# they run as the others do, with the rest only among the long tests.
-OF_THE_BASE = {
-    "test_close_leaves_nothing",
-    "test_closes_twice",
-    "test_keys_change_with_every_byte",
-    "test_threads_do_not_disturb_each_other",
-}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Marks checks of a common base as long, but for one processor of each class."""
-    seen = set()
-    for item in items:
-        name, case = getattr(item, "originalname", None), item.nodeid.rpartition("::")[0]
-        if name in OF_THE_BASE and item.path.name == "test_media_processors.py":
-            if (case, name) in seen:
-                item.add_marker(pytest.mark.long)
-            seen.add((case, name))
