@@ -72,12 +72,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy cannot follow the renamed folders of an editable install; it can follow links, which
-# pyproject.toml names as mypy_path.
 types: $(STAMP)
-	@mkdir -p .mypy_cache/paths
-	@ln -sfn ../../plugins .mypy_cache/paths/mmdeploy_llm_plugins
-	@ln -sfn ../../processors .mypy_cache/paths/mmdeploy_llm_processors
 	$(BIN)/mypy
 
 # The guide as a website in site/. Its tools are installed on first use.

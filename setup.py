@@ -15,7 +15,7 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-NATIVE = Path(__file__).parent / "mmdeploy_llm" / "native"
+NATIVE = Path(__file__).parent / "src" / "mmdeploy_llm" / "native"
 TARGET = Path("mmdeploy_llm") / "native" / "prebuilt"
 
 

@@ -24,9 +24,9 @@ import surface_pages  # noqa: E402
 
 PAGES = {  # page of the site -> file of the repository
     "index.md": "README.md",
-    "plugins.md": "plugins/README.md",
-    "processors.md": "processors/README.md",
-    "code.md": "mmdeploy_llm/README.md",
+    "plugins.md": "src/mmdeploy_llm_plugins/README.md",
+    "processors.md": "src/mmdeploy_llm_processors/README.md",
+    "code.md": "src/mmdeploy_llm/README.md",
     "benchmarks.md": "examples/benchmarks/RESULTS.md",
     "examples.md": "examples/README.md",
     "changelog.md": "CHANGELOG.md",

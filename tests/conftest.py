@@ -108,6 +108,15 @@ def load_file():
 
 
 @pytest.fixture(scope="session")
+def run_program(load_file):
+    """run_program(code, *words, cwd=, env=, timeout=): runs Python in another process, where torch
+    and transformers have been imported already; see programs.py."""
+    programs = load_file("programs.py").Programs()
+    yield programs.run
+    programs.close()
+
+
+@pytest.fixture(scope="session")
 def build_kernels():
     """build_kernels(level) -> the library, built once for all processes and runs of the tests, in
     the folder in which engines look for it."""

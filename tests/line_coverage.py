@@ -17,8 +17,8 @@ from slipcover.importer import FileMatcher, SlipcoverMetaPathFinder, wrap_pytest
 from slipcover.slipcover import Slipcover
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = tuple(str(ROOT / name) for name in ("mmdeploy_llm", "plugins", "processors"))
-MATCHER = FileMatcher(FOLDERS)
+SOURCES = ROOT / "src"
+MATCHER = FileMatcher((str(SOURCES),))
 CONFIG = ROOT / "pyproject.toml"
 LEAST = 97.0  # percent
 
@@ -47,9 +47,7 @@ class LineCoverage:
         data = coverage.CoverageData(basename=str(ROOT / ".coverage"))
         data.erase()
         data.add_lines(self.lines)
-        packages = (
-            found.parent for folder in FOLDERS for found in Path(folder).rglob("__init__.py")
-        )
+        packages = (found.parent for found in SOURCES.rglob("__init__.py"))
         data.touch_files(str(path) for folder in packages for path in folder.glob("*.py"))
         data.write()
         options = {

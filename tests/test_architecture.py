@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("errors", "shown", "weight_formats"),
-    ("params", "messages", "page_ranges", "deadline", "caches"),
+    ("params", "messages", "page_ranges", "tiff", "deadline", "caches"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),
@@ -35,7 +35,7 @@ LAYERS = (
     ("plan", "forward"),
     ("plugin_objects",),
     ("hooks",),
-    ("isolation", "pixels"),
+    ("isolation", "pixels", "sound_files"),
     ("media",),
     ("kept_media",),
     ("transfer", "kernels", "tensor_file"),
@@ -58,7 +58,7 @@ LAYERS = (
     ("records",),
     ("openai_lines",),
     ("sinks", "telling"),
-    ("sidecars",),
+    ("opening", "sidecars"),
     ("finding",),
     ("questions", "answers"),
     ("exporting",),
@@ -68,7 +68,7 @@ LAYERS = (
     ("bulk",),
     ("llm", "aio"),
     ("plugin_checks",),
-    ("media_checks",),
+    ("attention_checks", "data_checks", "media_checks", "weight_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
     ("command_options",),
@@ -79,11 +79,9 @@ ROOMS = {"intake", "schedule", "runner", "delivery"}
 KNOW_ALL_ROOMS = ("engine", "startup", "determinism", "model_checks")
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
 
-FOLDERS = {  # folder -> package
-    "mmdeploy_llm": "mmdeploy_llm",
-    "plugins": "mmdeploy_llm_plugins",
-    "processors": "mmdeploy_llm_processors",
-}
+PACKAGES = ("mmdeploy_llm", "mmdeploy_llm_plugins", "mmdeploy_llm_processors")
+CORE = "src/mmdeploy_llm"
+OTHERS = ("src/mmdeploy_llm_plugins", "src/mmdeploy_llm_processors")
 PLUGIN_PACKAGES = {"mmdeploy_llm_plugins", "mmdeploy_llm_processors"}
 PROCESSORS = "mmdeploy_llm_processors"
 # What processors of several families share: plugins may build on it, one way.
@@ -119,7 +117,8 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
-PLUGIN_API |= {"page_ranges", "attention.base", "gguf.tables", "weights.map"}
+PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
+PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "weights.map", "weights.quantized"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
@@ -130,20 +129,20 @@ IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
 IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif", "pypdfium2"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
-    ("fsspec", "processors/remote/stores.py"),
-    ("pyarrow", "mmdeploy_llm/sinks/parquet.py"),
+    ("fsspec", "src/mmdeploy_llm_processors/remote/stores.py"),
+    ("pyarrow", "src/mmdeploy_llm/sinks/parquet.py"),
 }
-MAY_USE_TRITON = "mmdeploy_llm/cuda/"
+MAY_USE_TRITON = "src/mmdeploy_llm/cuda/"
 # The kit makes samples, the benchmark makes photos; a family's processor changes decoded images.
 MAY_OPEN_MEDIA = (
-    "mmdeploy_llm/media/",
-    "mmdeploy_llm/pixels/",
-    "mmdeploy_llm/kept_media.py",
-    "processors/",
-    "mmdeploy_llm/media_checks/",
-    "mmdeploy_llm/bench/photos.py",
+    "src/mmdeploy_llm/media/",
+    "src/mmdeploy_llm/pixels/",
+    "src/mmdeploy_llm/kept_media.py",
+    "src/mmdeploy_llm_processors/",
+    "src/mmdeploy_llm/media_checks/",
+    "src/mmdeploy_llm/bench/photos.py",
 )
-MAY_USE_MEDIA = {"PIL": (*MAY_OPEN_MEDIA, "plugins/"), "av": MAY_OPEN_MEDIA}
+MAY_USE_MEDIA = {"PIL": (*MAY_OPEN_MEDIA, "src/mmdeploy_llm_plugins/"), "av": MAY_OPEN_MEDIA}
 
 # The kit says whether a plugin changes the environment.
 SEES_ENVIRONMENT = {"mmdeploy_llm.cli", "mmdeploy_llm.plugin_checks.left_over"}
@@ -172,8 +171,8 @@ class Source:
         self.root = root
         self.path = path
         self.name = path.relative_to(root).as_posix()
-        folder, *rest = self.name.removesuffix(".py").removesuffix("/__init__").split("/")
-        self.module = ".".join([FOLDERS.get(folder, folder), *rest])
+        inner = self.name.removeprefix("src/").removesuffix(".py").removesuffix("/__init__")
+        self.module = inner.replace("/", ".")
         self.text = path.read_text(encoding="utf-8")
 
     @cached_property
@@ -182,7 +181,7 @@ class Source:
 
     @property
     def part(self) -> str:
-        """Its place in LAYERS: "hooks" for mmdeploy_llm/hooks/specs.py; "" for the root."""
+        """Its place in LAYERS: "hooks" for src/mmdeploy_llm/hooks/specs.py; "" for the root."""
         return [*self.module.split("."), ""][1]
 
     @cached_property
@@ -229,16 +228,16 @@ def _is_import_call(node: ast.Call) -> bool:
 
 def _exists(root: Path, module: str) -> bool:
     package, *rest = module.split(".")
-    folders = {package: folder for folder, package in FOLDERS.items()}
-    if package not in folders:
+    if package not in PACKAGES:
         return False
-    path = root.joinpath(folders[package], *rest)
+    path = root.joinpath("src", package, *rest)
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def sources(root: Path, *folders: str) -> list[Source]:
     """The Python files below the folders, all shipped ones by default."""
-    found = [path for name in folders or FOLDERS for path in (root / name).rglob("*.py")]
+    names = folders or [f"src/{package}" for package in PACKAGES]
+    found = [path for name in names for path in (root / name).rglob("*.py")]
     return [_source(root, path) for path in sorted(found)]
 
 
@@ -254,7 +253,7 @@ def _source(root: Path, path: Path) -> Source:
 def wrong_order(root: Path) -> list[str]:
     """Core files import from lower layers only, and every file has a layer."""
     wrong = []
-    for source in sources(root, "mmdeploy_llm"):
+    for source in sources(root, CORE):
         if source.part in (
             "",
             "testing",
@@ -299,7 +298,7 @@ def circles(root: Path) -> list[str]:
 def knows_two_rooms(root: Path) -> list[str]:
     """Only the engine and the start-up know more than one room."""
     wrong = []
-    for source in sources(root, "mmdeploy_llm"):
+    for source in sources(root, CORE):
         if source.part in (*KNOW_ALL_ROOMS, "testing"):
             continue
         known = {item.module.split(".")[1] for item in source.imports if item.module.count(".")}
@@ -311,7 +310,7 @@ def knows_two_rooms(root: Path) -> list[str]:
 def beyond_plugin_api(root: Path) -> list[str]:
     """Plugins and processors import the plugin API and their own folder, nothing else of ours."""
     wrong = []
-    for source in sources(root, "plugins", "processors"):
+    for source in sources(root, *OTHERS):
         own = ".".join(source.module.split(".")[:2])
         for item in source.imports:
             package, _, rest = item.module.partition(".")
@@ -334,7 +333,7 @@ def torch_where_there_is_none(root: Path) -> list[str]:
     """The rooms that only decide, the hooks and the root nouns import no torch."""
     return [
         source.at(item.line, f"imports {item.module}")
-        for source in sources(root, "mmdeploy_llm")
+        for source in sources(root, CORE)
         for item in source.imports
         if source.part in TORCH_FREE and item.module.partition(".")[0] in ("torch", "transformers")
     ]
@@ -351,7 +350,9 @@ def libraries_in_wrong_places(root: Path) -> list[str]:
             if (library, source.name) not in MAY_TOO:
                 users.setdefault(library, set()).add(source.name)
             if not source.name.startswith(MAY_USE_MEDIA.get(library, "")):
-                wrong.append(source.at(item.line, f"imports {library} outside mmdeploy_llm/media/"))
+                wrong.append(
+                    source.at(item.line, f"imports {library} outside src/mmdeploy_llm/media/")
+                )
             if library == "triton" and not source.name.startswith(MAY_USE_TRITON):
                 wrong.append(source.at(item.line, f"imports triton outside {MAY_USE_TRITON}"))
     for library in sorted(IN_ONE_FILE):
@@ -401,10 +402,10 @@ def too_long(root: Path) -> list[str]:
 def too_large_rooms(root: Path) -> list[str]:
     """A room with its subfolders holds no more lines than a newcomer reads in an evening."""
     num_lines: Counter[str] = Counter()
-    for path in (path for ending in CPP for path in (root / "mmdeploy_llm").rglob(ending)):
-        num_lines["/".join(path.relative_to(root).parts[:2])] += path.read_text().count("\n")
+    for path in (path for ending in CPP for path in (root / "src/mmdeploy_llm").rglob(ending)):
+        num_lines["/".join(path.relative_to(root).parts[1:3])] += path.read_text().count("\n")
     for source in sources(root):
-        num_lines["/".join(source.name.split("/")[:2])] += source.text.count("\n")
+        num_lines["/".join(source.name.split("/")[1:3])] += source.text.count("\n")
     return [
         f"{room}: {count} lines, {MAX_ROOM_LINES} are allowed"
         for room, count in num_lines.items()
@@ -421,7 +422,7 @@ def family_names(root: Path) -> set[str]:
     """The names of families in the plugins: of their folders, and those of their specs without what
     classes of transformers end with. An underscore may be any separator, or none."""
     found = set()
-    for source in sources(root, "plugins"):
+    for source in sources(root, OTHERS[0]):
         for call in ast.walk(source.syntax) if source.path.name == "__init__.py" else ():
             if not isinstance(call, ast.Call) or ast.unparse(call.func) != "ModelSpec":
                 continue
@@ -440,7 +441,7 @@ def names_a_family(root: Path) -> list[str]:
     names = sorted(family_names(root), key=len, reverse=True)
     words = "|".join(re.escape(name).replace("_", "[-_. ]?") for name in names)
     pattern = re.compile(rf"(?<![a-zA-Z])({words or '(?!)'})(?![a-zA-Z])", re.IGNORECASE)
-    paths = [path for name in ("mmdeploy_llm", "processors") for path in (root / name).rglob("*")]
+    paths = [path for name in (CORE, OTHERS[1]) for path in (root / name).rglob("*")]
     wrong = []
     for path in sorted(path for path in paths if path.suffix in (".py", ".tmpl", ".cpp", ".h")):
         name = path.relative_to(root).as_posix()
@@ -472,16 +473,14 @@ def unpacked_folders(root: Path) -> list[str]:
     settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     listed = set(settings["packages"])
     folders = {source.path.parent.relative_to(root).as_posix() for source in sources(root)}
-    real = {
-        ".".join([FOLDERS[first], *rest]) for first, *rest in (name.split("/") for name in folders)
-    }
+    real = {name.removeprefix("src/").replace("/", ".") for name in folders}
     wrong = [f"package {name} is not listed in pyproject.toml" for name in sorted(real - listed)]
     return wrong + [f"listed package {name} has no folder" for name in sorted(listed - real)]
 
 
 def untested_hooks(root: Path) -> list[str]:
     """Every hook has a test named test_hook_<name> and a heading in docs/plugin_reference.md."""
-    specs = Source(root, root / "mmdeploy_llm/hooks/specs.py").syntax
+    specs = Source(root, root / "src/mmdeploy_llm/hooks/specs.py").syntax
     hooks = [
         node.name
         for node in specs.body
@@ -506,7 +505,7 @@ def _decorator(node: ast.expr) -> str:
 def bad_all(root: Path) -> list[str]:
     """`__all__` of the public packages is sorted and names exactly what they import for others."""
     wrong = []
-    for name in ("mmdeploy_llm/__init__.py", "mmdeploy_llm/hooks/__init__.py"):
+    for name in ("src/mmdeploy_llm/__init__.py", "src/mmdeploy_llm/hooks/__init__.py"):
         source = Source(root, root / name)
         public, listed = _exports(source.syntax), _all_of(source.syntax)
         if listed != sorted(listed, key=lambda n: (not n.isupper(), not n[0].isupper(), n)):
@@ -552,7 +551,7 @@ def test_importing_the_package_is_quick_and_light():
 
 
 def test_torch_free_parts_load_no_torch_through_others_either():
-    names = [source.module for source in sources(ROOT, "mmdeploy_llm") if source.part in TORCH_FREE]
+    names = [source.module for source in sources(ROOT, CORE) if source.part in TORCH_FREE]
     code = f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
     run(code + "assert 'torch' not in sys.modules\nassert 'transformers' not in sys.modules\n")
 
@@ -574,29 +573,35 @@ def run(code: str) -> str:
 # A tree that keeps the rules, and changes that break them.
 
 GOOD = {
-    "mmdeploy_llm/__init__.py": "if TYPE_CHECKING:\n    from .llm import LLM\n__all__ = ['LLM']",
-    "mmdeploy_llm/errors.py": "",
-    "mmdeploy_llm/llm.py": "from .runner.runner import Runner\nfrom . import errors\n",
-    "mmdeploy_llm/engine.py": "import torch\nfrom .intake import x\nfrom .runner.runner import y\n",
-    "mmdeploy_llm/cli.py": "import os\nfrom . import __version__\nos.environ['X']\n",
-    "mmdeploy_llm/hooks/__init__.py": "from .specs import hook\n__all__ = ['hook']\n",
-    "mmdeploy_llm/hooks/specs.py": "@hookspec(firstresult=True)\ndef hook(): ...\n",
-    "mmdeploy_llm/intake/__init__.py": "from mmdeploy_llm.errors import X\n",
-    "mmdeploy_llm/runner/__init__.py": "",
-    "mmdeploy_llm/runner/runner.py": "import llguidance\nfrom ..hooks import hook",
-    "mmdeploy_llm/schedule/__init__.py": (
+    "src/mmdeploy_llm/__init__.py": (
+        "if TYPE_CHECKING:\n    from .llm import LLM\n__all__ = ['LLM']"
+    ),
+    "src/mmdeploy_llm/errors.py": "",
+    "src/mmdeploy_llm/llm.py": "from .runner.runner import Runner\nfrom . import errors\n",
+    "src/mmdeploy_llm/engine.py": (
+        "import torch\nfrom .intake import x\nfrom .runner.runner import y\n"
+    ),
+    "src/mmdeploy_llm/cli.py": "import os\nfrom . import __version__\nos.environ['X']\n",
+    "src/mmdeploy_llm/hooks/__init__.py": "from .specs import hook\n__all__ = ['hook']\n",
+    "src/mmdeploy_llm/hooks/specs.py": "@hookspec(firstresult=True)\ndef hook(): ...\n",
+    "src/mmdeploy_llm/intake/__init__.py": "from mmdeploy_llm.errors import X\n",
+    "src/mmdeploy_llm/runner/__init__.py": "",
+    "src/mmdeploy_llm/runner/runner.py": "import llguidance\nfrom ..hooks import hook",
+    "src/mmdeploy_llm/schedule/__init__.py": (
         "if TYPE_CHECKING:\n    import torch\n    from mmdeploy_llm.runner import Runner\n"
     ),
-    "plugins/__init__.py": "",
-    "plugins/one/__init__.py": (
+    "src/mmdeploy_llm_plugins/__init__.py": "",
+    "src/mmdeploy_llm_plugins/one/__init__.py": (
         "ModelSpec(name='acme_2', architectures=('Acme2VLForConditionalGeneration',))\n"
         "from mmdeploy_llm.layers.moe import X\nfrom mmdeploy_llm_plugins.one import model\n"
         "from . import model\nfrom mmdeploy_llm.hooks import hook\n"
     ),
-    "plugins/one/model.py": "import torch\nfrom mmdeploy_llm_processors.image import x\n",
-    "plugins/one/tiny.py": "from mmdeploy_llm.tiny import Family\n",
-    "processors/__init__.py": "",
-    "processors/image/__init__.py": "import av\nfrom PIL import Image\n",
+    "src/mmdeploy_llm_plugins/one/model.py": (
+        "import torch\nfrom mmdeploy_llm_processors.image import x\n"
+    ),
+    "src/mmdeploy_llm_plugins/one/tiny.py": "from mmdeploy_llm.tiny import Family\n",
+    "src/mmdeploy_llm_processors/__init__.py": "",
+    "src/mmdeploy_llm_processors/image/__init__.py": "import av\nfrom PIL import Image\n",
     "docs/plugin_reference.md": "# Plugins\n\n### `hook() -> None`\n",
     "tests/hooks/test_hooks.py": "def test_hook_hook(): ...\n",
     "pyproject.toml": (
@@ -606,9 +611,9 @@ GOOD = {
         "'mmdeploy_llm_processors.image']\n"
     ),
 }
-RUNNER = "mmdeploy_llm/runner/runner.py"
-SCHEDULE = "mmdeploy_llm/schedule/__init__.py"
-ONE = "plugins/one/model.py"
+RUNNER = "src/mmdeploy_llm/runner/runner.py"
+SCHEDULE = "src/mmdeploy_llm/schedule/__init__.py"
+ONE = "src/mmdeploy_llm_plugins/one/model.py"
 BAD = [  # rule, changed file, its text, what must be found
     (wrong_order, RUNNER, "from mmdeploy_llm.intake import x", "runner must not import"),
     (wrong_order, RUNNER, "def f():\n    from mmdeploy_llm import engine", "mmdeploy_llm.engine"),
@@ -618,11 +623,16 @@ BAD = [  # rule, changed file, its text, what must be found
     (wrong_order, RUNNER, "import mmdeploy_llm.testing", "mmdeploy_llm.testing"),
     (wrong_order, RUNNER, "import mmdeploy_llm_plugins.one", "plugins come by entry point"),
     (wrong_order, RUNNER, "if TYPE_CHECKING:\n    pass\nelse:\n    from ..llm import x", ".llm"),
-    (wrong_order, "mmdeploy_llm/params.py", "from .messages import x", "params must not import"),
-    (wrong_order, "mmdeploy_llm/errors.py", "from .params import x", "errors must not import"),
-    (wrong_order, "mmdeploy_llm/helpers.py", "", "'helpers' has no place"),
-    (circles, "mmdeploy_llm/errors.py", "from .llm import x", "errors > mmdeploy_llm.llm"),
-    (knows_two_rooms, "mmdeploy_llm/llm.py", "from . import intake, runner", "intake, runner"),
+    (
+        wrong_order,
+        "src/mmdeploy_llm/params.py",
+        "from .messages import x",
+        "params must not import",
+    ),
+    (wrong_order, "src/mmdeploy_llm/errors.py", "from .params import x", "errors must not import"),
+    (wrong_order, "src/mmdeploy_llm/helpers.py", "", "'helpers' has no place"),
+    (circles, "src/mmdeploy_llm/errors.py", "from .llm import x", "errors > mmdeploy_llm.llm"),
+    (knows_two_rooms, "src/mmdeploy_llm/llm.py", "from . import intake, runner", "intake, runner"),
     (beyond_plugin_api, ONE, "from mmdeploy_llm.runner import x", "not in the plugin API"),
     (beyond_plugin_api, ONE, "from mmdeploy_llm.hooks.contracts import x", "not in the plugin API"),
     (beyond_plugin_api, ONE, "import mmdeploy_llm", "not in the plugin API"),
@@ -632,25 +642,35 @@ BAD = [  # rule, changed file, its text, what must be found
     (beyond_plugin_api, ONE, "from mmdeploy_llm.tiny import x", "not in the plugin API"),
     (
         beyond_plugin_api,
-        "processors/image/a.py",
+        "src/mmdeploy_llm_processors/image/a.py",
         "import mmdeploy_llm_processors.video",
         "belongs to another plugin",
     ),
     (torch_where_there_is_none, SCHEDULE, "def f():\n    import torch.nn", "imports torch.nn"),
-    (torch_where_there_is_none, "mmdeploy_llm/plan.py", "from torch import x", "imports torch"),
+    (torch_where_there_is_none, "src/mmdeploy_llm/plan.py", "from torch import x", "imports torch"),
     (libraries_in_wrong_places, RUNNER, "from PIL import Image", "imports PIL outside"),
     (libraries_in_wrong_places, ONE, "import av.container", "imports av outside"),
-    (libraries_in_wrong_places, ONE, "import llguidance", "llguidance is imported in mmdeploy_llm"),
+    (libraries_in_wrong_places, ONE, "import llguidance", "llguidance is imported in src/"),
     (libraries_in_wrong_places, ONE, "import triton", "imports triton outside"),
     (hidden_state, ONE, "def f():\n    global x", "model.py:2: global x"),
     (hidden_state, ONE, "import os\nos.getenv('X')", "reads os.getenv"),
     (hidden_state, ONE, "from os import environ", "reads os.environ"),
     (too_long, ONE, "\n" * (MAX_FILE_LINES + 1), "401 lines, 400 are allowed"),
     (too_long, ONE, "async def f():\n" + " x\n" * MAX_FUNCTION_LINES, "f has 51 lines"),
-    (too_large_rooms, ONE, "\n" * (MAX_ROOM_LINES + 1), "plugins/one: 3007 lines, 3000 are"),
+    (
+        too_large_rooms,
+        ONE,
+        "\n" * (MAX_ROOM_LINES + 1),
+        "mmdeploy_llm_plugins/one: 3007 lines, 3000 are",
+    ),
     (names_a_family, RUNNER, "# as Acme-2 does", "runner.py:1: names the family Acme-2"),
     (names_a_family, RUNNER, "x = 'Acme2VLModel'\ny = 'acme2vl'", "py:2: names the family acme2vl"),
-    (names_a_family, "processors/image/a.cpp", "// one 4V", "a.cpp:1: names the family one"),
+    (
+        names_a_family,
+        "src/mmdeploy_llm_processors/image/a.cpp",
+        "// one 4V",
+        "a.cpp:1: names the family one",
+    ),
     (hard_words, ONE, '"""By hand."""', "a docstring begins with 'By hand.'"),
     (
         hard_words,
@@ -659,25 +679,35 @@ BAD = [  # rule, changed file, its text, what must be found
         "a docstring begins with 'Of rows.'",
     ),
     (hard_words, ONE, "x = 1  # the row behind it", "model.py:1: says 'behind'"),
-    (unpacked_folders, "plugins/two/model.py", "", "mmdeploy_llm_plugins.two is not listed"),
-    (unpacked_folders, "plugins/one", None, "package mmdeploy_llm_plugins.one has no folder"),
+    (
+        unpacked_folders,
+        "src/mmdeploy_llm_plugins/two/model.py",
+        "",
+        "mmdeploy_llm_plugins.two is not listed",
+    ),
+    (
+        unpacked_folders,
+        "src/mmdeploy_llm_plugins/one",
+        None,
+        "package mmdeploy_llm_plugins.one has no folder",
+    ),
     (untested_hooks, "docs/plugin_reference.md", "# Plugins\nhook", "hook hook has no heading"),
     (untested_hooks, "tests/hooks/test_hooks.py", "", "hook hook has no test"),
-    (untested_hooks, "mmdeploy_llm/hooks/specs.py", "def hook(): ...", "has no hooks"),
+    (untested_hooks, "src/mmdeploy_llm/hooks/specs.py", "def hook(): ...", "has no hooks"),
     (
         bad_all,
-        "mmdeploy_llm/hooks/__init__.py",
+        "src/mmdeploy_llm/hooks/__init__.py",
         "from .specs import a, b\n__all__ = ['b', 'a']",
         "sorted",
     ),
     (
         bad_all,
-        "mmdeploy_llm/hooks/__init__.py",
+        "src/mmdeploy_llm/hooks/__init__.py",
         "from .specs import a, b\n__all__ = ['a']",
         "b is not in",
     ),
-    (bad_all, "mmdeploy_llm/__init__.py", "__all__ = ['LLM']", "LLM does not exist"),
-    (bad_all, "mmdeploy_llm/__init__.py", "__all__ = ['LLM', 'LLM']", "something twice"),
+    (bad_all, "src/mmdeploy_llm/__init__.py", "__all__ = ['LLM']", "LLM does not exist"),
+    (bad_all, "src/mmdeploy_llm/__init__.py", "__all__ = ['LLM', 'LLM']", "something twice"),
 ]
 
 RULES = tuple(dict.fromkeys(rule for rule, *_ in BAD))

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -153,7 +152,7 @@ def test_wrong_usage(folder, arguments, message):
 
 
 @pytest.mark.full
-def test_a_forked_child_is_refused(folder):
+def test_a_forked_child_is_refused(folder, run_program):
     code = """
 import os, sys
 from mmdeploy_llm import EngineError, TokenCounter
@@ -167,7 +166,7 @@ with TokenCounter(sys.argv[1]) as counter:
             sys.exit(7 if "forked" in str(error) else 1)
     print(os.waitpid(pid, 0)[1] >> 8, counter.count_tokens("x").num_prompt_tokens > 0)
 """
-    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
+    done = run_program(code, folder)
     assert (done.stdout, done.stderr) == ("7 True\n", "")
 
 

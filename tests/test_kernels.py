@@ -115,7 +115,7 @@ def test_record_returns_the_result(own):
 
 
 def test_nobody_asks_which_kernels_they_are():
-    core = Path(__file__).parent.parent / "mmdeploy_llm"
+    core = Path(__file__).parent.parent / "src/mmdeploy_llm"
     asking = [
         path
         for path in core.rglob("*.py")

@@ -13,8 +13,8 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.tiny import write_tiny
 
 ROOT = Path(__file__).parent.parent
-MAP = ROOT / "mmdeploy_llm/README.md"
-OURS = [ROOT / "mmdeploy_llm", ROOT / "plugins", ROOT / "processors"]
+MAP = ROOT / "src/mmdeploy_llm/README.md"
+OURS = [ROOT / "src"]
 MAX_LINES = 3000  # of the files that are read in order
 MAX_RUN_LINES = 3250  # of the functions that one request runs, in all threads
 OPTIONS = {

@@ -23,12 +23,15 @@ every = pytest.mark.parametrize("row", FORMATS.values(), ids=list(FORMATS))
 def test_no_other_code_names_a_format():
     found = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "mmdeploy_llm").rglob("*.py")
+        for path in (ROOT / "src/mmdeploy_llm").rglob("*.py")
         for line in path.read_text().splitlines()
         if OWN_NAMES.search(line) and '"' in line.replace('"""', "")
     }
     # The error about a checkpoint that is not read says what to do.
-    assert found <= {"mmdeploy_llm/weight_formats.py", "mmdeploy_llm/weights/quantized/reading.py"}
+    assert found <= {
+        "src/mmdeploy_llm/weight_formats.py",
+        "src/mmdeploy_llm/weights/quantized/formats.py",
+    }
 
 
 @every

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.records.state import RunState
-from mmdeploy_llm.sinks.choose import open_sink
-from mmdeploy_llm.sinks.merged import MergedOutputs
 
 OUTPUTS = ("out.jsonl", "out.parquet", "out.tar")
 

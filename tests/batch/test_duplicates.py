@@ -138,7 +138,7 @@ def test_rows_that_ask_something_else_are_not_the_same(
 
 def test_parts_keep_whose_answer_it_is(run, folder, tmp_path):
     pytest.importorskip("pyarrow")
-    from mmdeploy_llm.sinks.merged import MergedOutputs
+    from mmdeploy_llm.opening.merged import MergedOutputs
 
     run(str(folder), out=tmp_path / "out.parquet")
     found = {

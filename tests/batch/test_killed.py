@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.sinks.choose import open_sink
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.sinks.scan import read_records
 from mmdeploy_llm.tiny import write_tiny
 
@@ -109,7 +109,9 @@ def test_an_output_cut_at_any_byte_is_completed(fake_llm, jsonl, tmp_path):
     output = tmp_path / "out.jsonl"
     run_batch(plan_batch(source, output, BatchSettings()), lambda: fake_llm)
     whole = output.read_bytes()
-    for cut in range(0, len(whole) + 1, 7):
+    ends = [0, *(at + 1 for at, byte in enumerate(whole) if byte == ord("\n"))]
+    near = {end + by for end in ends for by in (-2, -1, 0, 1, 2)}  # where a record begins or ends
+    for cut in sorted((near & set(range(len(whole) + 1))) | set(range(0, len(whole), 31))):
         output.write_bytes(whole[:cut])
         begin = whole[: whole.rfind(b"\n", 0, cut) + 1]
         good = [line for line in begin.splitlines() if b'"error_code": 200' in line]
@@ -138,19 +140,15 @@ main()
 
 
 @pytest.mark.full
-def test_ctrl_c_in_a_real_program_is_clean_and_the_rest_is_done_later(model, jsonl, tmp_path):
+def test_ctrl_c_in_a_real_program_is_clean_and_the_rest_is_done_later(
+    model, jsonl, tmp_path, run_program
+):
     rows = [{"prompt": f"The fox {number}"} for number in range(NUM_ROWS)]
     source, output = jsonl(*rows), tmp_path / "out.jsonl"
     words = ["batch", str(source), "-o", str(output), "--model", str(model), "--max-tokens", "8"]
     words += ["--num-threads", "1", "--max-num-seqs", "2", "--temperature", "0"]
     words += ["--engine", "kv_cache_memory=16777216", "--engine", "max_model_len=128"]
-    stopped = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *words],
-        capture_output=True,
-        text=True,
-        timeout=MAX_SECONDS,
-        check=False,
-    )
+    stopped = run_program(INTERRUPTED, *words, timeout=MAX_SECONDS)
     assert stopped.returncode == 130, stopped.stderr
     assert "the same command with --resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr

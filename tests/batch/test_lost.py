@@ -12,8 +12,8 @@ import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
-from mmdeploy_llm.sinks.choose import open_sink
 
 NUM = 24
 FOLDERS = ("out.parquet", "out.tar")

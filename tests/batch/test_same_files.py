@@ -168,7 +168,7 @@ def test_records_of_deleted_files_are_told_and_pruned(caption, photos, tmp_path)
 
 def test_pruned_parts(caption, photos, tmp_path):
     pytest.importorskip("pyarrow")
-    from mmdeploy_llm.sinks.merged import MergedOutputs
+    from mmdeploy_llm.opening.merged import MergedOutputs
 
     out = tmp_path / "out.parquet"
     caption("photos", mode="new", out=out)

@@ -13,9 +13,9 @@ import pytest
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.outcome import NOTHING, Retried
-from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import newest
 
 FOLDERS = ("out.parquet", "out.tar")
@@ -416,7 +416,7 @@ def test_a_named_journal(do, rows, here):
 def test_an_output_without_its_library_says_what_to_install(here):
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
-        "from mmdeploy_llm.sinks.choose import open_sink\n"
+        "from mmdeploy_llm.opening.choose import open_sink\n"
         "try: open_sink('out.parquet')\n"
         "except ValueError as error: print(error)"
     )

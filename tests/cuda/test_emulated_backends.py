@@ -7,7 +7,7 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.attention import libraries, select
-from mmdeploy_llm.runtime_config import AttentionChoice
+from mmdeploy_llm.hooks import AttentionSetup, PluginManager
 
 BLOCK_SIZES = {"flash-attn": 256, "torch-varlen": 256, "flash-attn-3": 16, "flash-attn-4": 16}
 LIBRARIES = [
@@ -31,7 +31,10 @@ def install(load_file, cases, monkeypatch):
     """Installs the fake of a library on a card; returns the names of its calls."""
     fakes = load_file("attention/fakes.py").Fakes(cases.dense)
 
+    is_installed = libraries.is_installed
+
     def install(card, name):
+        monkeypatch.setattr(libraries, "is_installed", lambda x: x == name or is_installed(x))
         fakes.install(monkeypatch, libraries, name)
         module = sys.modules[libraries.LIBRARIES[name].module]
         for function in libraries.LIBRARIES[name].functions:
@@ -71,8 +74,10 @@ def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_ca
         8, query_lens, earlier, block_size=BLOCK_SIZES.get(name, 16), spans=spans, device="cuda"
     )
     layout = cases.with_lengths(case.layout)
-    choice = AttentionChoice(name=name, block_size=case.cache.block_size)
-    backend = select.create(choice, None, (16,), torch.device("cuda"))
+    setup = AttentionSetup(
+        device=torch.device("cuda"), dtype="float32", kv_cache_dtype="float32", head_dims=(16,)
+    )
+    backend = select.create(name, PluginManager.load(("attention",)), setup)
     card.waits.clear()
     found = backend.begin(layout, case.cache).attend(0, case.q, case.k, case.v)
     assert not card.waits

@@ -11,6 +11,7 @@ from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines
 from mmdeploy_llm.datasets.tables import remote
 from mmdeploy_llm.datasets.tables.places import Place
+from mmdeploy_llm.errors import ConfigError
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: the extra 'parquet'")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -400,3 +401,15 @@ def test_mutated_tables_end_in_rows_or_errors(tmp_path, form):
     """2,000 of each form, 10,000 in all."""
     for seed in range(1, 11):
         check_mutations(tmp_path, form, 200, seed)
+
+
+def test_a_process_that_ends_at_every_start_ends_the_reading(tmp_path, monkeypatch):
+    """The table was counted; since then nothing starts any more."""
+    path = write(tmp_path / "a.parquet", pyarrow.table({"x": [1, 2]}))
+    rows = open_rows(str(path))
+    rows._idle.pop().close()
+    monkeypatch.setattr(remote, "serve", os.abort)
+    with pytest.raises(ConfigError, match=r"a.parquet.*ended 3 times as it started"):
+        list(rows.read(FirstLines(count=9)))
+    monkeypatch.undo()
+    assert len(list(rows.read(FirstLines(count=9)))) == 2

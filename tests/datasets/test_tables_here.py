@@ -1,6 +1,7 @@
 """The child that reads tables, run in a thread of this process: what it sends is what is read, and
 coverage sees it."""
 
+import datetime
 import json
 import threading
 from multiprocessing import Pipe
@@ -11,6 +12,7 @@ from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines
 from mmdeploy_llm.datasets.tables import arrow, ipc, lance_table, parquet, remote, serve
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.processes import Channel
 from mmdeploy_llm.records.ids import Selection
 
@@ -212,3 +214,46 @@ def test_lance(read, tmp_path, monkeypatch):
     monkeypatch.setattr(lance_table, "MAX_LOST", 1)
     monkeypatch.setattr(lance_table, "batch_pieces", lambda *_: 1 / 0)
     assert bad_lines(read(tmp_path / "a.lance"))[-1] <= 33
+
+
+OWN_FORMAT = """
+import datetime
+from mmdeploy_llm.hooks import CorpusFormatSpec, DamagedRow, hookimpl
+
+ROWS = [
+    {"a": 1, "b": [1.5, {"c": b"x"}], "d": bytearray(b"y")},
+    DamagedRow(message="torn"),
+    [1],
+    {"a": {1: 2}},
+    {"a": object()},
+    {"day": datetime.date(2026, 1, 2)},
+]
+
+def read(file):
+    with file.open() as content:
+        yield from ROWS
+        if content.read():
+            raise ValueError("the rest is damaged")
+
+@hookimpl
+def provide_corpus_formats():
+    return [CorpusFormatSpec(name="own", reader=f"{__name__}:read", suffixes=(".own",))]
+"""
+
+
+def test_rows_of_a_plugins_format(tmp_path):
+    (tmp_path / "own_format.py").write_text(OWN_FORMAT)
+    kinds = PluginManager.load(plugins=(), files=[tmp_path / "own_format.py"]).kinds
+    (tmp_path / "a.own").write_bytes(b"")
+    (tmp_path / "b.own").write_bytes(b"more")
+    found = list(open_rows(str(tmp_path / "*.own"), kinds=kinds).read(FirstLines(count=20)))
+    shown = [row.message if isinstance(row, BadItem) else dict(row.values) for row in found]
+    day = {"day": datetime.date(2026, 1, 2)}
+    good, torn, no_mapping, no_text, no_value, last, *rest = shown
+    assert (good, last) == ({"a": 1, "b": [1.5, {"c": b"x"}], "d": b"y"}, day)
+    assert "torn" in torn
+    assert "a row must be a mapping, got list" in no_mapping
+    assert "has the name 1, which is no text" in no_text
+    assert "has a object, which no row can hold" in no_value
+    assert rest[:6] == [*shown[:5], day]
+    assert "the rest is damaged" in rest[6]

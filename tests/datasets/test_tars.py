@@ -4,7 +4,9 @@ import tarfile
 
 import pytest
 
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.rows import BadItem, Row
+from mmdeploy_llm.records.ids import Selection
 
 
 def link(name, kind=tarfile.SYMTYPE, target="/etc/passwd"):
@@ -35,6 +37,14 @@ def test_members_of_a_key_are_one_row(read, write_tar):
     assert b.values == {"0.png": b"0", "1.png": b"1", "__key__": "dir/b"}
     assert c.values == {"cls": "7", "__key__": "c"}
     assert [row.line for row in (a, b, c)] == [1, 2, 3]
+
+
+def test_members_of_suffixes_with_several_dots_are_media(write_tar, kinds_of):
+    path = write_tar("0.tar", {"a.nii.gz": b"1", "b.t1.NII.gz": b"2", "c.gz": b"3", "c.cls": "7"})
+    kinds = kinds_of({"kind": "volume", "suffixes": (".nii.gz",)})
+    a, b, c = open_rows(str(path), kinds=kinds).read(Selection())
+    assert (a.values["nii.gz"], b.values["t1.NII.gz"]) == (b"1", b"2")
+    assert c.values == {"cls": "7", "__key__": "c"}
 
 
 def test_the_webdataset_package_groups_alike(read, write_tar):

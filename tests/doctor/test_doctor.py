@@ -1,10 +1,12 @@
 """The examination finds what is missing or wrong, and says what to do."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
@@ -20,6 +22,7 @@ from mmdeploy_llm.doctor.examination import (
     libraries,
     plugins,
     processor,
+    versions,
 )
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_checks.reference import Reference
@@ -67,12 +70,27 @@ def test_a_missing_library_comes_with_the_line_that_installs_it(monkeypatch):
     assert all(finding.advice.startswith("pip install ") for finding in found)
 
 
+def test_a_library_that_is_not_there_is_no_source_tree(monkeypatch):
+    """PyAV removed: videos and sounds fail, and nothing else says so before the batch."""
+    real = importlib.metadata.version
+
+    def version(name):
+        if name == "av":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    finding = versions()
+    assert "av not installed" in finding.text
+    assert (finding.state, finding.advice) == (State.BAD, "pip install av")
+
+
 def test_the_libraries_are_those_of_the_extras():
     """The package of each library is in the extra that its line installs."""
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     for library in OPTIONAL:
         (extra,) = re.findall(r"mmdeploy-llm\[(\w+)\]", library.install)
-        assert [re.split(r"\W", wanted)[0] for wanted in extras[extra]] == [library.package]
+        assert [re.split(r"[^\w-]", wanted)[0] for wanted in extras[extra]] == [library.package]
         assert importlib.util.find_spec(library.module)
 
 
@@ -86,23 +104,22 @@ def test_gpus():
 
 def test_attention_on_a_card_without_any_library(monkeypatch):
     monkeypatch.setattr("mmdeploy_llm.attention.libraries.is_installed", lambda _: False)
-    finding = attention(WITH_CARD, has_kernels=True)
+    finding = attention(WITH_CARD, None)
     assert finding.state is State.SLOW
-    assert "pip install" in finding.advice
+    assert finding.text.startswith("on CUDA: reference; not ")
+    assert "not flash-attn is not installed: pip install" in finding.text
 
 
 def test_a_broken_plugin(monkeypatch):
-    monkeypatch.setattr(PluginManager, "load", lambda *_: _WithFailure())
+    _fail_a_plugin(monkeypatch)
     finding = plugins()
     assert finding.state is State.BAD
     assert finding.text == "bad: broken"
 
 
-class _WithFailure:
-    class _Failure:
-        plugin, error = "bad", "broken"
-
-    failures = (_Failure,)
+def _fail_a_plugin(monkeypatch):
+    failure = SimpleNamespace(plugin="bad", error="broken")
+    monkeypatch.setattr(PluginManager, "failures", (failure,))
 
 
 def test_every_way_to_compute_is_compared():
@@ -126,7 +143,7 @@ def test_the_command():
 
 
 def test_the_command_tells_what_is_wrong(monkeypatch):
-    monkeypatch.setattr(PluginManager, "load", lambda *_: _WithFailure())
+    _fail_a_plugin(monkeypatch)
     done = CliRunner().invoke(app, ["doctor", "--no-self-test", "--json"])
     assert done.exit_code == 1
     (wrong,) = [item for item in json.loads(done.output) if item["state"] == "bad"]

@@ -178,6 +178,11 @@ class TestWords:
             "5 of 9 truncated: 0.png, 1.png, 2.png and 2 more",
         ]
         assert next(outliers([bad])).startswith("1 of 1 failed")
+        other = record("d/long.pdf", error_code=413, error_msg="too many pages")
+        given = [bad, other, record("d/b.png", error_code=415, error_msg=fault.message)]
+        assert list(outliers(given)) == [
+            "3 of 3 failed: bad.png, b.png: not an image; long.pdf: too many pages"
+        ]
 
     @pytest.mark.parametrize(
         ("num", "text"), [(12, "12 bytes"), (3400, "3.4 kB"), (2.5e7, "25 MB"), (9.9e12, "9.9 TB")]

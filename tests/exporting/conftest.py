@@ -5,8 +5,8 @@ import json
 import pytest
 from PIL import Image
 
+from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.records.record import ItemError, Record
-from mmdeploy_llm.sinks.choose import open_sink
 from mmdeploy_llm.sinks.scan import Kept
 
 

@@ -7,7 +7,7 @@ import pytest
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.exporting.export import ExportOptions
 from mmdeploy_llm.exporting.formats import FORMATS, export_records, format_of
-from mmdeploy_llm.sinks.merged import MergedOutputs
+from mmdeploy_llm.opening.merged import MergedOutputs
 
 from .conftest import record_at, written
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from mmdeploy_llm.datasets.names import natural_key
 from mmdeploy_llm.errors import ConfigError
@@ -13,6 +14,7 @@ from mmdeploy_llm.finding.files import find_media
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.skipped import Skip, Skipped
 from mmdeploy_llm.finding.wanted import Wanted
+from mmdeploy_llm.hooks import PluginManager
 
 
 def names(found):
@@ -231,3 +233,15 @@ def test_kinds_are_chosen_and_what_a_model_does_not_take_is_told(tmp_path, png, 
     with pytest.raises(ConfigError, match="kinds names no kind"):
         FindingOptions.given({"kinds": " , "})
     assert FindingOptions.given({"kinds": "image, audio"}).kinds == ("image", "audio")
+
+
+def test_a_picture_of_several_pages_is_told_and_read_whole_where_that_is_chosen(tmp_path):
+    pages = [Image.new("L", (4, 4), 9 * number) for number in range(3)]
+    pages[0].save(tmp_path / "scan.tif", save_all=True, append_images=pages[1:])
+    pages[0].save(tmp_path / "single.tif")
+    table = PluginManager.load(("tiff",)).kinds
+    for chosen, kind in (((), "image"), (("image",), "image"), (("image", "tiff"), "tiff")):
+        found = find_media([str(tmp_path)], wanted=Wanted(table=table, chosen=chosen))
+        assert [file.kind for file in found.files] == [kind, "image"]
+        told = "1 image has several pages, of which the first is used; `mmdeploy-llm read` reads"
+        assert any(note.startswith(told) for note in found.skipped.notes) == (kind == "image")

@@ -133,6 +133,7 @@ SKETCH = {
     "first_bytes": (b"SKETCH1", b"\x89PNG\r\n\x1a\nsketch"),
 }
 NOTES = {"kind": "notes", "suffixes": (".notes",)}
+VOLUMES = {"kind": "volume", "suffixes": (".nii.gz", ".ome.png")}
 
 
 @pytest.mark.parametrize(
@@ -154,11 +155,14 @@ NOTES = {"kind": "notes", "suffixes": (".notes",)}
         ("a.mid", b"MThd\0\0", ".mid"),
         ("a.ogg", b"OggS" + bytes(24) + b"\x80theora", "video"),
         ("a.pdf", b"%PDF-1.7", ".pdf"),
+        ("a.nii.GZ", b"\x1f\x8b\x08", "volume"),  # a longer suffix says more than first bytes
+        ("a.gz", b"\x1f\x8b\x08", ".gz"),
+        ("a.ome.png", made("PNG"), "volume"),
     ],
 )
 def test_kinds_of_plugins_are_found_as_images_are(tmp_path, kinds_of, name, data, kind):
     (tmp_path / name).write_bytes(data)
-    found = kind_of(str(tmp_path / name), False, kinds_of(SKETCH, NOTES))
+    found = kind_of(str(tmp_path / name), False, kinds_of(SKETCH, NOTES, VOLUMES))
     assert (found.kind if isinstance(found, Media) else found.label) == kind
 
 

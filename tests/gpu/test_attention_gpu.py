@@ -3,19 +3,21 @@ cases are those of tests/attention. Backends that are not installed are skipped 
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.attention import provide_attention_backends
 
-from mmdeploy_llm.attention import libraries
 from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.layouts import decode_layout
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.runtime_config import AttentionNeeds
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
 ]
 DTYPES = (torch.bfloat16, torch.float16)
+BACKENDS = {spec.name: spec for spec in provide_attention_backends() if spec.devices == ("cuda",)}
 
 
 @pytest.fixture(scope="module")
@@ -23,32 +25,38 @@ def cases(load_file):
     return load_file("attention/cases.py")
 
 
-@pytest.fixture(scope="module", params=selection.CUDA_ORDER)
-def name(request):
-    """Names of the backends that this machine has and this GPU can run."""
-    if not libraries.is_installed(request.param):
-        pytest.skip(f"{request.param} is not installed")
-    needs = AttentionNeeds(
-        name=request.param, device="cuda", dtype="bfloat16", kv_cache_dtype="bfloat16"
+@pytest.fixture(scope="module")
+def plugins():
+    return PluginManager.load(("attention",))
+
+
+def needs(name):
+    return AttentionNeeds(
+        name=name, device="cuda", dtype="bfloat16", kv_cache_dtype="bfloat16", head_dims=(128,)
     )
+
+
+def host():
+    return selection.Host(capabilities=(torch.cuda.get_device_capability(),))
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def name(request, plugins):
+    """Names of the backends that this machine has and this GPU can run."""
     try:
-        selection.select(
-            needs, has_kernels=False, capabilities=(torch.cuda.get_device_capability(),)
-        )
+        selection.select(needs(request.param), plugins, host())
     except ConfigError as error:
         pytest.skip(str(error))
     return request.param
 
 
 @pytest.fixture(scope="module")
-def backend(name):
-    limits = selection.LIMITS[name]
-    choice = AttentionChoice(name=name, block_size=limits.block_size)
-    return selection.create(choice, None, (128,), torch.device("cuda"))
+def backend(name, plugins):
+    return selection.create(name, plugins, host().setup(needs(name)))
 
 
 def block_sizes(name):
-    return {1: (16, 64, 128), 256: (256,)}[selection.LIMITS[name].block_multiple]
+    return {1: (16, 64, 128), 256: (256,)}[BACKENDS[name].block_multiple]
 
 
 def options_of(backend, options):
@@ -124,7 +132,7 @@ def test_long_prefill_after_a_prefix(cases, name, backend):
 @pytest.mark.parametrize("shape", [(28, 4, 128), (8, 4, 256), (20, 4, 80)])
 @pytest.mark.parametrize("batch", [([1, 1], [4095, 700]), ([1, 300], [512, 90])])
 def test_cache_in_4_bits(cases, name, backend, shape, batch):
-    if "int4" not in selection.LIMITS[name].cache_dtypes:
+    if "int4" not in BACKENDS[name].cache_dtypes:
         pytest.skip(f"{name} reads no cache of few bits")
     heads, kv_heads, head_dim = shape
     fixed = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": 64}

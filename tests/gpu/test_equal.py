@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.attention.select import CUDA_ORDER
 from mmdeploy_llm.tiny import families
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SCORED = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
-BACKENDS = ("reference", *CUDA_ORDER)
+BACKENDS = (
+    "reference",
+    *(spec.name for spec in provide_attention_backends() if spec.devices == ("cuda",)),
+)
 EACH_BACKEND = ("qwen2", "ernie4_5_vl_moe")
 TOLERANCE = 0.25  # of log-probabilities in bfloat16
 

@@ -54,7 +54,7 @@ def site(tmp_path, monkeypatch):
     def here(**options):
         return everywhere(**{"path": [str(folder)], **options})
 
-    monkeypatch.setattr("mmdeploy_llm.hooks.discovery.metadata.distributions", here)
+    monkeypatch.setattr("importlib.metadata.distributions", here)
     site = Site(folder)
     yield site
     for module in site.modules:

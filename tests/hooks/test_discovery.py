@@ -60,9 +60,7 @@ def test_package_whose_metadata_cannot_be_read_at_all(site, monkeypatch):
         def locate_file(self, path):
             return f"/somewhere/{path}"
 
-    monkeypatch.setattr(
-        "mmdeploy_llm.hooks.discovery.metadata.distributions", lambda: [Unreadable()]
-    )
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: [Unreadable()])
     (failure,) = discover().failures
     assert (failure.plugin, failure.error) == ("a package in /somewhere/", "OSError: disk")
 
@@ -187,10 +185,18 @@ def test_version_mismatch(site, requires, is_told):
         assert f"mmdeploy-llm {metadata.version('mmdeploy-llm')} is installed" in problems[0]
 
 
+def test_a_package_that_holds_up_every_start_is_told(site, caplog, monkeypatch, model_plugin):
+    monkeypatch.setattr("mmdeploy_llm.hooks.registry.MAX_IMPORT_SECONDS", 0.05)
+    site.install("slow", f"import time; time.sleep(0.06)\n{model_plugin()}")
+    (told,) = PluginManager.load().plugins[-1].warnings
+    assert "its import took 0." in told
+    assert told in caplog.text
+
+
 def test_a_development_version_of_ours_counts_as_a_version(site, monkeypatch):
     site.install("acme", NOTHING, requires=["mmdeploy-llm>=0.5"])
     plugin = discover().plugins[0]
-    monkeypatch.setattr("mmdeploy_llm.plugin_versions.metadata.version", lambda name: "1.0.dev3")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.0.dev3")
     assert plugin.problems == ()
 
 
@@ -251,5 +257,5 @@ def test_without_an_installed_version_of_ours_nothing_is_compared(site, monkeypa
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("mmdeploy_llm.plugin_versions.metadata.version", missing)
+    monkeypatch.setattr("importlib.metadata.version", missing)
     assert plugin.problems == ()

@@ -11,9 +11,9 @@ from mmdeploy_llm import errors, hooks
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor, MediaRef, PluginManager, specs
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = (ROOT / "plugins/README.md").read_text()
+PLUGINS = (ROOT / "src/mmdeploy_llm_plugins/README.md").read_text()
 REFERENCE = (ROOT / "docs/plugin_reference.md").read_text()
-PROCESSORS = (ROOT / "processors/README.md").read_text()
+PROCESSORS = (ROOT / "src/mmdeploy_llm_processors/README.md").read_text()
 
 # The frozen surface: a change here is a change of the plugin API and belongs in the CHANGELOG.
 HOOKS = {
@@ -24,6 +24,10 @@ HOOKS = {
     "provide_media_processors": (),
     "provide_reading_presets": (),
     "provide_corpus_formats": (),
+    "provide_output_sinks": (),
+    "provide_attention_backends": (),
+    "provide_weight_formats": (),
+    "provide_chat_parts": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
     "on_step": ("stats",),
@@ -95,6 +99,7 @@ def test_every_method_of_a_processor_is_a_heading():
         (PLUGINS, "`MediaProcessorSpec`:", "MediaProcessorSpec"),
         (PLUGINS, "`ReadingPreset`:", "ReadingPreset"),
         (PLUGINS, "`CorpusFormatSpec`:", "CorpusFormatSpec"),
+        (PLUGINS, "`ChatPartSpec`:", "ChatPartSpec"),
         (PROCESSORS, "## MediaInput", "MediaInput"),
         (PROCESSORS, "## Limits", "MediaLimits"),
     ],
@@ -113,6 +118,7 @@ def test_every_field_is_in_the_table(text, introduction, name):
         "MediaProcessorSpec",
         "ReadingPreset",
         "CorpusFormatSpec",
+        "ChatPartSpec",
     ],
 )
 def test_types_in_the_tables(name):
@@ -176,7 +182,9 @@ def test_links_lead_somewhere(text):
         if target.startswith("#"):
             assert target in anchors
         else:
-            assert (ROOT / "plugins" / target.partition("#")[0]).resolve().is_file()
+            assert (
+                (ROOT / "src/mmdeploy_llm_plugins" / target.partition("#")[0]).resolve().is_file()
+            )
 
 
 def test_the_first_plugin_answers(monkeypatch, capsys):

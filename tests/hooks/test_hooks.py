@@ -10,19 +10,23 @@ from mmdeploy_llm.errors import (
     MediaError,
     MediaLimitError,
     MediaTimeoutError,
+    PluginError,
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import (
+    ChatPartSpec,
     CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
     MediaRef,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     ReadingPreset,
     ReasoningParserSpec,
     ToolParserSpec,
+    WeightFormatSpec,
 )
 
 REF = MediaRef(kind="image", uri="cat.png")
@@ -329,10 +333,49 @@ def test_raising_extension_costs_only_its_own_commands(manager, caplog):
     assert [failure.phase for failure in plugins.failures] == ["extend"]
 
 
+def test_hook_provide_output_sinks():
+    spec = OutputSinkSpec(name="rows", suffixes=(".rows",), factory="json:loads")
+    plugin = SimpleNamespace(provide_output_sinks=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "rows")
+    assert manager.provided(OutputSinkSpec) == (spec,)
+    assert manager.kinds.output_of(".rows").origin.name == "rows"
+    with pytest.raises(PluginError, match=r"'rows'.*output sink rows.*json:loads failed"):
+        manager.build(spec, object(), True)
+
+
+def test_hook_provide_attention_backends():
+    spec = hooks.AttentionBackendSpec(name="mine", factory="json:loads", aliases=("my_own",))
+    plugin = SimpleNamespace(provide_attention_backends=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "mine")
+    assert manager.provided(hooks.AttentionBackendSpec) == (spec,)
+    assert manager.named(hooks.AttentionBackendSpec, "attention backend", "My-Own") is spec
+
+
+def test_hook_provide_weight_formats():
+    spec = WeightFormatSpec(name="acme_4", factory="json:loads", suffixes=(".codes",))
+    plugin = SimpleNamespace(provide_weight_formats=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(WeightFormatSpec) == (spec,)
+    assert manager.named(WeightFormatSpec, "weight format", "Acme-4") is spec
+    assert manager.plugins[0].provides == ("weight format acme_4",)
+
+
+def test_hook_provide_chat_parts():
+    spec = ChatPartSpec(name="place", types=("place",), factory="json:loads")
+    plugin = SimpleNamespace(provide_chat_parts=hooks.hookimpl(lambda: [spec]))
+    manager = PluginManager()
+    manager.register(plugin, "acme")
+    assert manager.provided(ChatPartSpec) == (spec,)
+    assert manager.kinds.chat_part("place").origin.name == "acme"
+
+
 def test_hook_provide_corpus_formats():
     spec = CorpusFormatSpec(name="bars", suffixes=(".bars",), reader="json:loads")
     plugin = SimpleNamespace(provide_corpus_formats=hooks.hookimpl(lambda: [spec]))
     manager = PluginManager()
     manager.register(plugin, "bars")
-    assert manager.corpus_formats == (spec,)
+    assert manager.provided(CorpusFormatSpec) == (spec,)
     assert manager.kinds.format_of(".bars").origin.name == "bars"

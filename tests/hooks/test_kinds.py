@@ -98,6 +98,14 @@ def test_suffixes_of_two_specs_of_a_kind_are_united():
     assert kinds.of_name("a.m4a") == kinds.of_name("a.flac") == kinds.of_name("a.wav") == "audio"
 
 
+def test_the_longest_suffix_counts():
+    volume = {**PDF, "kind": "volume", "suffixes": (".nii", ".nii.gz", ".ome.pdf")}
+    kinds = table(SOUND, PDF, volume)
+    names = ("a.nii.gz", "A.b.NII.GZ", "a.gz", "x/a.ome.pdf", "a.pdf", "a.ome", ".nii.gz", "nii.gz")
+    found = [kinds.of_name(name) for name in names]
+    assert found == ["volume", "volume", None, "volume", "pdf", None, None, None]
+
+
 def test_two_kinds_with_one_suffix_conflict_where_it_is_met():
     kinds = table(SOUND, {**SOUND, "kind": "speech", "suffixes": (".wav",), "first_bytes": ()})
     assert kinds.of_name("a.flac") == "audio"
@@ -139,7 +147,7 @@ def test_nobody_takes_the_part_types_of_another_kind():
         ("suffixes", ("wav",)),
         ("suffixes", (".WAV",)),
         ("suffixes", ".wav"),
-        ("suffixes", (".tar.gz",)),
+        ("suffixes", ("..gz",)),
         ("columns", "audio"),
         ("first_bytes", (b"x",)),
         ("first_bytes", b"fLaC"),

@@ -204,8 +204,24 @@ def test_plugin_that_is_the_module_of_another(site, model_plugin):
     site.install("one", model_plugin(), module="site_shared")
     site.install("two", model_plugin(), module="site_shared")
     manager = PluginManager.load()
-    assert "it is the same object as plugin 'one'" in manager.failures[0].error
+    (failure,) = manager.failures
+    assert "it is the same object as plugin 'one' (one-llm 1.0), " in failure.error
+    assert "site_shared.py: if both packages have a module of this name, rename" in failure.error
     assert len(manager.models) == 1
+
+
+def test_entry_points_of_a_package_for_one_module_are_names_of_one_plugin(site, model_plugin):
+    site.install("one", model_plugin(), package="acme-llm")
+    file = site.folder / "acme_llm-1.0.dist-info" / "entry_points.txt"
+    file.write_text(file.read_text() + "two = site_acme_llm\n")
+    manager = PluginManager.load()
+    assert [plugin.name for plugin in manager.plugins] == ["one"]
+    assert manager.failures == ()
+    for name in ("one", "two", "acme-llm:two"):
+        assert len(PluginManager.load(plugins=(name,)).models) == 1
+        assert PluginManager.load(blocked=(name,)).models == ()
+        PluginManager.load(use={"AcmeForCausalLM": name})
+    assert len(PluginManager.load(plugins=("one", "two")).models) == 1
 
 
 def test_entry_point_may_name_an_object_in_a_module(site, model_plugin):

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.hooks import (
     API_VERSION,
+    AttentionBackendSpec,
+    AttentionSetup,
+    ChatPartContext,
+    ChatPartSpec,
     Checkpoint,
     CorpusFile,
     CorpusFormatSpec,
@@ -25,11 +31,14 @@ from mmdeploy_llm.hooks import (
     MediaProcessorSpec,
     MediaRef,
     ModelSpec,
+    OutputSinkSpec,
     PluginManager,
     ReadingPreset,
     ToolCall,
+    WeightFormatSpec,
 )
 from mmdeploy_llm.plugin_checks.arguments import example_arguments
+from mmdeploy_llm.weights.quantized import Entry, Stored
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plugin_reference.md").read_text()
@@ -57,10 +66,10 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     """It is a file that loads as a plugin, implements the hook, and does what it says."""
     (tmp_path / "my_plugin.py").write_text(EXAMPLES[hook])
     manager = PluginManager.load(plugins=(), files=[tmp_path / "my_plugin.py"])
-    (plugin,) = manager.plugins
+    (plugin,) = [each for each in manager.plugins if each.name == "my_plugin.py"]
     if hook.startswith("provide_"):
-        (spec,) = manager.specs
-        assert use(manager, spec)
+        (spec,) = [each for each in manager.specs if manager.owner(each) == plugin.name]
+        assert use(manager, spec, tmp_path)
         return
     assert plugin.provides == (f"hook {hook}",)
     if hook == "fetch_media":
@@ -78,7 +87,7 @@ def test_the_example_of_a_hook(hook, tmp_path, capsys):
     assert manager.failures == ()
 
 
-def use(manager, spec):
+def use(manager, spec, folder):
     """Builds and tries what an example provides."""
     match spec:
         case ModelSpec():
@@ -98,10 +107,45 @@ def use(manager, spec):
             return made.process(item, {}).num_tokens == made.count_tokens(item, {})
         case ReadingPreset():
             return manager.reading_preset_for("AcmeOcrForCausalLM", "") is spec
+        case ChatPartSpec():
+            about = ChatPartContext(kinds=manager.kinds.kinds, kind_of=manager.kinds.of_name)
+            made = manager.resolve(spec)({"type": "location", "lat": 1, "lon": 2.5}, about)
+            return made == ["At 1.0000, 2.5000. "]
+        case AttentionBackendSpec():
+            cpu = torch.device("cpu")
+            made = manager.build(
+                spec, AttentionSetup(device=cpu, dtype="float32", kv_cache_dtype="float32")
+            )
+            cache = KVCache(keys=(torch.zeros(3, 4, 1, 8),), values=(torch.zeros(3, 4, 1, 8),))
+            layout = BatchLayout(
+                num_decode=1,
+                query_lens=(1,),
+                context_lens=(1,),
+                block_tables=torch.tensor([[2]], dtype=torch.int32),
+                slots=torch.tensor([8]),
+            )
+            rows = [torch.rand(1, heads, 8) for heads in (2, 1, 1)]
+            found = made.begin(layout, cache).attend(0, *rows)
+            return torch.equal(found, rows[2].repeat(1, 2, 1))
         case CorpusFormatSpec():
             file = CorpusFile(path="a.bars", max_bytes=9, open=lambda: io.BytesIO(b"a|Hi\nb\n"))
             read = list(manager.resolve(spec)(file))
             return read == [{"id": "a", "prompt": "Hi"}, DamagedRow(message="it has no |")]
+        case OutputSinkSpec():
+            path = folder / "a.numbered"
+            with closing(manager.build(spec, path, True)) as store:
+                written = [store.append(f'{{"id": {n}}}', {}) for n in range(3)]
+                store.delete([written[1]])
+            with closing(manager.build(spec, path, False)) as store:
+                return list(store.entries()) == [(0, '{"id": 0}'), (2, '{"id": 2}')]
+        case WeightFormatSpec():
+            codes, scales = torch.ones(2, 4).half(), torch.tensor([[1.0], [3.0]])
+            entry = Entry(dtype=torch.float16, shape=(2, 4), offset=0)
+            row = Entry(dtype=torch.float32, shape=(2, 1), offset=0)
+            entries = {"a.halves": entry, "a.halves_scale": row}
+            (layer,) = manager.resolve(spec)({"quant_method": "halves"}, Stored(entries, {}))
+            weight = layer.decode({"codes": codes, "scales": scales})
+            return torch.equal(weight, torch.tensor([[1.0], [3.0]]).expand(2, 4))
         case _:
             found = manager.build(spec).parse("call f {}")
             return found == [ToolCall(name="f", arguments="{}")] or found[0].text == "call f {}"

@@ -26,13 +26,15 @@ from mmdeploy_llm.hooks import API_VERSION
 
 FILE = Path(__file__).with_name("surface.json")
 RELEASED = Path(__file__).with_name("released.json")
-VERSIONS = Path(__file__).parents[2] / "mmdeploy_llm" / "plugin_versions.py"
+VERSIONS = Path(__file__).parents[2] / "src/mmdeploy_llm" / "plugin_versions.py"
 BUMP = (
     "API_VERSION in mmdeploy_llm/plugin_versions.py must be {wanted}: this is no longer the last "
     "release, {old}, which {why}; `python tests/hooks/test_surface.py` sets it"
 )
 MODULES = (
     "mmdeploy_llm.attention.base",
+    "mmdeploy_llm.attention.layouts",
+    "mmdeploy_llm.attention.writing",
     "mmdeploy_llm.errors",
     "mmdeploy_llm.caches",
     "mmdeploy_llm.forward",
@@ -47,6 +49,7 @@ MODULES = (
     "mmdeploy_llm.testing",
     "mmdeploy_llm.tiny",
     "mmdeploy_llm.weights.map",
+    "mmdeploy_llm.weights.quantized",
     "mmdeploy_llm_processors.from_transformers",
     "mmdeploy_llm_processors.image.decode",
     "mmdeploy_llm_processors.image.embedded",
@@ -73,7 +76,8 @@ ADDED = (
 REMOVED = (
     "{name} was in the surface of plugins and is gone. Keep it: let it call what takes its place "
     "and warn with DeprecationWarning (a hook: hookspec(warn_on_impl=...)), write it under "
-    "'Deprecated' in CHANGELOG.md, and remove it when plugins/README.md, 'Versions', allows it"
+    "'Deprecated' in CHANGELOG.md, and remove it when 'Versions', "
+    "in mmdeploy_llm_plugins/README.md, allows it"
 )
 CHANGED = (
     "{name} was {old} in the surface of plugins and is {new}. Plugins rely on the old form: give "

@@ -71,7 +71,7 @@ def test_a_part_has_its_media_once():
     same = {"type": "image", "image": "a", "image_url": "a"}
     assert read(user(same)).media[0].source == "a"
     both = {"type": "image", "image": "a", "image_url": {"url": "b"}}
-    with pytest.raises(RequestError, match=r"part 0: the part has 'image' and 'image_url'"):
+    with pytest.raises(RequestError, match=r"content\[0\]: the part has 'image' and 'image_url'"):
         read(user(both))
 
 
@@ -110,11 +110,11 @@ def test_the_mark_breaks_every_marker_and_is_free():
         ([{"role": "user", "content": "x"}, {"role": "user"}], "message 1 .* no 'content'"),
         ([{"role": 5, "content": "x"}], "message 0: 'role' must be a text, got 5"),
         ([{"role": "user", "content": 5}], "message 0: 'content' must be .* got int"),
-        (user("text"), "message 0, part 0: Unknown content part type: 'text'"),
+        (user("text"), r"messages\[0\].content\[0\]: Unknown content part type: 'text'"),
         (user({"text": "x"}), "Unknown content part type: None"),
         (
             user({"type": "text", "text": "x"}, {"type": "audio"}),
-            "part 1: Unknown content part type: 'audio'; known: text, image_url, video_url, image",
+            r"content\[1\]: Unknown content part type: 'audio'; known: text, image_url, video_url",
         ),
         (user({"type": "text"}), "needs a 'text', got None"),
     ],

@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
 from mmdeploy_llm.media_loading.cache import ByteCache
-from mmdeploy_llm.media_loading.forms import media_items
+from mmdeploy_llm.media_loading.forms import media_items, normalised
 from mmdeploy_llm.media_loading.keys import num_bytes
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
@@ -288,3 +288,18 @@ def test_counting_peeks_where_the_processor_can(make_loader, processor):
 
 def test_a_processor_needs_nothing_but_its_contract(make_loader):
     assert {"decode", "process", "count_tokens"} == MediaProcessor.__abstractmethods__
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ({"data": "UklG"}, "'UklG' and None"),
+        ({"data": "data:audio/wav;base64,UklG", "format": "wav"}, "without data:, and the name"),
+        ({"data": b"RIFF", "format": "wav"}, "and 'wav'"),
+    ],
+)
+def test_base64_in_another_form_than_openais_says_what_is_meant(source, found):
+    """It was taken for a dict with an array, or for base64 that is damaged."""
+    item = MediaItem(kind="audio", source=source, options={})
+    with pytest.raises(MediaError, match=f"base64 as 'data'.*{found}"):
+        normalised(item, "LLM.chat")

@@ -44,6 +44,11 @@ def devour(blob):
     np.ones(3 << 30, np.uint8)
     yield {}, None
 
+def loaded(blob, names):
+    import sys
+    import mmdeploy_llm.media.video.files
+    yield {"names": [name for name in names if name in sys.modules]}, None
+
 def nonsense(blob):
     os.write(int(__import__("sys").argv[1]), b"\\xff" * 4096)
     yield {}, None
@@ -85,6 +90,12 @@ def test_answers_come_back(workers):
 
 def test_a_worker_is_used_again(workers):
     assert pid_of(workers) == pid_of(workers)
+
+
+def test_a_worker_starts_in_little_time(workers):
+    """What reads media needs no schemas and no metadata of packages."""
+    ((fields, _),) = call(workers, "loaded", names=["torch", "pydantic", "packaging"])
+    assert fields["names"] == []
 
 
 def test_errors_keep_their_class_and_the_worker(workers):

@@ -19,6 +19,8 @@ import torch
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media import SoundDecoder
+from mmdeploy_llm.sound_files.ogg import links
+from mmdeploy_llm.sound_files.riff import corrected
 from tests.media.sound_files import RATE, encoded, floats, noise, wav, wav16
 
 HERE = MediaLimits(isolation="thread")
@@ -177,7 +179,8 @@ def test_wrong_options(decoder, options, message):
         ({"array": np.zeros(4)}, UnsupportedMediaError, "'array' and 'sampling_rate'"),
         ({}, UnsupportedMediaError, "found nothing"),
         (3.0, UnsupportedMediaError, "type float"),
-        (b"", UnsupportedMediaError, "match no sound format"),
+        (b"", MediaError, "is empty"),
+        (b"xyz", UnsupportedMediaError, "match no sound format"),
         (b"#EXTM3U\nhttp://x/", UnsupportedMediaError, "match no sound format"),
         (wav(b""), MediaError, "no samples"),
         (wav(struct.pack("<2f", 0, np.inf), code=3, bits=32), MediaError, "not finite"),
@@ -239,6 +242,70 @@ def test_tags_and_chunks_before_the_sound(decoder):
     tag = b"ID3\x04\0\0" + bytes(size >> shift & 0x7F for shift in (21, 14, 7, 0)) + bytes(size)
     plain = mp3[mp3.index(b"\xff\xf3") :] if mp3.startswith(b"ID3") else mp3
     assert np.array_equal(read(decoder, tag + plain), read(decoder, plain))
+
+
+def test_numbers_of_24_bits_in_containers_of_32(decoder):
+    """FFmpeg takes them for floats."""
+    form = struct.pack("<HHIIHHHHI", 0xFFFE, 1, RATE, RATE * 4, 4, 32, 22, 24, 4)
+    form += bytes.fromhex("0100000000001000800000aa00389b71")
+    data = (SAMPLES.astype("<i4") * 65536).tobytes()
+    chunks = b"JUNK\x03\0\0\0abc\0", b"fmt " + struct.pack("<I", len(form)) + form
+    body = b"WAVE" + b"".join(chunks) + b"data" + struct.pack("<I", len(data)) + data
+    blob = b"RIFF" + struct.pack("<I", len(body)) + body
+    assert np.array_equal(read(decoder, blob), floats(SAMPLES))
+    assert corrected(blob[:50]) == blob[:50]
+
+
+def test_the_links_of_an_ogg_chain_are_decoded_each_for_itself(decoder):
+    """FFmpeg keeps the state of the first one: samples of 16 times full volume, or none."""
+    rate = 48000
+    ogg = [encoded(noise(1, each, rate, each), "libopus", "ogg", rate) for each in (1, 1, 2)]
+    found = read(decoder, b"".join(ogg), rate)
+    assert np.array_equal(found, np.concatenate([read(decoder, each, rate) for each in ogg]))
+    assert len(found) == 3 * rate
+    assert [link.num_lost for link in links(b"".join(ogg) + b"OggS")] == [0, 0, 0]
+    assert [link.blob for link in links(b"no pages")] == [b"no pages"]
+
+
+def test_damaged_pages_of_ogg_are_counted(decoder):
+    """FFmpeg skips them in silence: of a second 5 ms were left."""
+    ogg = bytearray(encoded(noise(1, rate=48000), "libopus", "ogg", 48000))
+    ogg[len(ogg) // 2] ^= 1
+    with pytest.raises(MediaError, match="50 of its 52 packets"):
+        read(decoder, bytes(ogg), 48000)
+
+
+def test_a_short_vorbis_has_the_samples_that_its_last_page_says():
+    """FFmpeg reads 8192 of the 8000 of such a file; no encoder for it is part of PyAV."""
+    page = b"OggS\0\x02" + bytes(8) + struct.pack("<III", 7, 0, 0) + b"\1\7\1vorbis"[:9]
+    last = b"OggS\0\x04" + struct.pack("<qIII", 8000, 7, 1, 0) + b"\1\1x"
+    blob = b"".join(_with_checksum(each) for each in (page, last))
+    (link,) = links(blob)
+    assert (link.num_samples, link.num_lost) == (8000, 0)
+
+
+def _with_checksum(page):
+    """Computes Ogg's checksum bit by bit, as RFC 3533 describes it."""
+    crc = 0
+    for byte in page:
+        crc ^= byte << 24
+        for _ in range(8):
+            crc = (crc << 1 ^ (0x04C11DB7 if crc & 2**31 else 0)) & 0xFFFFFFFF
+    return page[:22] + struct.pack("<I", crc) + page[26:]
+
+
+@pytest.mark.parametrize("rate", [1, 2**30])
+def test_rates_of_files_are_bounded(decoder, rate):
+    with pytest.raises(MediaError, match=f"sampling rate of {rate}"):
+        read(decoder, wav16(SAMPLES[:100], rate))
+
+
+def test_several_tags_and_one_with_a_footer(decoder):
+    flac = encoded(SAMPLES, "flac", "flac", sample_format="s16")
+    tag = b"ID3\4\0\0\0\0\2\0" + bytes(256)
+    footer = b"ID3\4\0\x10\0\0\2\0" + bytes(256) + b"3DI\4\0\x10\0\0\2\0"
+    for tags in (tag + tag, footer, footer + tag):
+        assert np.array_equal(read(decoder, tags + flac), floats(SAMPLES))
 
 
 def test_a_video_without_sound_says_so(decoder):

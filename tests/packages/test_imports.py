@@ -1,4 +1,4 @@
-"""Code shown to plugin authors imports only those modules of ours that plugins/README.md allows."""
+"""Code shown to plugin authors imports only those modules of ours that the tutorial allows."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from mmdeploy_llm.scaffold import KINDS, MEDIA
 from mmdeploy_llm.scaffold.package import package_names, render, template_of
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "plugins" / "README.md").read_text()
+README = (ROOT / "src/mmdeploy_llm_plugins" / "README.md").read_text()
 EXAMPLE = ROOT / "examples" / "plugin_minimal"
 
 

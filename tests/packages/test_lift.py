@@ -16,7 +16,7 @@ from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.testing import make_tokenizer, write_checkpoint, write_tiny
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"mmdeploy_llm_plugins": "plugins", "mmdeploy_llm_processors": "processors"}
+FOLDERS = [ROOT / "src" / f"mmdeploy_llm_{kind}" for kind in ("plugins", "processors")]
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
 PLUGINS = ENTRY_POINTS["mmdeploy_llm"]
 OURS = re.compile(r"\bmmdeploy_llm_(?:plugins|processors)\.(\w+)")
@@ -64,10 +64,8 @@ print(json.dumps(found))
 
 
 def folder_of(name):
-    """Returns the folder of a plugin, such as plugins/qwen for qwen."""
-    (path,) = [
-        ROOT / folder / name for folder in FOLDERS.values() if (ROOT / folder / name).is_dir()
-    ]
+    """Returns the folder of a plugin, such as src/mmdeploy_llm_plugins/qwen for qwen."""
+    (path,) = [folder / name for folder in FOLDERS if (folder / name).is_dir()]
     return path
 
 

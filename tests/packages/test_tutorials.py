@@ -11,8 +11,8 @@ import pytest
 from mmdeploy_llm.scaffold.package import package_names, render
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = ROOT / "plugins" / "README.md"
-PROCESSORS = ROOT / "processors" / "README.md"
+PLUGINS = ROOT / "src/mmdeploy_llm_plugins" / "README.md"
+PROCESSORS = ROOT / "src/mmdeploy_llm_processors" / "README.md"
 BLOCK = re.compile(r"(.*?)^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`((?:src|tests)/[\w/]+\.py)`")
 MAX_SECONDS_TO_PASS = 180  # from `new` to a passing conformance run

@@ -160,13 +160,37 @@ def test_which_plugins_the_options_name(write, tmp_path, monkeypatch):
         assert config.plugin_files == ((path,) if given else ())
     assert EngineConfig(model="m", plugins="llama, ./my.py").plugin_files == (path,)
     alone = EngineConfig(model="m", plugins=(), plugin_files=["my.py"])
-    assert [info.name for info in PluginManager.of(alone).plugins] == ["my.py"]
+    assert PluginManager.of(alone).plugins[-1].name == "my.py"
     both = EngineConfig(model="m", plugins=["./my.py"], plugin_files="my.py")
     assert both.plugin_files == (path,)
     with pytest.raises(ConfigError):
         EngineConfig(model="m", plugin_files=3)
     with pytest.raises(ConfigError, match="is in blocked_plugins"):
         PluginManager.of(EngineConfig(model="m", plugin_files=[path], blocked_plugins=["my"]))
+
+
+def test_a_name_means_the_installed_plugin_and_with_py_the_file(write):
+    path = write("pdf.py")
+    manager = PluginManager.load(blocked=("pdf",), files=[path])
+    loaded = {info.name for info in manager.plugins}
+    assert "pdf.py" in loaded
+    assert "pdf" not in loaded
+    with pytest.raises(ConfigError, match="is in blocked_plugins"):
+        PluginManager.load(("pdf",), blocked=("pdf.py",), files=[path])
+    with pytest.raises(ConfigError, match=r"'pdf' .*does not provide 'loud'"):
+        PluginManager.load(("pdf",), use={"loud": "pdf"}, files=[path])
+    PluginManager.load(("pdf",), use={"loud": "pdf.py"}, files=[path])
+
+
+def test_files_of_one_name(write):
+    paths = [write("a/my.py"), write("b/my.py")]
+    manager = PluginManager.load((), files=paths, use={"loud": "b/my.py"})
+    assert [info.name for info in manager.plugins][-2:] == ["a/my.py", "b/my.py"]
+    assert manager.owner(manager.reasoning_parser("loud")) == "b/my.py"
+    with pytest.raises(ConfigError, match="no loaded plugin is named 'my'"):
+        PluginManager.load((), files=paths, use={"loud": "my"})
+    with pytest.raises(ConfigError, match="is in blocked_plugins"):
+        PluginManager.load((), files=paths, blocked=("my",))
 
 
 def test_an_engine_with_a_file(write, tiny_folder):

@@ -23,7 +23,7 @@ def test_importing_them_changes_nothing():
 QUICK = ("llama", "sources")
 # One of each kind. The parsers and processors of the others run the same checks, with more
 # examples, in reasoning/ and tests/processors.
-FULL = ("logits", "qwen", "remote", "tools", "transformers_any")
+FULL = ("gemma", "logits", "remote", "tools", "transformers_any")
 
 
 def marked(name):

@@ -4,79 +4,101 @@ import pytest
 
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
+from mmdeploy_llm.media_checks.truth import TransformersSounds
 from mmdeploy_llm.testing import MediaProcessorConformance
 
 MANAGER = PluginManager.load()
 # Those of families; transformers_any's need the checkpoint of a whole model.
-SPECS = {spec.name: spec for spec in MANAGER.media_processors if spec.priority == 0}
-IMAGE, VIDEO = (
-    [spec for spec in SPECS.values() if spec.kind == kind] for kind in ("image", "video")
+SPECS = {
+    spec.name: spec
+    for spec in MANAGER.media_processors
+    if spec.priority == 0 and spec.yields is None
+}
+QUICK = ("qwen-image", "qwen-video", "gemma4-audio")  # the others are left to the full tier
+# What these check is in the processors' common base: one of each kind runs them, and the others
+# only among the long tests.
+OF_THE_BASE = tuple(
+    check
+    for check in MediaProcessorConformance.checks
+    if check.__name__
+    in {
+        "close_leaves_nothing",
+        "closes_twice",
+        "keys_change_with_every_byte",
+        "threads_do_not_disturb_each_other",
+    }
 )
+
+
+def with_tier(tier):
+    """Returns all processors as parameters, with a marker on all but the quick ones."""
+    return [pytest.param(spec, marks=[tier] * (spec.name not in QUICK)) for spec in SPECS.values()]
 
 
 def name_of(spec):
     return spec.name
 
 
-def with_tiers(specs, quick):
-    """Leaves all but one to the full tier."""
-    return [pytest.param(spec, marks=[pytest.mark.full] * (spec.name != quick)) for spec in specs]
+def fields_of(spec):
+    """Returns what differs between the subjects of the checks."""
+    if spec.kind == "image":
+        return {"other_options": {"do_normalize": spec.name == "gemma4-image"}}  # not its default
+    if spec.kind == "audio":
+        sections = ({"start": 0.1}, {"end": 0.25})
+        return {"item_options": sections, "make_reference": sounds_of}
+    options = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}
+    other = {"video_max_pixels": 28 * 28 * 12}
+    if spec.name == "internvl-video":  # its frames have one size
+        options, other = {}, {"video_target_frames": 3}
+    elif spec.name == "gemma4-video":  # its tiny tower knows few positions
+        options = {}
+    items = {"target_frames": 4, "fps": -1}
+    return {"options": options, "other_options": other, "item_options": items}
 
 
-SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}
+def sounds_of(kind, checkpoint):
+    """transformers' processor of Qwen2.5-Omni fills its sounds, on the way to the extractor."""
+    is_filled = checkpoint.config.model_type.startswith("qwen2_5_omni")
+    return TransformersSounds(checkpoint, **({"padding": "max_length"} if is_filled else {}))
 
 
 def subject_of(spec, tmp_path_factory, **fields):
     """Yields the subject of the checks, and closes it."""
     checkpoint = checkpoint_of(spec, tmp_path_factory.mktemp("checkpoint"))
+    fields = {**fields_of(spec), **fields}
     subject = ProcessorSubject(spec=spec, checkpoint=checkpoint, **fields)
     yield subject
     subject.close()
 
 
-class TestImages(MediaProcessorConformance):
-    """Checks every image processor on generated files, Pillow images and arrays."""
+class TestProcessors(MediaProcessorConformance):
+    """Checks every processor on generated files and loaded objects; files of videos are read in
+    worker processes."""
 
-    @pytest.fixture(
-        scope="class", params=with_tiers(IMAGE, "qwen-image"), ids=lambda spec: spec.name
-    )
+    checks = tuple(c for c in MediaProcessorConformance.checks if c not in OF_THE_BASE)
+
+    @pytest.fixture(scope="class", params=with_tier(pytest.mark.full), ids=name_of)
     @classmethod
     def subject(cls, request, tmp_path_factory):
-        options = {"do_normalize": request.param.name == "gemma4-image"}  # not its default
-        yield from subject_of(request.param, tmp_path_factory, other_options=options)
+        yield from subject_of(request.param, tmp_path_factory)
 
 
-class TestVideos(MediaProcessorConformance):
-    """Checks every video processor; files are read in worker processes."""
+class TestTheirBase(MediaProcessorConformance):
+    """Checks what all processors inherit."""
 
-    @pytest.fixture(
-        scope="class", params=with_tiers(VIDEO, "qwen-video"), ids=lambda spec: spec.name
-    )
+    checks = OF_THE_BASE
+
+    @pytest.fixture(scope="class", params=with_tier(pytest.mark.long), ids=name_of)
     @classmethod
     def subject(cls, request, tmp_path_factory):
-        options, other = SMALL, {"video_max_pixels": 28 * 28 * 12}
-        if request.param.name == "internvl-video":  # its frames have one size
-            options, other = {}, {"video_target_frames": 3}
-        elif request.param.name == "gemma4-video":  # its tiny tower knows few positions
-            options = {}
-        yield from subject_of(
-            request.param,
-            tmp_path_factory,
-            options=options,
-            other_options=other,
-            item_options={"target_frames": 4, "fps": -1},
-        )
+        yield from subject_of(request.param, tmp_path_factory)
 
 
-class TestIsolatedImages(TestImages):
+class TestIsolatedImages(MediaProcessorConformance):
     """Checks images that are decoded in worker processes."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, tmp_path_factory):
-        yield from subject_of(
-            SPECS["qwen-image"],
-            tmp_path_factory,
-            limits=MediaLimits(isolation="process"),
-            other_options={"do_normalize": False},
-        )
+        limits = MediaLimits(isolation="process")
+        yield from subject_of(SPECS["qwen-image"], tmp_path_factory, limits=limits)

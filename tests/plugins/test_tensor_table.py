@@ -1,4 +1,4 @@
-"""The table of what the encoders of built-in families read, in processors/README.md, is true.
+"""The table of what the encoders of built-in families read, in the processors' README, is true.
 
     python tests/plugins/test_tensor_table.py
 
@@ -17,7 +17,7 @@ from mmdeploy_llm.hooks import MediaLimits, PluginManager
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.tiny import write_tiny
 
-README = Path(__file__).parents[2] / "processors/README.md"
+README = Path(__file__).parents[2] / "src/mmdeploy_llm_processors/README.md"
 PART = re.compile(r"(<!-- tensors: begin -->\n).*?(<!-- tensors: end -->)", re.DOTALL)
 PICTURE = Image.new("RGB", (120, 90), "red")
 SOUND = np.zeros(16000, np.float32)

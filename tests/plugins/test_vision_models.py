@@ -206,6 +206,8 @@ class TestGemma4Large(VisionKind):
     experts."""
 
     spec = SPECS["gemma4"]
+    # Its window is smaller than an image of the processor, which an engine refuses.
+    test_a_chat_equals_the_reference = None
     cases = GEMMA_MEDIA
     tolerance = 5e-4
     bf16_tolerance = 0.3  # transformers' own error is 17 to 25 % here

@@ -180,7 +180,7 @@ def test_a_number_of_pages_that_is_a_lie(splitter):
 def test_a_document_that_is_encrypted(splitter):
     """RC4 with 40 bits, as the specification's first version has it, with the password "user"."""
     blob = encrypted_pdf(b"user", "secret words")
-    with pytest.raises(MediaError, match="needs a password; give it as the option password"):
+    with pytest.raises(MediaError, match="needs a password: --password of `mmdeploy-llm read`"):
         splitter.split(blob, {}, LIMITS)
     with pytest.raises(MediaError, match="the password is a wrong one"):
         splitter.split(blob, {"password": "no"}, LIMITS)

@@ -4,16 +4,19 @@ opened."""
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.hooks import MediaLimits, PluginManager, ReadingPreset
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.reading.asking import Asking
 from mmdeploy_llm.reading.opening import Documents
 from mmdeploy_llm.reading.pages import document_id, find_pages
+from mmdeploy_llm.reading.plan import wanted_of
 from mmdeploy_llm.reading.source import PageSource
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Media
@@ -25,9 +28,9 @@ PRESET = ReadingPreset(name="x", architectures=("X",), tasks={"page": "?"}, syst
 @pytest.fixture(scope="module")
 def documents():
     """Documents of the built-in splitters."""
-    plugins = PluginManager.load(("pdf", "sources"))
+    plugins = PluginManager.load(("pdf", "sources", "tiff"))
     specs = {spec.kind: spec for spec in plugins.media_processors}
-    splitters = {kind: plugins.build_splitter(specs[kind], None, {}) for kind in ("pdf",)}
+    splitters = {kind: plugins.build_splitter(specs[kind], None, {}) for kind in ("pdf", "tiff")}
     with Documents(plugins, plugins.kinds, splitters, MediaLimits()) as found:
         yield found
 
@@ -65,7 +68,7 @@ def test_every_page_is_an_item(source, folder):
     items = {str(item.id): item for item in found}
     pages = ["a.pdf#page=1", "a.pdf#page=2", "a.pdf#page=3"]
     assert sorted(items) == sorted([*pages, "c.png", "d.pdf", "sub/b.jpg#page=1"])
-    assert "6 pages of 4 documents" in found.about
+    assert "5 pages of 4 documents, 1 of which cannot be opened; preset x" in found.about
     assert (found.total, found.unit) == (6, "page")
     second = items["a.pdf#page=2"]
     assert second.columns == {"document": "a.pdf", "page": 2, "pages": 3}
@@ -110,6 +113,34 @@ def test_chosen_pages_are_those_that_there_are(source):
         source(pages="x")
 
 
+def test_pages_of_a_tiff_are_pages(source, folder):
+    pages = [Image.new("L", (8, 8), 9 * number) for number in range(3)]
+    pages[0].save(folder / "scan.tiff", save_all=True, append_images=pages[1:])
+    pages[0].save(folder / "single.tif")
+    found = source(options={"dpi": 100, "password": "x"})  # which a TIFF does not take
+    items = {str(item.id): item for item in found}
+    assert [own for own in items if own.startswith("s") and "/" not in own] == [
+        *(f"scan.tiff#page={number}" for number in (1, 2, 3)),
+        "single.tif",
+    ]
+    given = items["scan.tiff#page=2"].prompt["messages"][1]["content"][0]
+    assert given == {"type": "tiff", "tiff": {"tiff": str(folder / "scan.tiff"), "pages": "2"}}
+    assert items["scan.tiff#page=2"].columns["pages"] == 3
+    # A record of a version that read its first page only.
+    assert found.fate_of(Record(id="scan.tiff", path="x")) == "replaced"
+
+
+def test_what_has_no_pages_is_told_without_an_option_that_nobody_gave(documents, folder):
+    (folder / "e.mp4").write_bytes(b"\0\0\0\x14ftypisom\0\0\0\0isom")
+    wanted = wanted_of(FindingOptions(), documents)
+    found = find_media([str(folder)], wanted=wanted)
+    assert "1 .mp4 (`read` takes image, pdf and tiff)" in found.skipped.text
+    wanted = wanted_of(FindingOptions(kinds=("image",)), documents)
+    assert "1 .mp4 (--kinds)" in find_media([str(folder)], wanted=wanted).skipped.text
+    with pytest.raises(ConfigError, match="video is not read page by page"):
+        wanted_of(FindingOptions(kinds=("video",)), documents)
+
+
 def test_only_names_pages_or_documents(source, folder):
     only = frozenset({"a.pdf#page=3", str(folder / "sub/b.jpg")})
     assert [item.id for item in source(only=only)] == ["a.pdf#page=3", "sub/b.jpg#page=1"]
@@ -129,3 +160,24 @@ def test_ids_of_pages_and_documents():
     assert document_id("a.pdf#page=12") == "a.pdf"
     assert document_id("a#page=.pdf") == "a#page=.pdf"
     assert document_id("c.png") == "c.png"
+
+
+def test_records_that_their_documents_have_outgrown(source):
+    found = source()
+    fates = {
+        "a.pdf": "replaced",  # could not be opened, and now it can
+        "a.pdf#page=4": "past",  # it has three pages
+        "a.pdf#page=3": "kept",
+        "c.png": "kept",
+        "c.png#page=1": "past",  # it is a picture now
+        "d.pdf": "kept",  # still cannot be opened
+        "d.pdf#page=4": "kept",  # nobody knows
+        "other.pdf#page=4": "kept",
+    }
+    for own, fate in fates.items():
+        assert found.fate_of(Record(id=own, path="x")) == fate, own
+    assert found.rank_of(Record(id="a.pdf#page=4", path="x")) is None
+    assert found.rank_of(Record(id="a.pdf#page=3", path="x")) == (0, 3)
+    # What this run does not read, it does not replace.
+    only = source(only=frozenset({"c.png"}))
+    assert only.fate_of(Record(id="a.pdf", path="x")) == "kept"

@@ -9,8 +9,8 @@ from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
 from mmdeploy_llm.plugin_versions import OUR_DISTRIBUTION
 from mmdeploy_llm.scaffold import architectures
 
-README = Path(__file__).parents[2] / "plugins" / "README.md"
-COMMAND = "python -m mmdeploy_llm.scaffold.architectures plugins/README.md"
+README = Path(__file__).parents[2] / "src/mmdeploy_llm_plugins" / "README.md"
+COMMAND = "python -m mmdeploy_llm.scaffold.architectures src/mmdeploy_llm_plugins/README.md"
 
 
 class Acme:

@@ -36,13 +36,13 @@ from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLim
 ROOT = Path(__file__).parents[2]
 HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_addresses": True}
 PLACE = "<|image_pad|>"
-SHIPPED = ("mmdeploy_llm", "plugins", "processors")
+SHIPPED = ROOT / "src"
 
 
 @functools.cache
 def trees():
     """(name, syntax tree) of every shipped file."""
-    paths = [path for folder in SHIPPED for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = sorted(SHIPPED.rglob("*.py"))
     return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_bytes())) for path in paths]
 
 
@@ -103,11 +103,11 @@ def test_01_one_url_parser():
     users = {
         name
         for name, tree in trees()
-        if name.startswith("processors/remote/")
+        if name.startswith("src/mmdeploy_llm_processors/remote/")
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and "urllib" in str(node.module)
     }
-    assert users == {"processors/remote/url.py"}
+    assert users == {"src/mmdeploy_llm_processors/remote/url.py"}
 
 
 # 2 local paths confined to a root, symlinks resolved
@@ -309,8 +309,8 @@ PICKLING = {"Queue", "SimpleQueue", "JoinableQueue", "Pool", "Manager", "Pipe"}
 # An engine and the processes that it starts itself talk over a pair of sockets without a name,
 # which only these two hold: what is read there, this program has written. See the test below.
 OWN_PROCESSES = {
-    ("mmdeploy_llm/processes/wire.py", "pickle"),
-    ("mmdeploy_llm/processes/process.py", "Pipe"),
+    ("src/mmdeploy_llm/processes/wire.py", "pickle"),
+    ("src/mmdeploy_llm/processes/process.py", "Pipe"),
 }
 
 

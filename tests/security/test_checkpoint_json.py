@@ -138,7 +138,7 @@ def models(tmp_path_factory):
 def plugins_once(monkeypatch):
     """Loads the plugins once for all cases: they do not depend on the checkpoint."""
     loaded = PluginManager.load()
-    monkeypatch.setattr(PluginManager, "load", lambda *_: loaded)
+    monkeypatch.setattr(PluginManager, "load", lambda *_, **core: loaded)
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.records.columns import Columns, Kind, kind_of, widened
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.record import Record
-from mmdeploy_llm.sinks.choose import open_sink
-from mmdeploy_llm.sinks.merged import MergedOutputs
 from mmdeploy_llm.sinks.scan import Kept
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.records.record import ItemError, Record
-from mmdeploy_llm.sinks.choose import open_sink
-from mmdeploy_llm.sinks.merged import MergedOutputs
 from mmdeploy_llm.sinks.scan import Kept
 
 ODD = [

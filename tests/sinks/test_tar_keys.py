@@ -8,9 +8,9 @@ import tarfile
 import pytest
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.records.record import ItemError, Record
-from mmdeploy_llm.sinks.choose import open_sink
-from mmdeploy_llm.sinks.merged import MergedOutputs
 from mmdeploy_llm.sinks.scan import Kept
 from mmdeploy_llm.sinks.tars import key_of_sample
 

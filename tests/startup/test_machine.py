@@ -108,10 +108,12 @@ def test_rounding_on_a_card_needs_both_kinds_of_kernels(loads, monkeypatch):
 
 
 def test_kernels_have_one_caller():
-    """Besides start-up only the benchmark and the doctor load kernels, to measure and to examine
-    the machine without an engine, and what rounds weights for a file as the engine does."""
+    """Besides start-up only the benchmark, the doctor and the kit load kernels, to measure and to
+    examine the machine and plugins without an engine, and what rounds weights for a file as the
+    engine does."""
     loading = re.compile(r"\b(?:native|cuda)\.load\(|(?<!def )\bload_kernels\(")
     callers = {path for path in PACKAGE.rglob("*.py") if loading.search(path.read_text())}
     names = ("startup/machine.py", "bench/run.py", "doctor/examination.py")
     names += ("quantize/calibrate.py", "saving/loaded.py")
+    names += ("attention_checks/subject.py", "weight_checks/products.py")
     assert callers == {PACKAGE / name for name in names}

@@ -41,38 +41,42 @@ asyncio.run(main())
 }
 
 
-def run(code, folder, options=None):
+@pytest.fixture
+def run(run_program):
     """Runs a program; returns the seconds from its last print to its end."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + code, str(folder), str(options or {})],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
-    )
-    end = time.time()
-    assert (done.returncode, done.stderr) == (0, "")
-    return end - float(done.stdout.split()[-1])
+
+    def ran(code, folder, options=None):
+        done = run_program(BEGIN + code, folder, options or {}, timeout=120)
+        end = time.time()
+        assert (done.returncode, done.stderr) == (0, "")
+        return end - float(done.stdout.split()[-1])
+
+    return ran
 
 
-def in_time(code, *where):
+@pytest.fixture
+def in_time(run):
     """Whether the program ends within 2 seconds, besides what the interpreter takes by itself on a
     busy machine."""
-    own = run("llm.close()\nprint(time.time(), flush=True)\n", *where)
-    return any(run(code, *where) < 2 + own for _ in range(2))
+
+    def is_in_time(code, *where):
+        own = run("llm.close()\nprint(time.time(), flush=True)\n", *where)
+        return any(run(code, *where) < 2 + own for _ in range(2))
+
+    return is_in_time
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     "end", [pytest.param(name, marks=[pytest.mark.long] * (name != "exit")) for name in ENDS]
 )
-def test_a_program_ends_with_requests_in_flight(tiny_folder, end):
+def test_a_program_ends_with_requests_in_flight(tiny_folder, in_time, end):
     assert in_time(ENDS[end], tiny_folder("mistral"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
-def test_a_program_of_several_processes_ends(tiny_folder, option):
+def test_a_program_of_several_processes_ends(tiny_folder, in_time, option):
     assert in_time("", tiny_folder("mistral"), {option: 2})
 
 
@@ -85,7 +89,7 @@ def test_ranks_compute_for_handles(tiny_folder, reference_of):
 
 
 @pytest.mark.full
-def test_a_forked_process_is_refused(tiny_folder):
+def test_a_forked_process_is_refused(tiny_folder, run):
     run(
         """
 pid = os.fork()

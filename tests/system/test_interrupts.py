@@ -79,11 +79,16 @@ def test_two_interrupts_end_a_command(command, tmp_path):
 ENDS = {signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
+RANKS = ("tensor_parallel_size=2",)
+CASES = [(number, is_group, ()) for number in ENDS for is_group in (True, False)]
+CASES += [(number, is_group, RANKS) for number in ENDS for is_group in (True, False)]
+QUICKEST = ((signal.SIGTERM, True, ()), (signal.SIGHUP, False, ()))  # one process, each signal
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("number", ENDS)
-@pytest.mark.parametrize("is_group", [True, False])
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("tensor_parallel_size=2",), marks=pytest.mark.long)]
+    ("number", "is_group", "options"),
+    [pytest.param(*case, marks=[pytest.mark.long] * (case not in QUICKEST)) for case in CASES],
 )
 def test_the_end_of_a_job_ends_like_an_interrupt(number, is_group, options, tmp_path):
     """The output is closed, the summary and the report are written, and no rank is left."""

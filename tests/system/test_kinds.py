@@ -73,7 +73,7 @@ def open_media(monkeypatch):
     manager.register(mmdeploy_llm_plugins.ernie, "ernie")
     manager.register(mmdeploy_llm_processors.sources, "sources")
     manager.register(Charts(), "charts")
-    monkeypatch.setattr(PluginManager, "load", lambda *names: manager)
+    monkeypatch.setattr(PluginManager, "load", lambda *names, **core: manager)
     module = types.ModuleType("charts_in_process")
     module.ChartProcessor = ChartProcessor
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -128,7 +128,8 @@ def test_the_ways_that_the_line_names(install, caplog, name):
 def test_a_plain_name_means_both_of_the_same_name(install):
     install("phi", PHI)
     named = PluginManager.load(plugins=("phi",))
-    assert {info.name for info in named.plugins} == {"phi", "mmdeploy-llm:phi"}
+    names = {info.name for info in named.plugins}
+    assert names == {"phi", "mmdeploy-llm:phi"}
     assert named.owner(named.model_for([PHI[1]])) == "phi"
     assert not {"phi", "mmdeploy-llm:phi"} & {
         info.name for info in PluginManager.load(blocked=("phi",)).plugins

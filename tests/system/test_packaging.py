@@ -18,11 +18,8 @@ from mmdeploy_llm.native.build import levels_of
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {
-    "mmdeploy_llm": "mmdeploy_llm",
-    "plugins": "mmdeploy_llm_plugins",
-    "processors": "mmdeploy_llm_processors",
-}
+SOURCES = ROOT / "src"
+PACKAGES = ("mmdeploy_llm", "mmdeploy_llm_plugins", "mmdeploy_llm_processors")
 MIN_SETUPTOOLS = 77  # the first to read `license = "Apache-2.0"`
 MAX_WHEEL_BYTES = 20 * 2**20
 MAX_LIBRARY_BYTES = 2**20
@@ -35,8 +32,9 @@ def tree(tmp_path_factory):
     if int(found.split(".")[0]) < MIN_SETUPTOOLS:
         pytest.skip(f"setuptools {found} is installed, building needs {MIN_SETUPTOOLS}")
     tree = tmp_path_factory.mktemp("tree")
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        SOURCES, tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     return tree
@@ -66,29 +64,27 @@ def names(wheel):
 
 
 def test_every_module_is_in_it_under_its_import_name(names):
-    for folder, package in FOLDERS.items():
-        modules = {
-            f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
-            for path in (ROOT / folder).rglob("*.py")
-        }
+    for package in PACKAGES:
+        paths = (SOURCES / package).rglob("*.py")
+        modules = {path.relative_to(SOURCES).as_posix() for path in paths}
         assert modules <= names, sorted(modules - names)
 
 
 def test_nothing_lands_under_a_name_of_its_own(names):
-    allowed = {*FOLDERS.values(), "mmdeploy_llm-0.1.0.dist-info"}
+    allowed = {*PACKAGES, "mmdeploy_llm-0.1.0.dist-info"}
     assert {name.split("/")[0] for name in names} == allowed
 
 
 def test_data_files_are_in_it(names):
     data = {"mmdeploy_llm/py.typed", "mmdeploy_llm/report/report.html"}
     bundled = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "mmdeploy_llm" / "bundled").rglob("*")
+        path.relative_to(SOURCES).as_posix()
+        for path in (SOURCES / "mmdeploy_llm" / "bundled").rglob("*")
         if path.is_file()
     }
     templates = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "mmdeploy_llm" / "scaffold" / "templates").rglob("*.tmpl")
+        path.relative_to(SOURCES).as_posix()
+        for path in (SOURCES / "mmdeploy_llm" / "scaffold" / "templates").rglob("*.tmpl")
     }
     assert any(name.endswith("/.gitignore.tmpl") for name in templates)
     wanted = data | bundled | templates

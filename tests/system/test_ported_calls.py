@@ -278,11 +278,11 @@ class TestMessages:
             ([{"role": "user"}], "conversation 0, message 0 of role 'user' has no 'content'"),
             (
                 [{"role": "user", "content": [{"type": "sound"}]}],
-                "conversation 0, message 0, part 0: Unknown content part type: 'sound'",
+                "conversation 0, messages[0].content[0]: Unknown content part type: 'sound'",
             ),
             (
                 [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}],
-                "conversation 0, message 0, part 1: a part of type 'image' has no image",
+                "conversation 0, messages[0].content[1]: a part of type 'image' has no image",
             ),
             ([[], []], "conversation 1, messages must not be empty"),
             (

@@ -21,27 +21,25 @@ def text(llm):
 """
 
 
-def program(body, tmp_path, seconds=120, **options):
-    """Returns what a program prints with `llm` open, and checks that it leaves nothing over: no
-    message, no process, no temporary file."""
-    lines = [
-        HEAD,
-        f"llm = LLM('shapes-vl', quiet=True, max_model_len=1100, **{options})",
-        textwrap.dedent(body),
-    ]
-    env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        env=env,
-        start_new_session=True,
-    )
-    assert done.stderr == ""
-    assert done.returncode == 0
-    assert [path for path in os.listdir(tmp_path) if path.startswith("mmdeploy")] == []
-    return done.stdout.splitlines()
+@pytest.fixture
+def program(run_program, tmp_path):
+    """program(body, **options): what a program prints with `llm` open, which leaves nothing over:
+    no message, no process, no temporary file."""
+
+    def printed(body, seconds=120, **options):
+        lines = [
+            HEAD,
+            f"llm = LLM('shapes-vl', quiet=True, max_model_len=1100, **{options})",
+            textwrap.dedent(body),
+        ]
+        env = {"TMPDIR": str(tmp_path)}
+        done = run_program("\n".join(lines), env=env, timeout=seconds)
+        assert done.stderr == ""
+        assert done.returncode == 0
+        assert [path for path in os.listdir(tmp_path) if path.startswith("mmdeploy")] == []
+        return done.stdout.splitlines()
+
+    return printed
 
 
 CHILD = """
@@ -94,13 +92,13 @@ os.kill(pid, 9)
 
 @pytest.mark.full
 @pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
-def test_a_forked_child_is_refused_and_harms_nothing(options, tmp_path):
-    found = program(CHILD, tmp_path, **options)
+def test_a_forked_child_is_refused_and_harms_nothing(options, program):
+    found = program(CHILD, **options)
     assert found == ["wrong: []", "7 True", "True", "True", "True", "True"]
 
 
 @pytest.mark.full
-def test_a_child_may_make_its_own(tmp_path):
+def test_a_child_may_make_its_own(program):
     """OpenMP's threads of the parent do not exist in the child, which would wait for them."""
     body = """
     before = text(llm)
@@ -112,11 +110,11 @@ def test_a_child_may_make_its_own(tmp_path):
             os._exit(0 if text(own) == before else 1)
     print(os.waitpid(pid, 0)[1], text(llm) == before)
     """
-    assert program(body, tmp_path, num_threads=2) == ["0 True"]
+    assert program(body, num_threads=2) == ["0 True"]
 
 
 @pytest.mark.full
-def test_pools_and_data_loaders_work_beside_it(tmp_path):
+def test_pools_and_data_loaders_work_beside_it(program):
     body = """
     import multiprocessing
     from torch.utils.data import DataLoader
@@ -130,7 +128,7 @@ def test_pools_and_data_loaders_work_beside_it(tmp_path):
     print([int(batch.sum()) for batch in DataLoader([1, 2, 3, 4], batch_size=2, num_workers=2)])
     print(text(llm) == before)
     """
-    assert program(body, tmp_path) == ["[1, 2]", "True", "[3, 7]", "True"]
+    assert program(body) == ["[1, 2]", "True", "[3, 7]", "True"]
 
 
 CLOSED = """
@@ -170,13 +168,13 @@ except EngineError as error:
 
 @pytest.mark.full
 @pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
-def test_close_ends_the_runs_of_other_threads(options, tmp_path):
-    found = program(CLOSED, tmp_path, **options)
+def test_close_ends_the_runs_of_other_threads(options, program):
+    found = program(CLOSED, **options)
     assert found == ["True True", "True", "this LLM is closed; make a new one"]
 
 
 @pytest.mark.full
-def test_close_in_a_signal_handler_during_a_step(tmp_path):
+def test_close_in_a_signal_handler_during_a_step(program):
     body = """
     import signal
     signal.signal(signal.SIGALRM, lambda *_: llm.close())
@@ -186,7 +184,7 @@ def test_close_in_a_signal_handler_during_a_step(tmp_path):
     except EngineError as error:
         print("closed while" in str(error))
     """
-    assert program(body, tmp_path) == ["True"]
+    assert program(body) == ["True"]
 
 
 END = """
@@ -200,12 +198,12 @@ time.sleep(0.3)
 
 @pytest.mark.full
 @pytest.mark.parametrize("options", ENGINES, ids=["one", "ranks", "engines"])
-def test_the_program_ends_while_runs_are_on(options, tmp_path):
-    assert program(END, tmp_path, **options) == []
+def test_the_program_ends_while_runs_are_on(options, program):
+    assert program(END, **options) == []
 
 
 @pytest.mark.full
-def test_a_stream_holds_the_engine_that_nobody_else_has(tmp_path):
+def test_a_stream_holds_the_engine_that_nobody_else_has(program):
     body = """
     running = llm.stream("A red", LONG)
     next(running)
@@ -215,7 +213,7 @@ def test_a_stream_holds_the_engine_that_nobody_else_has(tmp_path):
     del running
     gc.collect()
     """
-    assert program(body, tmp_path) == ["1"]
+    assert program(body) == ["1"]
 
 
 STATE = """
@@ -259,7 +257,7 @@ def state():
 
 @pytest.mark.full
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_program_gets_its_settings_back(order, tmp_path):
+def test_the_program_gets_its_settings_back(order, program):
     """Two engines have different settings and are closed in any order."""
     body = (
         STATE
@@ -281,7 +279,7 @@ time.sleep(0.7)
 print([name for name, value in state().items() if value != before[name]])
 """
     )
-    found = program(body, tmp_path)
+    found = program(body)
     assert found[0] == "[True, True] 1"
     assert found[1] == "['environment', 'our threads']"
     assert found[2] == "[]"

@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 import torch
 import transformers
+from mmdeploy_llm_plugins import attention
 from safetensors.torch import load_file
 
 from mmdeploy_llm import LLM, SamplingParams, testing
@@ -73,63 +74,46 @@ class TestFakeProcessor(MediaProcessorConformance):
     other_options = {"size": 3}  # noqa: RUF012
 
 
-@pytest.fixture
-def author(tmp_path):
-    """Returns a function that runs pytest on an author's test file in a child process."""
-
-    def run(content, *options):
-        (tmp_path / "acme.py").write_text(ACME)
-        (tmp_path / "test_acme.py").write_text(AUTHORS_FILE.format(content=content))
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        return done.returncode, done.stdout
-
-    return run
+RUNS = """
+import sys, pytest
+for options in {runs!r}:
+    print("CODE", int(pytest.main(["-p", "no:cacheprovider", *options])), flush=True)
+"""
 
 
-@pytest.mark.full
-def test_a_test_file_of_fifteen_lines(author):
+@pytest.mark.full  # processes that import torch
+def test_a_test_file_of_fifteen_lines(tmp_path):
+    """An author's test file passes; a failure is reported by its message, without our frames."""
     assert len(AUTHORS_FILE.strip().splitlines()) <= 15
-    code, text = author("so")
-    assert code == 0, text
-    assert re.search(r"\b2[0-9] passed", text), text
-
-
-@pytest.mark.full
-def test_the_report_of_a_failure_is_its_message(author):
-    code, text = author("no")
-    assert code == 1
-    assert "1 failed" in text
+    (tmp_path / "acme.py").write_text(ACME)
+    for name, content in (("test_good.py", "so"), ("test_bad.py", "no")):
+        (tmp_path / name).write_text(AUTHORS_FILE.format(content=content))
+    bad = ["test_bad.py", "-k", "TestParser"]
+    code = RUNS.format(runs=[["test_good.py"], bad, [*bad, "--full-trace"]])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    good, short, full, _ = re.split(r"(?m)^CODE", done.stdout)
+    assert re.search(r"\b2[0-9] passed", good), good
+    assert "failed" not in good
+    assert re.findall(r"(?m)^CODE (\d)", done.stdout) == ["0", "1", "1"], done.stdout
+    assert "1 failed" in short
     message = "('why', 'so'), but the example says ('why', 'no'); correct the parser or the example"
-    assert message in text
-    assert "checks/parsers.py" not in text
-    assert "checks/parsers.py" in author("no", "--full-trace")[1]
+    assert message in short
+    assert "checks/parsers.py" not in short
+    assert "checks/parsers.py" in full
 
 
-@pytest.mark.full
+@pytest.mark.full  # a process that imports torch
 def test_importing_is_cheap():
+    """Importing the kit imports nothing heavy. Without pytest the test classes say what to install;
+    checks and writers work."""
     code = """
         import sys
         import mmdeploy_llm.testing, mmdeploy_llm.testing.pytest_plugin
         assert set(mmdeploy_llm.testing.__all__) <= set(dir(mmdeploy_llm.testing))
         assert not {"torch", "transformers", "numpy"} & set(sys.modules)
-        from mmdeploy_llm.testing import ParserExample, CheckFailed, Verdict
-    """
-    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
-
-
-@pytest.mark.parametrize("name", testing.__all__)
-def test_every_name_can_be_imported(name):
-    assert getattr(testing, name) is not None
-
-
-@pytest.mark.full
-def test_without_pytest():
-    """The test classes say what to install; checks and writers work without pytest."""
-    code = """
-        import sys
         sys.modules["pytest"] = None
-        from mmdeploy_llm.testing import ParserExample, write_checkpoint
+        from mmdeploy_llm.testing import CheckFailed, ParserExample, Verdict, write_checkpoint
         try:
             from mmdeploy_llm.testing import ModelConformance
         except ModuleNotFoundError as error:
@@ -138,6 +122,11 @@ def test_without_pytest():
             raise SystemExit("no error")
     """
     subprocess.run([sys.executable, "-c", dedent(code)], check=True)
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_every_name_can_be_imported(name):
+    assert getattr(testing, name) is not None
 
 
 def test_an_unknown_name():
@@ -201,8 +190,8 @@ def test_the_fakes_in_an_engine(tmp_path, monkeypatch):
     (folder / "model.safetensors").unlink()
     placeholder = make_tokenizer("qwen2_5_vl").convert_tokens_to_ids("<|image_pad|>")
     given = {"models": [FAKE_MODEL], "media_processors": [FAKE_PROCESSOR]}
-    manager = fake_manager(**given, reasoning_parsers=[FAKE_PARSER])
-    monkeypatch.setattr("mmdeploy_llm.hooks.PluginManager.load", lambda *args: manager)
+    manager = fake_manager(attention, **given, reasoning_parsers=[FAKE_PARSER])
+    monkeypatch.setattr("mmdeploy_llm.hooks.PluginManager.load", lambda *args, **core: manager)
     llm = LLM(model=str(folder), load_format="dummy", block_size=16, use_warmup=False)
     try:
         prompt = {

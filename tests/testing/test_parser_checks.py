@@ -126,6 +126,14 @@ class LooksAtOnePiece(ReasoningParser):
         return []
 
 
+class LosesATruncatedMarker(FakeReasoningParser):
+    def finish(self):
+        held = self._held
+        for length in range(len(END) - 1, 0, -1):
+            held = held.removesuffix(END[:length])
+        return [Segment(kind="content", text=held)] if held else []
+
+
 class StateInTheClass(FakeReasoningParser):
     """Shares one list among all instances, cleared for each request."""
 
@@ -168,6 +176,7 @@ BROKEN = [
     (Raises, {"segments_are_well_formed", "*"}, r"raised KeyError: .*; a parser accepts any text"),
     (SaysSomethingToNothing, {"empty_text_gives_nothing", "*"}, "return no segments"),
     (LosesTheRest, {"plain_text_is_kept"}, "return in `finish` what was held back"),
+    (LosesATruncatedMarker, {"the_end_is_kept"}, "return in `finish` what was held back"),
     (AddsALine, {"nothing_is_made_up"}, "it does not add to it or reorder it"),
     (LooksAtOnePiece, {"any_split_equals_the_whole"}, "hold back text at the end of a piece"),
     (StateInTheClass, {"no_state_is_shared", "*"}, "keep the state in the instance"),

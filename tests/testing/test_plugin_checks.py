@@ -1,6 +1,7 @@
 """Each broken plugin fails its check, whose message says what to do."""
 
 import sys
+from itertools import takewhile
 from textwrap import dedent
 
 import pytest
@@ -53,7 +54,7 @@ BROKEN = [
     (
         GOOD.replace("provide_reasoning_parsers", "provide_parsers"),
         {"hooks_are_valid", "*"},
-        "there is no hook 'provide_parsers'.*plugins/README.md",
+        "there is no hook 'provide_parsers'.*page on plugins",
     ),
     (
         GOOD.replace("factory=", "model="),
@@ -153,9 +154,18 @@ def install(tmp_path, monkeypatch, load_file):
 
 
 def verdicts(name, *checks):
-    """Returns outcome and message of checks of an installed plugin."""
-    found = {verdict.check: verdict for verdict in check_plugin(name) if not verdict.subject}
+    """Returns outcome and message of checks of an installed plugin as a whole, which come first."""
+    of_the_whole = takewhile(lambda verdict: not verdict.subject, check_plugin(name))
+    found = {verdict.check: verdict for verdict in of_the_whole}
     return [(found[check].outcome, found[check].message) for check in checks]
+
+
+def test_what_is_always_loaded_is_none_of_the_plugin(install):
+    """Backends of the core were told as served by the plugin, and its hooks looked for there."""
+    install("zeta", f"{GOOD}\n@hookimpl\ndef on_engine_stop(info): pass")
+    subject = PluginSubject.of("zeta")
+    assert [spec.name for spec in subject.specs] == ["kit-made-up"]
+    assert subject.has_hook("on_engine_stop")
 
 
 def test_what_two_packages_claim_is_told(install):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 
 import pytest
 from PIL import Image
@@ -142,6 +143,22 @@ class TestQuestions:
         assert asked(first) == "x?"
         assert "has no column 'title'; it has 'url'" in bad.message
 
+    def test_media_of_lines_that_are_asked_with_columns_are_found(self, source):
+        """They were left out in silence, and the question answered without them."""
+        cut = {"audio": "b.mp3", "end": 2}
+        rows = [
+            {"audio": "a.wav", "ask": "Who?"},
+            {"audio": cut, "ask": "?"},
+        ]
+        for options in ({"prompt": "ask"}, {"question": "{ask}"}):
+            found = source(rows, "jsonl", **options)
+            assert found.about == "audio: column 'audio' (found in the first rows)"
+            first, second = map(content, found)
+            assert [part["type"] for part in first] == ["audio", "text"]
+            assert second[0]["audio"]["end"] == 2
+        with pytest.raises(ConfigError, match="several columns have media"):
+            source([{"audio": "a.wav", "image": "b.png"}], "jsonl", question="Why?")
+
     @pytest.mark.parametrize(
         "template",
         ["{title.x}", "{title[0]}", "{title!r}", "{title:>999999999}", "{}", "{0", "}", "{a{b}}"],
@@ -247,6 +264,26 @@ def test_the_digest_follows_what_the_row_says(source):
     assert digest({**row, "t": "b"}, question="{t}") != same
     assert digest({**row, "image": PNG + b"x"}, question="{t}") != same
     assert digest(row, question="{t}", carried=("other",)) != same
+
+
+def test_a_sample_without_media_is_not_described(tmp_path):
+    """The model described what it did not get. A question that reads a text is asked."""
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in (("a.xyz", b"1"), ("b.png", PNG), ("b.txt", b"red"), ("c.txt", b"blue")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+    def items(question):
+        return list(
+            open_source(tmp_path / "a.tar", SamplingParams(), Selection(), question=question)
+        )
+
+    a, b, c = items("Describe it.")
+    assert "no member of the sample has the suffix of media" in a.message
+    assert (c.id, isinstance(c, BadItem), isinstance(b, Item)) == ("a.tar/c", True, True)
+    a, b, c = items("Shorten: {txt}")
+    assert asked(c) == "Shorten: blue"
 
 
 class TestQuestionsAboutFiles:

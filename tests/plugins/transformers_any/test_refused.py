@@ -238,7 +238,10 @@ def test_a_config_without_positions(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"attention_backend": "native"}, "attention_backend = 'native' does not run AnyModel"),
+        (
+            {"attention_backend": "native"},
+            "attention_backend = 'native' does not run a model that",
+        ),
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype = 'int8' is not possible with a model"),
     ],
 )

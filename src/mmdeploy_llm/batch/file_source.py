@@ -1,0 +1,185 @@
+"""FileSource: the items of a list of media, one for each file."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.datasets.rows import BadItem, Lines
+from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.finding.files import Found, FoundFile
+from mmdeploy_llm.finding.identity import Ids
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.questions.asks import NO_ASKS, Asks, questions_about
+from mmdeploy_llm.records.identity import digest_of, file_state
+from mmdeploy_llm.records.ids import Selection
+from mmdeploy_llm.records.item import Item, Media, Question, kind_of_path
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX
+from mmdeploy_llm.sidecars.places import IN_QUESTION, Places, Spot, read_sidecar
+
+from .corpus.columns import check_no_columns
+from .corpus.questions import description_of
+from .items import with_system
+from .order import mixed, sizes_of
+
+# "past": its file has no such part any more; "replaced": other items stand for all of its file.
+Fate = Literal["kept", "past", "replaced"]
+
+
+class FileSource:
+    """Builds one item per file: the questions about it. question: None asks for a description,
+    unless `asks` has questions. sidecar: suffix of the text beside a file, whose content stands for
+    {sidecar} in a question.
+
+    root: the folder that ids are relative to; None where they are the paths themselves, as in
+    outputs of an earlier version.
+    """
+
+    def __init__(
+        self,
+        found: Found,
+        params: SamplingParams,
+        selection: Selection,
+        *,
+        question: str | None = None,
+        asks: Asks = NO_ASKS,
+        template_kwargs: Mapping[str, Any] | None = None,
+        system: str | None = None,
+        sidecar: str = DEFAULT_SUFFIX,
+    ) -> None:
+        for text in (*([] if question is None else [question]), *asks.questions.values()):
+            check_no_columns(text, (file.path for file in found.files))
+        self._found, self._selection = found, selection.over(len(found.files))
+        self.about = self._selection.words(len(found.files))
+        self._params, self._question, self._asks = params, question, asks
+        self._template_kwargs = dict(template_kwargs or {})
+        self._system, self._sidecar = system, sidecar
+        self.skipped = found.skipped
+        self._sizes = sizes_of(file.path for file in found.files)
+        self.use_root(found.root)
+        self.total: int | None = len(self._files)
+        own = [self._sizes[file.path] for file in self._files.values()]
+        self.mean_size: float | None = sum(own) / max(1, len(own))
+        kinds = {file.kind for file in self._files.values()}
+        self.unit = "image" if kinds <= {"image"} else "file"
+
+    def use_root(self, root: str | None, known: Mapping[str, str] | None = None) -> None:
+        """Counts the ids from another root, before the items are read. known: ids of an earlier
+        version by the real paths of their files, which have no root."""
+        self.root = root
+        ids = None if root is None else Ids(root)
+        self._files: dict[str, FoundFile] = {}
+        self.ids: dict[str, int] = {}
+        for line, file in enumerate(self._found.files, 1):
+            own = (known or {}).get(file.place.real_path, file.path)
+            own = own if ids is None else ids.of(file.place)
+            self.ids[own] = line
+            if self._selection.takes(line) and self._selection.takes_id(own, file.path):
+                self._files[own] = file
+
+    def __iter__(self) -> Iterator[Item | BadItem]:
+        """Yields the items, large files among small ones unless records have the input's order.
+        Raises ConfigError for an id that --only names and no file has."""
+        self._check_only()
+        return map(self._item, self._ordered())
+
+    def read(self, lines: Lines) -> Iterator[Item | BadItem]:
+        """Yields the items of these files."""
+        return (self._item(own) for own in self._files if lines.takes(self.ids[own]))
+
+    def sizes(self) -> Mapping[int, int]:
+        """Returns the bytes of every file by its line."""
+        return {self.ids[own]: self._sizes[file.path] for own, file in self._files.items()}
+
+    def kinds(self) -> Mapping[int, str]:
+        """Returns the kind of every file by its line."""
+        return {self.ids[own]: file.kind for own, file in self._files.items()}
+
+    def _item(self, own: str) -> Item | BadItem:
+        file = self._files[own]
+        try:
+            return self._good(own, file)
+        except RequestError as error:  # its sidecar
+            return BadItem(line=self.ids[own], id=own, path=file.path, message=str(error))
+
+    def _good(self, own: str, file: FoundFile) -> Item:
+        path = file.path
+        is_named = kind_of_path(path) == file.kind
+        questions = self._questions(file)
+        return Item(
+            line=self.ids[own],
+            id=own,
+            path=path,
+            prompt=questions[0].prompt,
+            questions=questions if self._asks.questions else (),
+            params=self._params,
+            # Where the name says something else, the record says what the file is.
+            media=() if is_named else (Media(kind=file.kind, name=os.path.abspath(path)),),
+            digest=digest_of(file_state(path)),
+            size=self._sizes[path],
+        )
+
+    def _ordered(self) -> Iterable[str]:
+        if self._selection.order == "input":
+            return self._files
+        return mixed({own: self._sizes[file.path] for own, file in self._files.items()})
+
+    def _check_only(self) -> None:
+        known = {*self.ids, *(file.path for file in self._found.files)}
+        if missing := sorted((self._selection.only or frozenset()) - known):
+            near = difflib.get_close_matches(missing[0], known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"no file of the input has the id {missing[0]!r}{hint} (--only)")
+
+    def counted(self) -> int | None:
+        """Returns the number of files, which are listed once."""
+        return self.total
+
+    def place_of(self, record: Record) -> int | None:
+        """Returns the position of the record's file in the list; None when not selected."""
+        line = self.ids.get(str(record.id)) if record.path is not None else None
+        is_ours = line is not None and self._selection.takes(line)
+        return line if is_ours and self._selection.takes_id(record.id, record.path) else None
+
+    def file_of(self, record: Record) -> str | None:
+        """Returns the path of the record's file; None when it is not in the list."""
+        line = self.ids.get(str(record.id)) if record.path is not None else None
+        return None if line is None else self._found.files[line - 1].path
+
+    def file_id(self, own: str) -> str:
+        """Returns the id of the file that an item with this id is about."""
+        return own
+
+    def fate_of(self, record: Record) -> Fate:
+        """Returns whether what a record is about is still a part of its file, which is in the
+        list."""
+        return "kept"
+
+    def spot_of(self, record: Record) -> Spot:
+        """Returns where the record's file is. Raises RequestError when it is not in the list."""
+        line = self.ids.get(str(record.id)) if record.path is not None else None
+        if line is None:
+            raise RequestError("its file is not one of the input's")
+        return _spot(self._found.files[line - 1])
+
+    def _questions(self, file: FoundFile) -> tuple[Question, ...]:
+        """Builds the prompts, with an absolute path where the name would be read as a URL."""
+        kind, path = file.kind, file.path
+        plain = self._question or description_of(kind)
+        media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
+        messages = with_system([{"role": "user", "content": [media]}], self._system)
+        prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
+        asked = self._asks.questions or {"": plain}
+        if any(map(IN_QUESTION.search, asked.values())):
+            with Places(self._found.kinds) as places:
+                known = read_sidecar(_spot(file), self._sidecar, places)
+            asked = {name: IN_QUESTION.sub(lambda _: known, text) for name, text in asked.items()}
+        return questions_about(prompt, asked)
+
+
+def _spot(file: FoundFile) -> Spot:
+    return Spot(root=file.place.base, relative=file.place.relative)

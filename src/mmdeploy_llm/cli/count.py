@@ -1,0 +1,311 @@
+"""The command `count`, which counts tokens without the weights of a model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmdeploy_llm.command_options.answer import Thinking
+from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
+from mmdeploy_llm.command_options.providers import ProviderOptions
+from mmdeploy_llm.command_options.selection import Limit, Recursive
+from mmdeploy_llm.command_options.single import Image, IsJson
+from mmdeploy_llm.command_options.values import (
+    MANY_MEDIA,
+    engine_options,
+    template_kwargs,
+    text_value,
+)
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+
+from .exits import SOME_FAILED, print_error
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.client.counting import TokenCounter
+    from mmdeploy_llm.datasets.rows import BadItem
+    from mmdeploy_llm.finding.options import FindingOptions
+    from mmdeploy_llm.records.item import Item
+
+MAX_THREADS, NUM_PENDING = 8, 64
+COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
+COUNT = re.compile(r"num_(?:prompt|input_\w+)_tokens")
+
+# click does not rewrap a paragraph that begins with "\b".
+COUNT_EPILOG = """\b
+Of the model its config, tokenizer and processors are enough: weights are
+neither read nor fetched. INPUT is what `batch` and `caption` read:
+  prompts.jsonl, prompts.parquet     one item per line or row
+  photos/, a.jpg, "docs/*.pdf"       one item per picture, video, sound or
+                                     document, with the question of --prompt
+Without INPUT, --prompt and --image are one item.
+
+\b
+Each line of the result has the tokens of the whole prompt, those of them that
+stand for pictures and for videos, and the item; with --json it is an object:
+  {"id", "line", "num_prompt_tokens", "num_input_image_tokens",
+   "num_input_video_tokens", "error_code", "error_msg"}
+and "num_input_KIND_tokens" of media of other kinds, such as audio.
+An item that cannot be counted gets a line with its error and affects no other.
+
+\b
+Examples:
+  mmdeploy-llm count --prompt "What is in this picture?" --image a.png
+  mmdeploy-llm count prompts.jsonl -m models/acme-vl --total
+  mmdeploy-llm count photos/ -m folder/with/config --json > counts.jsonl
+  cat story.txt | mmdeploy-llm count --raw --prompt -
+
+\b
+Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
+130 stopped with Ctrl-C."""
+
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[INPUT]...",
+        help="JSONL and Parquet files; pictures, videos, sounds and "
+        "documents, their folders, globs.",
+    ),
+]
+Text = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        help="The text to count, or @FILE; - is standard input. With pictures and videos as INPUT, "
+        "the question about each.",
+    ),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Count the text without a chat template.")]
+Total = Annotated[bool, typer.Option("--total", help="Print the sums of all items only.")]
+
+
+@with_groups
+def count(
+    ctx: typer.Context,
+    inputs: Inputs = None,
+    model: Model = "shapes-vl",
+    prompt: Text = None,
+    image: Image = None,
+    raw: Raw = False,
+    thinking: Thinking = None,
+    recursive: Recursive = True,
+    limit: Limit = None,
+    total: Total = False,
+    as_json: IsJson = False,
+    image_tokens: ImageTokens = "auto",
+    video_tokens: VideoTokens = "auto",
+    engine: Engine = None,
+    *,
+    providers: ProviderOptions,
+) -> None:
+    """Count the tokens of prompts and media, without the weights of the model.
+
+    Prompts are prepared as `generate`, `batch` and `caption` would; nothing is computed."""
+    from mmdeploy_llm.client.counting import TokenCounter
+
+    if inputs and (image or raw):
+        raise ConfigError("--image and --raw belong to a single --prompt; leave out INPUT or them")
+    if not inputs and prompt is None and not image:
+        raise ConfigError("nothing to count: give files, or a text with --prompt")
+    text = text_value("--prompt", prompt)
+    kwargs = template_kwargs(thinking)
+    more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
+    more |= providers.to_engine()
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
+    if inputs:
+        finding = finding_of(model, options)
+        items = input_items(
+            inputs, text, kwargs, limit=limit, is_recursive=recursive, finding=finding
+        )
+    else:
+        items = iter([single_item(text or "", image or [], raw, kwargs)])
+    with TokenCounter(model, **options) as counter:
+        show = show_json if as_json else show_line
+        sums = show_counts(counted(items, counter), None if total else show)
+    if total or not as_json:
+        show_total(sums, as_json=as_json)
+    if sums["num_failed"]:
+        raise typer.Exit(SOME_FAILED)
+
+
+def finding_of(model: str, options: Mapping[str, Any]) -> FindingOptions:
+    """Returns which files are read: those of kinds that the model takes."""
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.finding.options import FindingOptions
+    from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
+
+    config = EngineConfig.from_options(model, options)
+    return FindingOptions(table=known_kinds(config), accepted=lambda: accepted_kinds(config))
+
+
+def input_items(
+    inputs: Iterable[str],
+    question: str | None,
+    kwargs: dict[str, Any],
+    *,
+    limit: int | None,
+    is_recursive: bool,
+    finding: FindingOptions,
+) -> Iterator[Item | BadItem]:
+    """Returns the items of files, read as `batch` reads them, and of media, as `caption` does.
+    Raises ConfigError for an input that cannot be opened, before any item is read."""
+    from mmdeploy_llm.batch.sources import open_files, open_source
+    from mmdeploy_llm.datasets.names import is_media_name
+    from mmdeploy_llm.params import SamplingParams
+    from mmdeploy_llm.records.ids import Selection
+
+    from .terminal import printable
+
+    wanted, sources = finding.wanted(), []
+    params, whole = SamplingParams(), Selection.parse(None, None)
+    asked: Any = {"question": question, "template_kwargs": kwargs}
+    for given in inputs:
+        path = Path(given)
+        if (path / "config.json").is_file():
+            raise ConfigError(f"{given!r} is a model's folder; give it with --model")
+        is_media = is_media_name(given, wanted.table)
+        if path.is_dir() or is_media or any(char in given for char in "*?["):
+            options = {**asked, "is_recursive": is_recursive, "wanted": wanted}
+            source = open_files([given], params, whole, **options)
+        elif not path.exists():
+            raise ConfigError(
+                f"{given!r} does not exist; a text to count is given with --prompt, a model with "
+                "--model"
+            )
+        else:
+            source = open_source(path, params, whole, finding=finding, **asked)
+        sources.append(source)
+        for words in filter(None, (source.skipped.text, *source.skipped.notes)):
+            typer.echo(printable(words), err=True)
+    return itertools.islice(itertools.chain.from_iterable(sources), limit)
+
+
+def single_item(text: str, images: list[str], is_raw: bool, kwargs: dict[str, Any]) -> Item:
+    """Returns the prompt of the command line as an item."""
+    from mmdeploy_llm.params import SamplingParams
+    from mmdeploy_llm.records.item import Item
+
+    from .terminal import user_message
+
+    prompt: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
+    if not is_raw:
+        prompt = {"messages": [user_message(text, images)], "chat_template_kwargs": kwargs}
+    return Item(line=1, id="--prompt", prompt=prompt, params=SamplingParams())
+
+
+def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[dict[str, Any]]:
+    """Yields the result of each item, in order. Threads read a bounded number of items ahead."""
+    pending: deque[Future[dict[str, Any]]] = deque()
+    num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="count")
+    try:
+        for item in items:
+            pending.append(pool.submit(result_of, item, counter))
+            if len(pending) == NUM_PENDING:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
+    """Returns the counts of an item, or its error."""
+    from mmdeploy_llm.datasets.rows import BadItem
+    from mmdeploy_llm.hooks.names import error_text
+
+    result = {"id": item.id, "line": item.line, **dict.fromkeys(COUNTS, 0)}
+    code, message = 200, None
+    if isinstance(item, BadItem):
+        code, message = item.code, item.message
+    else:
+        try:
+            found = counter.count_tokens(item.prompt)
+            result |= {
+                f"num_input_{k}_tokens": n for k, n in found.num_input_tokens_by_kind.items()
+            }
+            result |= {name: getattr(found, name) for name in COUNTS}
+        except MMDeployLLMError as error:
+            code, message = error.code, str(error)
+        except Exception as error:  # a plugin's processor raises anything
+            code, message = 500, error_text(error)
+    return {**result, "error_code": code, "error_msg": message}
+
+
+def show_counts(
+    results: Iterator[dict[str, Any]], show: Callable[[dict[str, Any]], None] | None
+) -> dict[str, int]:
+    """Shows each result as it comes, with a progress bar where the results are not on the same
+    terminal, and returns their sums."""
+    from tqdm import tqdm
+
+    sums = dict.fromkeys(("num_items", "num_failed", *COUNTS), 0)
+    is_hidden = True if show is not None and sys.stdout.isatty() else None
+    with tqdm(desc="Count", unit="item", delay=1, dynamic_ncols=True, disable=is_hidden) as bar:
+        for result in results:
+            sums["num_items"] += 1
+            sums["num_failed"] += result["error_msg"] is not None
+            for name in filter(COUNT.fullmatch, result):
+                sums[name] = sums.get(name, 0) + result[name]
+            if show is not None:
+                show(result)
+            elif result["error_msg"] is not None:
+                print_error(f"{item_name(result)}: {result['error_msg']}")
+            bar.update()
+    return sums
+
+
+def show_json(result: dict[str, Any]) -> None:
+    """Prints a result as a line of JSON."""
+    typer.echo(json.dumps(result))
+
+
+def show_line(result: dict[str, Any]) -> None:
+    """Prints the counts and the name of an item, its error on standard error."""
+    from .terminal import printable
+
+    if result["error_msg"] is not None:
+        print_error(f"{item_name(result)}: {result['error_msg']}")
+        return
+    numbers = "  ".join(f"{result[name]:>8}" for name in COUNTS)
+    others = [f"{result[name]} {kind}" for name, kind in other_kinds(result)]
+    more = f"  ({', '.join(others)} tokens)" if others else ""
+    typer.echo(f"{numbers}  {printable(str(result['id']))}{more}")
+
+
+def other_kinds(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns name and kind of the counts of media that have no column of their own."""
+    names = [name for name in counts if name not in COUNTS and COUNT.fullmatch(name)]
+    return [(name, name.removeprefix("num_input_").removesuffix("_tokens")) for name in names]
+
+
+def show_total(sums: dict[str, int], *, as_json: bool) -> None:
+    """Prints the sums."""
+    if as_json:
+        typer.echo(json.dumps(sums))
+        return
+    failed = f", {sums['num_failed']} failed" if sums["num_failed"] else ""
+    plural = "" if sums["num_items"] == 1 else "s"
+    prompts, *_ = (sums[name] for name in COUNTS)
+    kinds = [(COUNTS[1], "image"), (COUNTS[2], "video"), *other_kinds(sums)]
+    *first, last = (f"{sums[name]} {kind}" for name, kind in kinds)
+    typer.echo(
+        f"{prompts} prompt tokens, of which {', '.join(first)} and {last} tokens "
+        f"({sums['num_items']} item{plural}{failed})"
+    )
+
+
+def item_name(result: dict[str, Any]) -> str:
+    """Names an item in an error."""
+    return f"line {result['line']}" if result["id"] is None else str(result["id"])

@@ -1,0 +1,200 @@
+"""Expands files, folders and globs into the media in them, in natural order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable
+
+from .identity import common_root
+from .kinds import Media, NotMedia, read_kinds
+from .names import Patterns
+from .signatures import PAGED
+from .skipped import Skip, Skipped
+from .walk import Place, Walker
+from .wanted import Wanted
+
+Animated = Literal["image", "video"]
+MAX_NAMED = 3  # of the inputs that have nothing, in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A file of media. kind: what its bytes are."""
+
+    place: Place
+    kind: str
+
+    @property
+    def path(self) -> str:
+        """Its path, as its folder was named."""
+        return os.path.normpath(self.place.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The files that were found. root: the folder that the ids of files are relative to. kinds:
+    those that were known."""
+
+    files: Sequence[FoundFile]
+    skipped: Skipped
+    root: str
+    kinds: KindTable
+
+
+def find_media(
+    paths: Iterable[str],
+    *,
+    is_recursive: bool = False,
+    exclude: Iterable[str] = (),
+    animated: str = "image",
+    wanted: Wanted | None = None,
+) -> Found:
+    """Returns the media that `paths` name, each once: in the order of `paths`, and in natural order
+    within a folder or glob (2.png before 10.png).
+
+    A folder yields its files, and with `is_recursive` those of its subfolders. What a file is, its
+    first bytes say; other files are skipped with a reason. A single file is taken whatever it is;
+    of several, as a shell makes them of a pattern, those that are no media are skipped too, and one
+    that does not exist is taken: its item fails.
+    exclude: patterns, see names.Patterns. animated: what images of several frames are. wanted: the
+    kinds that become items; None: images and videos.
+    Raises ConfigError when no path exists, or when nothing is found.
+    """
+    given, wanted = tuple(dict.fromkeys(paths)), wanted or Wanted()
+    check_animated(animated)
+    skipped, patterns = Skipped(), Patterns(exclude)
+    walker = Walker(skipped, patterns, is_recursive=is_recursive)
+    places: dict[str, Place] = {}
+    empty, gone = [], set[str]()
+    for path in given:
+        num_skipped = len(skipped)
+        found = list(_expand(path, walker, is_alone=len(given) == 1))
+        if not found and _is_gone(path):
+            found = [walker.gone(path)]
+            gone.add(found[0].real_path)
+        elif not found and len(skipped) == num_skipped:
+            empty.append(path)
+        for place in found:
+            places.setdefault(place.real_path, place)
+    if gone and gone.issuperset(places):
+        raise ConfigError(_nowhere(given))
+    is_single = len(given) == 1 and os.path.exists(given[0]) and not os.path.isdir(given[0])
+    kept = gone if not is_single else places
+    files = list(_judged([*places.values()], animated, skipped, kept, wanted))
+    files = list(_taken(files, skipped, kept, wanted))
+    if not files:
+        raise ConfigError(_nothing(given, is_recursive, skipped, wanted))
+    skipped.forget(file.place.real_path for file in files)
+    _note(skipped, empty, patterns)
+    return Found(files=files, skipped=skipped, root=common_root(given), kinds=wanted.table)
+
+
+def check_animated(animated: str) -> None:
+    """Raises ConfigError for an unknown choice."""
+    if animated not in get_args(Animated):
+        raise ConfigError(
+            f"animated must be one of {', '.join(get_args(Animated))}, got {animated[:40]!r}"
+        )
+
+
+def _expand(path: str, walker: Walker, *, is_alone: bool) -> Iterator[Place]:
+    if os.path.isdir(path):
+        return walker.folder(path, is_alone=is_alone)
+    if os.path.lexists(path):
+        return walker.file(path, is_alone=is_alone)
+    if is_url(path):
+        raise ConfigError(f"{path[:80]!r} is a URL; give files, folders or globs on this machine")
+    return walker.glob(path)
+
+
+def _is_gone(path: str) -> bool:
+    """Whether a path names one file or folder, which does not exist. Names may have brackets."""
+    return not (os.path.lexists(path) or "*" in path or "?" in path)
+
+
+def _nowhere(given: Sequence[str]) -> str:
+    if len(given) <= 1:
+        path = given[0] if given else ""
+        return f"{path!r} does not exist; give files, folders or globs of media"
+    return (
+        f"none of the {len(given)} paths exists, such as {given[0]!r}; relative ones begin in "
+        f"the working folder, {os.getcwd()!r}"
+    )
+
+
+def _judged(
+    places: Sequence[Place],
+    animated: str,
+    skipped: Skipped,
+    kept: Container[str],
+    wanted: Wanted,
+) -> Iterator[FoundFile]:
+    """Yields the media among the files. kept: real paths of those that are taken whatever they
+    are."""
+    num_animated = num_paged = 0
+    kinds = read_kinds([place.path for place in places], kinds=wanted.table)
+    for place, found in zip(places, kinds, strict=True):
+        if isinstance(found, Media):
+            num_animated += found.is_animated
+            kind = animated if found.is_animated else found.kind
+            if found.is_paged and PAGED in wanted.chosen:
+                kind = PAGED
+            num_paged += found.is_paged and kind != PAGED and kind in (wanted.chosen or (kind,))
+            yield FoundFile(place=place, kind=kind)
+        elif place.real_path in kept:
+            yield FoundFile(place=place, kind=wanted.table.of_name(place.path) or "image")
+        else:
+            skipped.add(_skip(place.path, found))
+    if num_animated and animated == "image":
+        skipped.notes.append(
+            f"{num_animated} images have several frames, of which the first is used; "
+            "--animated video takes them as videos"
+        )
+    if num_paged:
+        words = "image has" if num_paged == 1 else "images have"
+        skipped.notes.append(
+            f"{num_paged} {words} several pages, of which the first is used; `mmdeploy-llm read` "
+            f"reads all, --kinds image,{PAGED} asks about all at once"
+        )
+
+
+def _taken(
+    files: Sequence[FoundFile], skipped: Skipped, kept: Container[str], wanted: Wanted
+) -> Iterator[FoundFile]:
+    """Yields the files of the kinds that are wanted, and those that are kept."""
+    others = [file for file in files if file.place.real_path not in kept]
+    skip_of = wanted.skips(file.kind for file in others)
+    for file in files:
+        is_kept = file.place.real_path in kept
+        skip = None if is_kept else skip_of(file.place.path, file.kind)
+        if skip is None:
+            yield file
+        else:
+            skipped.add(skip)
+
+
+def _skip(path: str, found: NotMedia) -> Skip:
+    return Skip(path=path, label=found.label, reason=found.reason, hint=found.hint)
+
+
+def _note(skipped: Skipped, empty: Sequence[str], patterns: Patterns) -> None:
+    """Notes the inputs that name no file, and the patterns that fit nothing."""
+    if empty:
+        more = f" and {len(empty) - MAX_NAMED} more" if len(empty) > MAX_NAMED else ""
+        names = ", ".join(map(repr, empty[:MAX_NAMED]))
+        skipped.notes.append(f"no file is in {names}{more}")
+    for pattern in patterns.unused:
+        skipped.notes.append(f"--exclude {pattern!r} fits nothing")
+
+
+def _nothing(given: Sequence[str], is_recursive: bool, skipped: Skipped, wanted: Wanted) -> str:
+    names = ", ".join(map(repr, given[:MAX_NAMED])) or "an empty list of paths"
+    hint = "" if is_recursive else "; --no-recursive left out subfolders"
+    passed = f" ({skipped.text})" if skipped.text else ""
+    return f"no {wanted.words} in {names}{passed}{hint}"

@@ -1,0 +1,62 @@
+"""Decodes sound files in a worker process. Imports no torch, so that the worker is small."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
+from mmdeploy_llm.sound_files.formats import ACCEPTED, sniff_file
+
+PIECE = 2**22  # samples in one message
+
+
+def read_file(blob: bytes, rate: int, span: Mapping[str, Any]) -> Iterator[np.ndarray]:
+    """Yields the samples of a part of a file, float32, one channel at `rate`. span: the fields of a
+    container.Span.
+
+    Raises MediaError for a file that cannot be read, MediaLimitError for one over a limit,
+    UnsupportedMediaError for another format.
+    """
+    name = format_of(blob)
+    container = _container()
+    yield from container.read_container(blob, name, rate, container.Span(**span))
+
+
+def format_of(blob: bytes) -> str:
+    """Returns FFmpeg's name of the format. Raises UnsupportedMediaError; MediaError: no bytes."""
+    if not blob:
+        raise MediaError("the sound is empty (0 bytes)")
+    name = sniff_file(blob)
+    if name is None:
+        raise UnsupportedMediaError(
+            f"the first bytes match no sound format that is supported; convert it to {ACCEPTED}"
+        )
+    return name
+
+
+def _container() -> Any:
+    """Returns the module that reads files. Raises UnsupportedMediaError without PyAV."""
+    try:
+        return importlib.import_module(f"{__package__}.container")
+    except ImportError as error:
+        raise UnsupportedMediaError(
+            f"sounds are decoded by PyAV: pip install av ({error})"
+        ) from error
+
+
+def decode(
+    blob: bytes, limits: Mapping[str, Any], rate: int, span: Mapping[str, Any]
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Runs in a worker process; yields the bytes of the samples."""
+    held: list[np.ndarray] = []
+    for piece in read_file(blob, rate, span):
+        held.append(piece)
+        if sum(map(len, held)) >= PIECE:
+            yield {}, np.concatenate(held).view(np.uint8)
+            held = []
+    if held:
+        yield {}, np.concatenate(held).view(np.uint8)

@@ -1,0 +1,240 @@
+"""Asks transformers what it makes of an item: the reference of a media processor, derived from the
+checkpoint's own files where transformers can read them without torchvision."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import wave
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import transformers
+from PIL import Image, ImageOps
+from torch import Tensor
+
+# Not by its public name, which older versions refuse without torchvision, for any backend.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.model_checks.base import CheckSkipped
+
+PIXELS = "pixel_values"
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+GIVE_YOUR_OWN = "give the truth yourself: add `make_reference` to the test class"
+NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+AROUND = ("Look: ", " so")  # texts around an item in the prompt that is compared
+OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaTruth:
+    """A reference's result for one item.
+
+    tensors: name -> tensor; those that the processor has under the same name must be equal, and the
+        first is its pixels, whatever their order.
+    token_ids: of the prompt AROUND[0] + marker + AROUND[1]; None: not compared.
+    num_tokens: placeholders of the item; None: not compared.
+    prompt_text: of the item; None: not compared.
+    """
+
+    tensors: Mapping[str, Tensor]
+    token_ids: Sequence[int] | None = None
+    num_tokens: int | None = None
+    prompt_text: str | None = None
+
+
+# Called with (source, options of the item, markers of the processor).
+Reference = Callable[[Any, Mapping[str, Any], Sequence[str]], MediaTruth]
+
+
+class TransformersImages:
+    """transformers' processor of a checkpoint's images, with Pillow. `processor` is None where
+    transformers cannot make it of the files, and `reason` says why: then pixels are compared, and
+    texts are not."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Raises CheckSkipped when the checkpoint has no image processor that runs here."""
+        folder = checkpoint.folder
+        if not checkpoint.preprocessor and not (folder / "processor_config.json").exists():
+            raise CheckSkipped(
+                "the checkpoint has no preprocessor_config.json to ask transformers with; write "
+                f"it in `checkpoint`, give the model's spec `tiny`, or {GIVE_YOUR_OWN}"
+            )
+        try:
+            self.images: Any = AutoImageProcessor.from_pretrained(
+                folder, backend="pil", local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises whatever its classes raise
+            raise CheckSkipped(
+                f"transformers cannot make the image processor of the checkpoint's files "
+                f"({_reason(error)}); {GIVE_YOUR_OWN}"
+            ) from error
+        self.processor: Any = None
+        self.reason = ""
+        base = _processor_class(checkpoint)
+        self._usual = dict(getattr(base, "images_kwargs", None) or {})
+        try:
+            self.processor = _assembled(base, checkpoint, self.images)
+        except Exception as error:
+            self.reason = _reason(error)
+
+    def __call__(
+        self, source: Any, options: Mapping[str, Any], markers: Sequence[str]
+    ) -> MediaTruth:
+        """Returns the truth about an image, given as bytes, of Pillow or as an array."""
+        image = opened(source)
+        with warnings.catch_warnings(action="ignore"):  # those of transformers are not the author's
+            if self.processor is not None:
+                try:
+                    return self._of_prompt(image, options, markers)
+                except Exception as error:  # the files lack something, such as an audio token
+                    self.processor, self.reason = None, _reason(error)
+            made = self.images(image, return_tensors="pt", **{**self._usual, **options})
+        return MediaTruth(tensors=_pixels_first(made))
+
+    def _of_prompt(
+        self, image: Any, options: Mapping[str, Any], markers: Sequence[str]
+    ) -> MediaTruth:
+        """Returns what the processor makes of a prompt with the image."""
+        token = self.processor.image_token
+        marker = next((marker for marker in markers if token in marker), None)
+        text = token if marker is None else marker.join(AROUND)
+        made = self.processor(images=[image], text=[text], return_tensors="pt", **options)
+        # Without a marker of its own the prompts of the processor write images in another way.
+        ids = None if marker is None else made["input_ids"][0].tolist()
+        return MediaTruth(tensors=_pixels_first(made), token_ids=ids)
+
+    def inputs(self, text: str, images: Sequence[Any]) -> dict[str, Any]:
+        """Returns the arguments of transformers' model for a rendered chat with images. Raises
+        CheckSkipped where there is no processor."""
+        if self.processor is None:
+            raise CheckSkipped(
+                f"transformers cannot make its processor of the checkpoint's files ({self.reason})"
+                "; save it with the checkpoint as the model's authors do"
+            )
+        made = self.processor(
+            images=[opened(image) for image in images], text=[text], return_tensors="pt",
+            add_special_tokens=False,
+        )  # fmt: skip
+        return dict(made)
+
+
+class TransformersSounds:
+    """transformers' feature extractor of a checkpoint, for WAV files of its own rate. usual: what
+    its processor sets on the way, such as padding="max_length"."""
+
+    def __init__(self, checkpoint: Checkpoint, **usual: Any) -> None:
+        """Raises CheckSkipped when the checkpoint has no feature extractor."""
+        try:
+            self.sounds: Any = transformers.AutoFeatureExtractor.from_pretrained(
+                checkpoint.folder, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # transformers raises whatever its classes raise
+            raise CheckSkipped(
+                f"transformers cannot make a feature extractor of the checkpoint's files "
+                f"({_reason(error)}); {GIVE_YOUR_OWN}"
+            ) from error
+        theirs = getattr(_processor_class(checkpoint), "audio_kwargs", None) or {}
+        rate = self.sounds.sampling_rate
+        self._usual = {"padding": True, **theirs, **usual, "sampling_rate": rate}
+
+    def __call__(
+        self, source: Any, options: Mapping[str, Any], markers: Sequence[str]
+    ) -> MediaTruth:
+        """Returns the features of a sound, of all of its channels together. Raises CheckSkipped for
+        one that must be resampled."""
+        rate = int(self.sounds.sampling_rate)
+        with wave.open(io.BytesIO(_bytes_of(source))) as file:
+            if file.getframerate() != rate:
+                raise CheckSkipped(f"the reference resamples to {rate} Hz; {GIVE_YOUR_OWN}")
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
+        values = [channels.mean(1)]
+        made = self.sounds(values, return_tensors="pt", **{**self._usual, **options})
+        return MediaTruth(tensors=_pixels_first(made))
+
+
+def _bytes_of(source: Any) -> bytes:
+    if not isinstance(source, bytes):
+        raise CheckSkipped(f"the reference takes no {type(source).__name__}; {GIVE_YOUR_OWN}")
+    return source
+
+
+def opened(source: Any) -> Any:
+    """Returns the upright RGB image that transformers' `load_image` makes of a source. Raises
+    CheckSkipped for one that it does not know."""
+    if isinstance(source, bytes):
+        source = Image.open(io.BytesIO(source), formats=FORMATS)
+    elif isinstance(source, np.ndarray):
+        source = Image.fromarray(source)
+    if not isinstance(source, Image.Image):
+        raise CheckSkipped(f"transformers takes no {type(source).__name__}; {GIVE_YOUR_OWN}")
+    return ImageOps.exif_transpose(source).convert("RGB")
+
+
+def transformers_truth(kind: str, checkpoint: Checkpoint) -> Reference:
+    """Returns transformers' processor of the checkpoint as the reference. Raises CheckSkipped where
+    there is none."""
+    if kind == "image":
+        return TransformersImages(checkpoint)
+    if kind == "audio":
+        return TransformersSounds(checkpoint)
+    raise CheckSkipped(
+        f"the kit does not know how transformers takes a {kind} without torchvision; "
+        f"{GIVE_YOUR_OWN}"
+    )
+
+
+def _pixels_first(made: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of a processor's result that belong to the image, pixels first."""
+    tensors = {name: _as_tensor(value) for name, value in made.items() if name not in OF_TEXT}
+    found = {name: value for name, value in tensors.items() if value is not None}
+    return {name: found[name] for name in sorted(found, key=lambda name: name != PIXELS)}
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, list) and value and isinstance(value[0], Tensor):
+        value = value[0] if len(value) == 1 else None
+    return value if isinstance(value, Tensor) else None
+
+
+def _processor_class(checkpoint: Checkpoint) -> Any:
+    """Returns the class that the checkpoint or its model type names, None where there is none."""
+    names = (checkpoint.read_json(name).get("processor_class") for name in NAMING_FILES)
+    model_type = getattr(checkpoint.config, "model_type", None)
+    named = next(filter(None, names), None) or PROCESSOR_MAPPING_NAMES.get(model_type)
+    return getattr(transformers, str(named), None)
+
+
+def _assembled(base: Any, checkpoint: Checkpoint, images: Any) -> Any:
+    """Makes transformers' processor of the image processor and the tokenizer, without the parts
+    that need torchvision."""
+    if base is None or "image_processor" not in base.get_attributes():
+        model_type = getattr(checkpoint.config, "model_type", None)
+        raise ValueError(f"there is no processor for the model type {model_type!r}")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        checkpoint.folder, local_files_only=True, trust_remote_code=False
+    )
+    unchecked = {"check_argument_for_proper_class": lambda *_: None}
+    subclass: Any = type(base.__name__, (base,), unchecked)
+    options = dict(checkpoint.read_json("processor_config.json"))
+    # A video processor needs torchvision; options of it that are read are often those of images.
+    for parts in (
+        {"image_processor": images, "tokenizer": tokenizer},
+        {"image_processor": images, "tokenizer": tokenizer, "video_processor": images},
+    ):
+        given = [parts.get(name) for name in base.get_attributes()]
+        try:
+            return subclass.from_args_and_dict(given, options)
+        except AttributeError as error:
+            last = error
+    raise last
+
+
+def _reason(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"[:200]

@@ -1,0 +1,162 @@
+"""Chooses the sink of an output by its name, or by the name of a format."""
+
+from __future__ import annotations
+
+import logging
+import os
+from hashlib import blake2b
+from pathlib import Path
+
+from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import KindTable, OutputSinkSpec
+from mmdeploy_llm.hooks.records import Provided
+from mmdeploy_llm.sinks.base import Sink
+from mmdeploy_llm.sinks.csv_table import CsvSink
+from mmdeploy_llm.sinks.formats import PartFormat
+from mmdeploy_llm.sinks.jsonl import JsonlSink
+from mmdeploy_llm.sinks.lines import LineParts
+from mmdeploy_llm.sinks.openai import OpenAISink
+from mmdeploy_llm.sinks.parquet import ParquetParts
+from mmdeploy_llm.sinks.parts import PartsSink
+from mmdeploy_llm.sinks.tars import TarParts
+
+from .stored import StoreSink
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}  # of parts
+ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}
+FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset")
+ONE_FILE = {"jsonl": JsonlSink, "csv": CsvSink, "openai": OpenAISink}
+LOCAL_SCHEMES = ("file", "local")
+
+logger = logging.getLogger(__name__)
+
+
+def open_sink(
+    output: str | os.PathLike[str],
+    form: str | None = None,
+    *,
+    part_items: int | None = None,
+    journal: str | os.PathLike[str] | None = None,
+    kinds: KindTable = BUILT_IN_KINDS,
+) -> Sink:
+    """Returns the sink of an output; changes nothing.
+
+    output: a file of lines, a table in CSV, a folder of parts, or a URL for parts.
+    form: one of FORMATS; None decides by the suffix of the name.
+    part_items: most items of a part; None is the format's own number.
+    journal: folder for the part that grows when the output is a URL; see `journal_of`.
+    kinds: has the formats of plugins; `form` may be the name of one.
+
+    Raises ConfigError for an unknown format, an option that does not fit, and a missing library.
+    """
+    name = os.fspath(output)
+    store = stored_format(name, form, kinds)
+    if store is not None:
+        return _store(name, store, part_items, journal)
+    kind = format_of(name, form, kinds)
+    if part_items is not None and part_items < 1:
+        raise ConfigError(f"part_items must be at least 1, got {part_items}")
+    if is_remote(name):
+        if kind in ("csv", "openai"):
+            raise ConfigError(
+                f"the format {kind} is written on this machine; give a path, or a URL that ends in "
+                ".parquet"
+            )
+        folder = Path(journal_of(name) if journal is None else journal)
+        return PartsSink.remote(name, folder, parts_format(kind, part_items))
+    if journal is not None:
+        raise ConfigError(
+            "journal is for an output at a URL; one on this machine has its own beside its parts"
+        )
+    if kind not in ONE_FILE:
+        return PartsSink.local(Path(name), parts_format(kind, part_items))
+    if part_items is not None:
+        raise ConfigError(f"part_items is for an output of parts; {kind} is one file")
+    return ONE_FILE[kind](Path(name))
+
+
+def _store(
+    name: str,
+    found: Provided[OutputSinkSpec],
+    part_items: int | None,
+    journal: str | os.PathLike[str] | None,
+) -> StoreSink:
+    """Returns the sink of a plugin's format. Raises ConfigError for what it does not have."""
+    own = f"the format {found.spec.name} of {found.origin}"
+    if is_remote(name):
+        raise ConfigError(f"{own} is written on this machine; give a path")
+    if part_items is not None or journal is not None:
+        option = "journal" if part_items is None else "part_items"
+        raise ConfigError(f"{option} has no effect on {own}; leave it out")
+    return StoreSink(Path(name), found)
+
+
+def stored_format(name: str, form: str | None, kinds: KindTable) -> Provided[OutputSinkSpec] | None:
+    """Returns the format of a plugin that an output has, by its name or the longest suffix. Of a
+    suffix that is written without plugins it is the plugin's unless its priority is below 0."""
+    if form is not None:
+        if form in FORMATS:
+            return None
+        named = (own for own in kinds.outputs.values() if own.spec.name == form)
+        return next(named, None)
+    lower = name.rstrip("/").lower()
+    suffixes = sorted(kinds.outputs, key=len, reverse=True)
+    suffix = next((own for own in suffixes if lower.endswith(own)), None)
+    found = None if suffix is None else kinds.output_of(suffix)
+    if found is None or suffix not in ALL_SUFFIXES:
+        return found
+    if found.spec.priority < 0:
+        return None
+    logger.warning(
+        "%s outputs are written by %s, not by what is built in; to choose: blocked_plugins=(%r,)",
+        suffix,
+        found.origin,
+        found.origin.name,
+    )
+    return found
+
+
+def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) -> str:
+    """Returns the format of an output. Raises ConfigError for a suffix of no format, unless the
+    format is named, and for one of another format."""
+    formats = ", ".join((*FORMATS, *{own.spec.name: own for own in kinds.outputs.values()}))
+    if form is not None and form not in FORMATS:
+        raise ConfigError(f"the format must be one of {formats}, got {form[:40]!r}")
+    suffix = os.path.splitext(name.rstrip("/"))[1].lower()
+    found = ALL_SUFFIXES.get(suffix)
+    if form is not None:
+        is_fit = found in (None, form) or (form, found) == ("openai", "jsonl")
+        if not is_fit and not os.path.lexists(name):
+            raise ConfigError(f"{name!r} ends in {suffix}, which is {found}, and not {form}")
+        return form
+    if found is None:
+        ends = f"ends in {suffix}" if suffix else "has no suffix"
+        raise ConfigError(
+            f"the output {name!r} {ends}, which names no format: known are "
+            f"{' '.join((*ALL_SUFFIXES, *kinds.outputs))}; "
+            f"or give the format, one of {formats} (--format)"
+        )
+    return found
+
+
+def is_remote(name: str) -> bool:
+    """Returns whether an output is at a URL. Raises ConfigError for one of a file."""
+    scheme, separator, _ = name.partition("://")
+    if separator and scheme.lower() in LOCAL_SCHEMES:
+        raise ConfigError(f"{name!r} is on this machine; give its path without {scheme}://")
+    return bool(separator) and scheme.isascii() and scheme.replace("+", "").isalnum()
+
+
+def journal_of(url: str) -> str:
+    """Returns the folder in the working folder that has the part that grows of an output at a URL,
+    until it is uploaded."""
+    name = url.rstrip("/").rpartition("/")[2]
+    return f"{name}-{blake2b(url.rstrip('/').encode(), digest_size=4).hexdigest()}.journal"
+
+
+def parts_format(kind: str, part_items: int | None = None) -> PartFormat:
+    """Returns a format of parts, by its name."""
+    if kind == "parquet":
+        return ParquetParts(part_items)
+    return TarParts(part_items) if kind == "webdataset" else LineParts(part_items)

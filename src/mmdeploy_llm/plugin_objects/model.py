@@ -1,0 +1,78 @@
+"""Says what the engine asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from mmdeploy_llm.request import MediaInput, MediaSpan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmdeploy_llm.forward import ForwardInputs
+
+
+class Model(Protocol):
+    """A model, as a ModelSpec's factory builds it: an ordinary nn.Module for one device.
+
+    Shapes: T tokens, N rows whose logits are needed. A model may also have these attributes:
+
+    media_size: width of the rows of `encode_media` where it is not hidden_size; see `media_size`.
+    cache: what each layer keeps where that is not the same keys and values in all; see
+        `caches.layer_caches`.
+    max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
+    has_sinks: True where its attention has sinks; see `forward.AttentionContext.attend`.
+    has_softcaps: True where it caps attention scores, likewise.
+    long_after: tokens of a sequence after which all of it is computed differently; see
+        `forward.ForwardInputs`.
+
+    Each of its modules that has a method `init_buffers(device)` is asked once, after the weights
+    are loaded, to compute its buffers that are not in the checkpoint: it is called on every rank,
+    with the device of the weights, and before the kernels are given to the layers.
+
+    The factory is called as factory(config) with transformers' config object, under
+    torch.device("meta"), several times for one engine: to count its memory, to check that it can be
+    sharded, on every rank. So it allocates nothing, reads no file and no global state, draws no
+    random numbers, and keeps the config as it is. A size or option that it does not implement
+    raises ModelNotSupportedError. It knows no limit of the engine (max_model_len, budgets, batch):
+    what depends on them comes with each step, in ForwardInputs, and what a model cannot compute it
+    states in `max_positions`.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Returns hidden states after the final norm, [T, hidden]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Maps [N, hidden] to [N, vocab]."""
+
+    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
+        """Returns one [num_tokens, media_size] tensor per item, in order. Only for models with
+        media."""
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns [axes, num_tokens] int64 M-RoPE positions of a prompt, mostly on 3 axes (time,
+        height, width); None when position i is i.
+
+        Called once at start with (1, ()), where None says that the model has no M-RoPE, and then
+        for each prompt with media. Tokens of a prompt without media have their index as the
+        position on all axes. Tokens generated after a prompt continue at its last token's
+        position + 1, on all axes.
+        """
+
+    def weight_targets(self, key: str) -> Sequence[object] | None:
+        """Returns the parameters that the checkpoint's tensor `key` fills, `weights.map.Target`
+        each; () for a tensor that is not needed, None for one that is unknown, which is an error
+        when the model loads. Called once for each key of the files, on the meta device; a parameter
+        that no key fills is an error, too."""
+
+
+def media_size(model: Model) -> int:
+    """Returns the width of a row of `model.encode_media`: the embedding, followed by whatever
+    else the model adds at media positions (for example features for the first layers)."""
+    return int(getattr(model, "media_size", model.hidden_size))

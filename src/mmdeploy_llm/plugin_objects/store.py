@@ -1,0 +1,66 @@
+"""OutputSinkSpec: a further format of the outputs of batches; RecordStore, which reads and writes
+it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSinkSpec:
+    """A format of outputs, in which a batch writes records as it writes a JSONL file.
+
+    name: in lists and messages, and of `--format`.
+    suffixes: what names of its outputs end in, in small letters, such as ".sqlite".
+    factory: "module:Class", called as factory(path, writable) with a pathlib.Path, of a file or a
+        folder on this machine; it returns a RecordStore. With writable=True it makes what is
+        missing, and cuts off the record that a killed process was writing. With writable=False it
+        changes nothing, passes over such a record, and raises an exception for what is no output of
+        this format.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    factory: str
+    priority: int = 0
+
+
+class RecordStore(ABC):
+    """The records of a batch in the order in which they were written. Used by one thread at a time;
+    another process may read while one writes, and two never write.
+
+    A record is a line of JSON, UTF-8 without surrogates, which must come back exactly: `--resume`,
+    reports and exports read it. What else a store makes of it, such as columns, is its own affair.
+    Every method may raise any exception; what has been written stays.
+    """
+
+    @abstractmethod
+    def entries(self) -> Iterator[tuple[int, str]]:
+        """Yields (position, line) of all records. Positions are numbers from 0 that rise, and a
+        record keeps its own as long as it is there."""
+
+    @abstractmethod
+    def get(self, position: int) -> str:
+        """Returns the line of the record at a position. Raises LookupError without one."""
+
+    @abstractmethod
+    def append(self, line: str, values: Mapping[str, Any]) -> int:
+        """Adds a record and returns its position, which is higher than all before. When it returns,
+        the record survives the death of this process (not necessarily that of the machine); when
+        it raises, the record is not there. values: those of the line."""
+
+    @abstractmethod
+    def delete(self, positions: Collection[int]) -> None:
+        """Removes records, all of them or, where the process dies meanwhile, none. May put another
+        file or folder in the place of the output."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes what is open. Called once."""
+
+    def finish(self) -> None:  # noqa: B027 - optional to override
+        """Called at the end of a run, after its last record: complete the output, and have it
+        written to the disk."""

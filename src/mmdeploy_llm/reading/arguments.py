@@ -1,0 +1,82 @@
+"""The arguments of `LLM.read`: as a wish of how documents are read, and as settings of a batch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmdeploy_llm.batch.options import option_settings
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.options import FindingArguments
+
+from .choices import check_tables
+from .plan import Wish
+
+WISHED = ("preset", "task", "prompt", "tables", "pages", "dpi", "password", "running", "sampling")
+OF_OUTPUT = (
+    *("shard", "limit", "random", "random_seed", "only", "order", "recursive", "max_failures"),
+    *("format", "part_items", "journal", "engine_restarts", "log_json"),
+)
+
+
+class ReadArguments(FindingArguments, total=False):
+    """Arguments of `LLM.read` beside those of files, see FindingArguments, and those of
+    OutputOptions that are named in OF_OUTPUT.
+
+    preset: how the model is asked; None: the one for the model. task: one of the preset's prompts.
+    prompt: asks something else, with {text_layer}, {page}, {pages}, {width}, {height}.
+    pages: such as "1-5,8,-1". dpi, password: of documents. tables: "html" or "markdown".
+    running: "mark" or "keep", for headers and footers in Markdown.
+    sampling: values of SamplingParams that are not the preset's.
+    """
+
+    preset: str | None
+    task: str | None
+    prompt: str | None
+    pages: str | None
+    dpi: float | None
+    password: str | None
+    tables: str | None
+    running: str
+    sampling: Mapping[str, Any]
+    shard: str | None
+    limit: int | None
+    random: bool
+    random_seed: int
+    only: Collection[str] | None
+    order: str
+    recursive: bool
+    max_failures: int | None
+    format: str | None
+    part_items: int | None
+    journal: str | None
+    engine_restarts: int
+    log_json: str | None
+
+
+def read_arguments(
+    options: ReadArguments, markdown: str | Path | None
+) -> tuple[Wish, dict[str, Any]]:
+    """Returns the wish and fields of BatchSettings. Raises ConfigError, also for an unknown one."""
+    values: dict[str, Any] = dict(options)
+    known = (*WISHED, *OF_OUTPUT, *FindingArguments.__annotations__)
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, (*known, "markdown", "report"), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"read has no argument {name!r}; {hint}")
+    wished = {name: values.pop(name) for name in WISHED if name in values}
+    drawn = {name: wished.pop(name, None) for name in ("dpi", "password")}
+    running = wished.pop("running", "mark")
+    check_tables(wished.get("tables"), running, is_written=markdown is not None)
+    wish = Wish(
+        options={name: value for name, value in drawn.items() if value is not None},
+        sampling=dict(wished.pop("sampling", None) or {}),
+        markdown=None if markdown is None else Path(markdown),
+        is_marked=running == "mark",
+        **wished,
+    )
+    settings: Any = values
+    return wish, option_settings(settings)

@@ -1,0 +1,15 @@
+"""Outputs of a batch: what a run writes to, resumes from and reports.
+
+    opening.choose  --> JsonlSink     one file of lines                      jsonl.py
+                    |-> StoreSink     what a plugin's RecordStore writes         opening/stored.py
+                    '-> PartsSink     complete parts, and one that grows     parts*.py
+                          shelves.py  where complete parts are: a folder, or a URL of fsspec
+                          lines.py    parts of lines; the journal of Parquet parts
+                          parquet.py  Parquet parts
+                          tars.py     WebDataset tars; media.py: the media beside the answers
+
+A part is complete or absent. The records since the last part are in a file that grows, which is on
+this machine also when the parts are not, and which a killed run leaves with all its records:
+
+    part-00000  part-00001  .open-00002 --full--> part-00002, then .open-00002 is removed
+"""

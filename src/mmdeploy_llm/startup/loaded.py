@@ -1,0 +1,170 @@
+"""Builds the model, loads its weights and gives its layers the kernels."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.layers.install import install_kernels
+from mmdeploy_llm.layers.tp_plan import tp_plan
+from mmdeploy_llm.native import ComputeThreads
+from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.runner.peers import NoPeers, Peers
+from mmdeploy_llm.runtime_config import RuntimeConfig
+from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
+from mmdeploy_llm.weights.bounds import bounded_building
+from mmdeploy_llm.weights.kept import CanKeep
+from mmdeploy_llm.weights.load import Split, build_model
+from mmdeploy_llm.weights.quantized.settings import quantization_settings
+
+from .deterministic import check_model
+from .machine import Machine
+from .model_files import ModelFiles
+from .sizes import check_size, model_length
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """The ranks that share one model, as one of them sees them. ranks: None when one process holds
+    the whole model."""
+
+    ranks: Ranks | None = None
+    peers: Peers = field(default_factory=NoPeers)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return 1 if self.ranks is None else self.ranks.size
+
+    def least(self, value: int) -> int:
+        """Returns the smallest `value` of all ranks."""
+        return value if self.ranks is None else self.ranks.least(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model with its weights in memory (under tensor parallelism only this rank's shard).
+
+    runtime: the options, with the encoder cache counted in this model's media rows, and
+        max_model_len lowered where the model needs it.
+    threads: places the calling thread on its CPUs; None leaves that to the system.
+    """
+
+    files: ModelFiles
+    runtime: RuntimeConfig
+    machine: Machine
+    model: Model
+    threads: ComputeThreads | None
+    group: RankGroup
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the weights."""
+        return torch.device(self.runtime.device)
+
+
+def load_model(
+    runtime: RuntimeConfig,
+    files: ModelFiles,
+    machine: Machine,
+    threads: ComputeThreads | None,
+    group: RankGroup,
+) -> LoadedModel:
+    """Builds the model and loads its weights, whose memory should be on the threads' NUMA node.
+    Raises ConfigError when they do not fit into memory, CheckpointError when the files do not fit
+    the model, and PluginError from the model's plugin."""
+    if threads is not None:
+        threads.place()
+    split = None if group.ranks is None else _shard(files, group.ranks)
+    can_keep = _can_keep(runtime, machine)
+    stays_coded = can_keep is not None and _is_quantized(files)
+
+    def build(config: Any) -> Any:
+        built = files.plugins.build(files.spec, config)
+        check_size(built, runtime, group.size, stays_coded=stays_coded)
+        model_length(built, runtime)  # raises before the weights are read
+        return built
+
+    model: Model = build_model(
+        build,
+        files.checkpoint,
+        dtype=getattr(torch, runtime.dtype),
+        device=torch.device(runtime.device),
+        load_format=runtime.options.load_format,
+        split=split,
+        memory=None if machine.kernels is None else machine.kernels.memory,
+        can_keep=can_keep,
+        plugins=files.plugins,
+    )
+    _install(model, machine, runtime.options)
+    # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
+    num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
+    return LoadedModel(
+        files=files,
+        runtime=replace(
+            runtime,
+            encoder_cache_tokens=max(1, num_tokens),
+            max_model_len=_lowered(model, runtime),
+        ),
+        machine=machine,
+        model=model,
+        threads=threads,
+        group=group,
+    )
+
+
+def _install(model: Model, machine: Machine, config: EngineConfig) -> None:
+    """Gives the layers of a model the machine's kernels, which pack its weights."""
+    if machine.kernels is not None and isinstance(model, nn.Module):
+        install_kernels(model, machine.kernels, config.quantization)
+        if config.deterministic:
+            check_model(model)
+
+
+def _lowered(model: Model, runtime: RuntimeConfig) -> int:
+    """Returns max_model_len as the model lowers it, with a line in the log."""
+    length = model_length(model, runtime)
+    if length < runtime.max_model_len:
+        logger.info("max_model_len is reduced to %d, which the model can compute", length)
+    return length
+
+
+def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
+    """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
+    products for. 8-bit floats are rounded again to what `quantization` asks for."""
+    is_cpu = torch.device(runtime.device).type == "cpu"
+    if machine.kernels is None or (is_cpu and runtime.dtype == "float16"):
+        return None
+    can_pack = machine.kernels.can_pack_coded
+    if runtime.options.quantization is None:
+        return can_pack
+    return lambda layout, shape: not layout.is_float8 and can_pack(layout, shape)
+
+
+def _is_quantized(files: ModelFiles) -> bool:
+    """Whether the checkpoint stores weights in few bits, some of them at least."""
+    checkpoint = files.checkpoint
+    return bool(checkpoint.gguf_files) or quantization_settings(checkpoint.config) is not None
+
+
+def check_divisible(files: ModelFiles, num_ranks: int) -> None:
+    """Raises ConfigError when the model's sizes are not divisible by num_ranks. Builds the model on
+    the meta device, without memory, before any process is started."""
+    with torch.device("meta"), bounded_building():
+        whole: Any = files.plugins.build(files.spec, files.checkpoint.config)
+    _shard(files, FirstRank(num_ranks))(whole)
+
+
+def _shard(files: ModelFiles, ranks: Ranks) -> Split:
+    """Returns a function that reduces a whole model on the meta device to one rank's shard."""
+    plan = partial(tp_plan, own=files.spec.tp_plan)
+    return shares_of(plan, ranks, files.checkpoint.architecture)

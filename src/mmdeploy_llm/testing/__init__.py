@@ -1,0 +1,133 @@
+"""The conformance kit, with which plugin authors test their plugins. It may import any package;
+only the program's `plugins check` imports it.
+
+    from mmdeploy_llm.testing import ParserExample, ReasoningParserConformance
+
+    class TestMyParser(ReasoningParserConformance):
+        spec = provide_reasoning_parsers()[0]
+        examples = (ParserExample(text="<t>why</t>so", reasoning="why", content="so"),)
+
+Names are imported on first use, so that importing this package is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.media_checks.truth import MediaTruth
+    from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
+    from mmdeploy_llm.plugin_checks.chat_parts import ChatPartExample
+    from mmdeploy_llm.plugin_checks.logits import LogitsExample
+    from mmdeploy_llm.plugin_checks.parsers import ParserExample
+    from mmdeploy_llm.plugin_checks.tools import ToolParserExample
+    from mmdeploy_llm.tiny import make_tokenizer, write_tiny
+
+    from .attention_conformance import AttentionBackendConformance
+    from .check import Verdict, check_plugin
+    from .checkpoint import write_checkpoint
+    from .conformance import (
+        ChatPartConformance,
+        CorpusFormatConformance,
+        FetcherConformance,
+        LogitsProcessorConformance,
+        MediaProcessorConformance,
+        OutputSinkConformance,
+        PluginConformance,
+        ReasoningParserConformance,
+        SplitterConformance,
+        ToolParserConformance,
+    )
+    from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
+    from .model_conformance import ModelConformance, ModelVariantConformance
+    from .weight_conformance import WeightFormatConformance
+
+__all__ = [
+    "AttentionBackendConformance",
+    "ChatPartConformance",
+    "ChatPartExample",
+    "CheckFailed",
+    "CheckSkipped",
+    "CorpusFormatConformance",
+    "FakeMediaProcessor",
+    "FakeModel",
+    "FakeReasoningParser",
+    "FetcherConformance",
+    "LogitsExample",
+    "LogitsProcessorConformance",
+    "MediaProcessorConformance",
+    "MediaTruth",
+    "ModelConformance",
+    "ModelVariantConformance",
+    "OutputSinkConformance",
+    "ParserExample",
+    "PluginConformance",
+    "ReasoningParserConformance",
+    "SplitterConformance",
+    "ToolParserConformance",
+    "ToolParserExample",
+    "Verdict",
+    "WeightFormatConformance",
+    "check_plugin",
+    "fake_manager",
+    "make_tokenizer",
+    "write_checkpoint",
+    "write_tiny",
+]
+
+_MODULES = MappingProxyType(
+    {
+        "AttentionBackendConformance": ".attention_conformance",
+        "ChatPartConformance": ".conformance",
+        "ChatPartExample": "..plugin_checks.chat_parts",
+        "CheckFailed": "..model_checks.base",
+        "CheckSkipped": "..model_checks.base",
+        "CorpusFormatConformance": ".conformance",
+        "FakeMediaProcessor": ".fakes",
+        "FakeModel": ".fakes",
+        "FakeReasoningParser": ".fakes",
+        "FetcherConformance": ".conformance",
+        "LogitsExample": "..plugin_checks.logits",
+        "LogitsProcessorConformance": ".conformance",
+        "MediaProcessorConformance": ".conformance",
+        "MediaTruth": "..media_checks.truth",
+        "ModelConformance": ".model_conformance",
+        "ModelVariantConformance": ".model_conformance",
+        "OutputSinkConformance": ".conformance",
+        "ParserExample": "..plugin_checks.parsers",
+        "PluginConformance": ".conformance",
+        "ReasoningParserConformance": ".conformance",
+        "SplitterConformance": ".conformance",
+        "ToolParserConformance": ".conformance",
+        "ToolParserExample": "..plugin_checks.tools",
+        "Verdict": ".check",
+        "WeightFormatConformance": ".weight_conformance",
+        "check_plugin": ".check",
+        "fake_manager": ".fakes",
+        "make_tokenizer": "..tiny",
+        "write_checkpoint": ".checkpoint",
+        "write_tiny": "..tiny",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_MODULES[name], __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "pytest":
+            raise
+        raise ModuleNotFoundError(
+            f"{__name__}.{name} needs pytest, which is not installed; install it with "
+            "pip install 'mmdeploy-llm[testing]'",
+            name="pytest",
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

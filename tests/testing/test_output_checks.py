@@ -1,0 +1,93 @@
+"""Bugs planted in a store of records: each is found by the check that the table names; the example
+of the guide and the one in SQLite pass."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mmdeploy_llm.data_checks import outputs
+from mmdeploy_llm.data_checks.outputs import OutputSubject
+from mmdeploy_llm.hooks import OutputSinkSpec, PluginManager
+from mmdeploy_llm.testing import CheckFailed, CheckSkipped, OutputSinkConformance
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/plugin_reference.md").read_text()
+PLUGIN = re.search(r"^### `provide_output_sinks\(.*?^```python\n(.*?)^```$", PAGE, re.M | re.S)[1]
+BY_NAME = {check.__name__: check for check in outputs.CHECKS}
+BUGS = {  # what is wrong -> (text, its replacement, the check)
+    "buffered": (
+        'path.open("ab+" if writable else "rb", buffering=0)',
+        'path.open("ab+" if writable else "rb")', "killed_processes_lose_nothing"),
+    "positions start anew": (
+        "self.last = found[-1][0] if found else -1", "self.last = -1",
+        "records_are_added_to_what_is_there"),
+    "the text is not kept": (
+        "yield int(number), record[:-1]", "yield int(number), record.strip().replace(', ', ',')",
+        "records_come_back_exactly"),
+    "lines of other systems": (
+        'self.path.open("rb") as lines:\n            for line in lines:',
+        'self.path.open("rb") as lines:\n            for line in [own.encode() + b"\\n" for own '
+        "in lines.read().decode().splitlines()]:", "records_come_back_exactly"),
+    "a torn record is one": (
+        'if record.endswith("\\n"):', 'if record := record + "\\n" * (record[-1:] != "\\n"):',
+        "torn_records_are_passed_over"),
+    "a torn record stays": (
+        "            self.file.truncate(sum(", "            (lambda size: None)(sum(",
+        "torn_records_are_passed_over"),
+    "a full disk in silence": (
+        '                raise OSError("the disk is full")\n        except OSError:\n'
+        "            self.file.truncate(size)\n            raise",
+        "                pass\n        except OSError:\n            pass", "full_disks_are_told"),
+    "removes others": (
+        "gone, copy = set(positions)", "gone, copy = set(positions[:1])",
+        "removed_records_are_gone"),
+    "numbers them anew": (
+        "for number, line in self.entries():\n                if number not in gone",
+        "for new, (number, line) in enumerate(self.entries(), 9):\n"
+        "                if number not in gone and [number := new]", "removed_records_are_gone"),
+    "a missing file is made": (
+        ' or not writable else []\n        self.file = path.open("ab+" if writable else "rb"',
+        ' else []\n        self.file = path.open("ab+"',
+        "other_files_stay_as_they_are"),
+    "damage is passed over": (
+        "yield int(number), record[:-1]",
+        "if number.isdigit(): yield int(number), record[:-1]", "other_files_stay_as_they_are"),
+    "all at once": (
+        "        with self.path.open(\"rb\") as lines:\n            for line in lines:",
+        "        if True:\n            for line in self.path.read_bytes().splitlines(True):",
+        "records_are_read_one_by_one"),
+}  # fmt: skip
+
+
+def subject_of(folder, text=PLUGIN):
+    path = folder / "numbered_plugin.py"
+    path.write_text(text)
+    manager = PluginManager.load(plugins=(), files=[path])
+    return OutputSubject(spec=manager.provided(OutputSinkSpec)[0], file=path)
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name, tmp_path):
+    text, instead, check = BUGS[name]
+    assert text in PLUGIN
+    subject = subject_of(tmp_path, PLUGIN.replace(text, instead))
+    with pytest.raises(CheckFailed) as failure:
+        BY_NAME[check](subject)
+    print(f"{name}: {check}: {failure.value}")
+
+
+@pytest.mark.parametrize("check", outputs.CHECKS, ids=lambda check: check.__name__)
+def test_the_store_of_the_guide_passes(check, tmp_path):
+    check(subject_of(tmp_path))
+
+
+class TestSqlite(OutputSinkConformance):
+    file = ROOT / "examples/plugins/sqlite_output.py"
+    spec = PluginManager.load(plugins=(), files=[file]).provided(OutputSinkSpec)[0]
+
+
+def test_what_cannot_be_tried_is_said(tmp_path):
+    subject = OutputSubject(spec=TestSqlite.spec, file=TestSqlite.file)
+    with pytest.raises(CheckSkipped, match="not added at the end of a file"):
+        BY_NAME["torn_records_are_passed_over"](subject)
