@@ -23,7 +23,7 @@ from mmdeploy_llm.params import (
 from mmdeploy_llm.params.frozen import Accepts, FrozenParams
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "mmdeploy_llm/params/option_dicts.py"
+FILE = ROOT / "src/mmdeploy_llm/params/option_dicts.py"
 DICTS = {
     "EarlyStopOptions": EarlyStopParams,
     "EngineOptions": EngineConfig,
@@ -103,7 +103,7 @@ def written() -> str:
 def formatted(text: str) -> str:
     """Returns Python code in this repository's format, with its unused imports removed."""
     ruff = [sys.executable, "-m", "ruff"]
-    name = ["--stdin-filename", str(ROOT / "mmdeploy_llm" / "made.py")]
+    name = ["--stdin-filename", str(ROOT / "src/mmdeploy_llm" / "made.py")]
     for command in (["check", "--fix", "--quiet", "--select", "F401,I"], ["format"]):
         run = [*ruff, *command, *name, "-"]
         text = subprocess.run(run, input=text, capture_output=True, text=True, check=True).stdout

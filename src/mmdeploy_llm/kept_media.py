@@ -85,7 +85,8 @@ class KeptImage(Drawing):
 def kept(value: Any) -> Any:
     """Returns a prompt as its output keeps it: `value` itself where it holds no media in memory,
     else a copy of its dicts and lists with a KeptMedia or a KeptImage in place of each."""
-    return _Keeper().kept(value)
+    is_small = isinstance(value, str) and len(value) <= SMALL
+    return value if is_small else _Keeper().kept(value)
 
 
 class _Keeper:
@@ -105,7 +106,7 @@ class _Keeper:
             return value if all(map(is_, items, value)) else copied
         if isinstance(value, Image.Image):
             return self._kept_picture(value)
-        return value if isinstance(value, str) and len(value) <= SMALL else _kept_object(value)
+        return _kept_object(value)
 
     def _kept_picture(self, image: Image.Image) -> KeptImage:
         form, thumbnail = f"{image.mode} image", None
@@ -123,7 +124,8 @@ class _Keeper:
 def _kept_object(value: Any) -> Any:
     """Returns what is kept of a value that is neither a container nor a PIL image."""
     if isinstance(value, str):
-        return KeptMedia(form=_data_form(value)) if value[:5].lower() == "data:" else value
+        is_data = len(value) > SMALL and value[:5].lower() == "data:"
+        return KeptMedia(form=_data_form(value)) if is_data else value
     if isinstance(value, (bytes, bytearray, memoryview)):
         return value if len(value) <= SMALL else _kept_bytes(bytes(value))
     if callable(getattr(value, "read", None)):
