@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
-import mmdeploy_llm_plugins
 import numpy as np
 import safetensors
 import tokenizers
@@ -28,6 +27,7 @@ import transformers
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
+import mmdeploy_llm_plugins
 from mmdeploy_llm import model_checks, tiny
 from mmdeploy_llm.model_checks.models import transformers_reference
 from mmdeploy_llm.tiny import write_tiny

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 from mmdeploy_llm.attention_checks import backends
 from mmdeploy_llm.attention_checks.subject import BackendSubject
@@ -11,6 +10,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
 from mmdeploy_llm.plugin_files import load_file as load_plugin
 from mmdeploy_llm.testing import AttentionBackendConformance
+from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 SPECS = {spec.name: spec for spec in provide_attention_backends()}
 EXAMPLE = Path(__file__).parents[2] / "examples/plugins/sdpa.py"

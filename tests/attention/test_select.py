@@ -5,7 +5,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 from mmdeploy_llm.attention import libraries
 from mmdeploy_llm.attention import select as selection
@@ -16,6 +15,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.runtime_config import AttentionNeeds
 from mmdeploy_llm.tiny import families, write_tiny
+from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 BACKENDS = {spec.name: spec for spec in provide_attention_backends()}
 ON_CUDA = [name for name, spec in BACKENDS.items() if spec.devices == ("cuda",)]

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from mmdeploy_llm_plugins.qwen.boxes import QWEN3_VL
 
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.boxes.reading import find_boxes
@@ -18,6 +17,7 @@ from mmdeploy_llm.questions.boxed import MAX_BOXES, Boxed
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.startup.media import check_boxes
 from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm_plugins.qwen.boxes import QWEN3_VL
 
 from .conftest import FakeLLM
 

@@ -4,16 +4,16 @@ import json
 import time
 
 import pytest
+
+from mmdeploy_llm.boxes.reading import Box, read_boxes
+from mmdeploy_llm.boxes.writing import MAX_SHOWN, Labelled, coco, labels_of, svg, yolo_lines
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm_plugins.ernie.boxes import RULE as ERNIE
 from mmdeploy_llm_plugins.gemma.boxes import RULE as GEMMA
 from mmdeploy_llm_plugins.glm.boxes import RULE as GLM
 from mmdeploy_llm_plugins.internvl.boxes import RULE as INTERNVL
 from mmdeploy_llm_plugins.paddleocr.boxes import RULE as PADDLE
 from mmdeploy_llm_plugins.qwen.boxes import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
-
-from mmdeploy_llm.boxes.reading import Box, read_boxes
-from mmdeploy_llm.boxes.writing import MAX_SHOWN, Labelled, coco, labels_of, svg, yolo_lines
-from mmdeploy_llm.hooks import PluginManager
 
 SIZE, SHOWN = (2000, 1000), (1008, 504)
 CAT = Box(label="cat", x0=200, y0=100, x1=600, y1=500)

@@ -9,12 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmdeploy_llm_plugins.reasoning.parsers import (
-    Ernie45VLParser,
-    Ernie45VLThinkingParser,
-    Qwen3Parser,
-)
-from mmdeploy_llm_plugins.tools.parsers import formats
 
 from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.delivery.summary import record_of
@@ -23,6 +17,12 @@ from mmdeploy_llm.outputs import CompletionOutput, Logprob, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm_plugins.reasoning.parsers import (
+    Ernie45VLParser,
+    Ernie45VLThinkingParser,
+    Qwen3Parser,
+)
+from mmdeploy_llm_plugins.tools.parsers import formats
 
 
 class CharTokenizer:

@@ -3,7 +3,6 @@ cases are those of tests/attention. Backends that are not installed are skipped 
 
 import pytest
 import torch
-from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.layouts import decode_layout
@@ -11,6 +10,7 @@ from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.runtime_config import AttentionNeeds
+from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pillow_heif
 import pytest
-from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
-from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
@@ -20,6 +18,8 @@ from mmdeploy_llm.media.image.decode import FORMATS
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm_plugins.ernie.image import ErnieImageProcessor
+from mmdeploy_llm_plugins.ernie.video import ErnieVideoProcessor
 
 MAX_SECONDS = 20.0  # for one item; the machine may be busy
 LIMITS = MediaLimits(max_pixels=2_000_000, max_duration=60.0, decode_timeout=10.0)

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from mmdeploy_llm_plugins import gptoss
-from mmdeploy_llm_plugins.gptoss.experts import ClampedExperts
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -16,6 +14,8 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
+from mmdeploy_llm_plugins import gptoss
+from mmdeploy_llm_plugins.gptoss.experts import ClampedExperts
 
 STACKS = ("gate_up_proj", "down_proj")
 PROMPTS = ("The quick brown fox", "a circle and a square " * 4)

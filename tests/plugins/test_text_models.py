@@ -2,6 +2,18 @@
 
 import pytest
 import torch
+from safetensors import safe_open
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.model_checks.determinism import no_bit_depends_on_the_batch
+from mmdeploy_llm.model_checks.models import ModelSubject
+from mmdeploy_llm.model_checks.ranks import two_ranks_equal_one
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.testing.model_conformance import (
+    ModelConformance,
+    ModelVariantConformance,
+    build,
+)
 from mmdeploy_llm_plugins import (
     ernie,
     gemma,
@@ -14,18 +26,6 @@ from mmdeploy_llm_plugins import (
     phi,
     qwen,
     reasoning,
-)
-from safetensors import safe_open
-
-from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.model_checks.determinism import no_bit_depends_on_the_batch
-from mmdeploy_llm.model_checks.models import ModelSubject
-from mmdeploy_llm.model_checks.ranks import two_ranks_equal_one
-from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.testing.model_conformance import (
-    ModelConformance,
-    ModelVariantConformance,
-    build,
 )
 
 SPECS = {

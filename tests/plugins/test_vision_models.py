@@ -6,9 +6,6 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen
-from mmdeploy_llm_plugins.qwen.tower import window_order
-from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm.model_checks.dense import DenseRunner
@@ -27,6 +24,9 @@ from mmdeploy_llm.testing.model_conformance import (
     max_difference,
 )
 from mmdeploy_llm.tiny import families, family_of, make_tokenizer
+from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen
+from mmdeploy_llm_plugins.qwen.tower import window_order
+from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 
 PLUGINS = (ernie, gemma, glm, internvl, lfm, minicpm, paddleocr, qwen)
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}

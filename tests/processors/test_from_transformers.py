@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from mmdeploy_llm_processors.from_transformers import TransformersImages, TransformersSounds
 from PIL import Image
 
 from mmdeploy_llm.errors import (
@@ -22,6 +21,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
 from mmdeploy_llm.media import ImageHeader
 from mmdeploy_llm.media_checks.samples.pictures import pixels
 from mmdeploy_llm.testing import MediaProcessorConformance
+from mmdeploy_llm_processors.from_transformers import TransformersImages, TransformersSounds
 
 SIDE = 56
 TILES = {"size": {"height": SIDE, "width": SIDE}, "max_patches": 6, "image_mean": [0.5, 0.4, 0.3]}

@@ -4,11 +4,11 @@ options."""
 import sys
 import types
 
-import mmdeploy_llm_plugins.ernie
-import mmdeploy_llm_processors.sources
 import pytest
 import torch
 
+import mmdeploy_llm_plugins.ernie
+import mmdeploy_llm_processors.sources
 from mmdeploy_llm import ConfigError, EngineConfig
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import (

@@ -11,14 +11,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import av
-import mmdeploy_llm_plugins.internvl.image as internvl
-import mmdeploy_llm_processors.image.processor as of_patches
 import pytest
-from mmdeploy_llm_plugins.qwen.video3 import Qwen3VideoProcessor
-from mmdeploy_llm_plugins.reasoning.scanner import TagParser
-from mmdeploy_llm_plugins.tools.parsers import CallParser
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
+import mmdeploy_llm_plugins.internvl.image as internvl
+import mmdeploy_llm_processors.image.processor as of_patches
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
 from mmdeploy_llm.layers.decoder import Attention
 from mmdeploy_llm.media_checks import processors
@@ -32,6 +29,9 @@ from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.plugin_checks import parsers, tools
 from mmdeploy_llm.testing import ParserExample, ToolParserExample
+from mmdeploy_llm_plugins.qwen.video3 import Qwen3VideoProcessor
+from mmdeploy_llm_plugins.reasoning.scanner import TagParser
+from mmdeploy_llm_plugins.tools.parsers import CallParser
 
 from .planted_models import config, rotary, wrapped
 

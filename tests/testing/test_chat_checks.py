@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
 
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.grid_lm import GridLM
@@ -13,6 +12,7 @@ from mmdeploy_llm.model_checks.models import ModelSubject, transformers_referenc
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import fake_manager
+from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
 
 SPECS = {spec.name: spec for spec in PluginManager.load().models}
 

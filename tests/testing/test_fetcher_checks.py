@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import mmdeploy_llm_processors.remote as remote
-import mmdeploy_llm_processors.sources as sources
 import pytest
 
+import mmdeploy_llm_processors.remote as remote
+import mmdeploy_llm_processors.sources as sources
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaRef
 from mmdeploy_llm.plugin_checks import fetchers

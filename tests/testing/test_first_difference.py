@@ -3,7 +3,6 @@ checkpoint's."""
 
 import pytest
 import torch
-from mmdeploy_llm_plugins.qwen import provide_models
 
 from mmdeploy_llm.model_checks import equalities
 from mmdeploy_llm.model_checks.base import CheckFailed
@@ -11,6 +10,7 @@ from mmdeploy_llm.model_checks.models import ModelSubject, transformers_referenc
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm_plugins.qwen import provide_models
 
 SPEC = next(spec for spec in provide_models() if spec.name == "qwen2")
 

@@ -9,7 +9,6 @@ from textwrap import dedent
 import pytest
 import torch
 import transformers
-from mmdeploy_llm_plugins import attention
 from safetensors.torch import load_file
 
 from mmdeploy_llm import LLM, SamplingParams, testing
@@ -24,6 +23,7 @@ from mmdeploy_llm.testing import (
     write_checkpoint,
     write_tiny,
 )
+from mmdeploy_llm_plugins import attention
 
 FAKES = "mmdeploy_llm.testing.fakes"
 FAKE_MODEL = ModelSpec(

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mmdeploy_llm_plugins.qwen import provide_models
 
 from mmdeploy_llm.hooks import ModelSpec
 from mmdeploy_llm.model_checks import equalities, models
@@ -22,6 +21,7 @@ from mmdeploy_llm.testing import (
     ModelVariantConformance,
     write_tiny,
 )
+from mmdeploy_llm_plugins.qwen import provide_models
 
 FACTORIES = {spec.name: factory_of(spec) for spec in provide_models()}
 Text, VL = FACTORIES["qwen2"], FACTORIES["qwen2_5_vl"]

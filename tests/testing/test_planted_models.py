@@ -5,8 +5,6 @@ checkpoint, and one plain example of a parser.
 """
 
 import pytest
-from mmdeploy_llm_plugins.reasoning import provide_reasoning_parsers
-from mmdeploy_llm_plugins.tools import provide_tool_parsers
 
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_checks import equalities, models, variants
@@ -15,6 +13,8 @@ from mmdeploy_llm.model_checks.models import ModelSubject
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.plugin_checks import parsers, tools
+from mmdeploy_llm_plugins.reasoning import provide_reasoning_parsers
+from mmdeploy_llm_plugins.tools import provide_tool_parsers
 
 from .planted_models import MODELS, REASONING, TOOLS
 

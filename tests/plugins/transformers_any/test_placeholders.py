@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmdeploy_llm_plugins.transformers_media import placeholders
 from torch import nn
+
+from mmdeploy_llm_plugins.transformers_media import placeholders
 
 
 class Model(nn.Module):

@@ -24,10 +24,18 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # no pool of threads before the fork
 
-import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once for all
 import torch
 import transformers
 import transformers.models.llama.modeling_llama
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once for all
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins import (
     ernie,
     gemma,
@@ -44,14 +52,6 @@ from mmdeploy_llm_plugins import (
     qwen,
 )
 from mmdeploy_llm_plugins.transformers_media import processing, processor
-from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
-from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.testing.checkpoint import write_checkpoint
-from mmdeploy_llm.tiny import make_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import images
