@@ -69,8 +69,9 @@ class GuidedDecodingParams(FrozenParams):
         "parts, which a model may repeat until max_tokens; for json, json_object, structural_tag",
     )
 
-    def __init__(self, **options: Unpack[GuidedDecodingOptions]) -> None:
-        super().__init__(**options)
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[GuidedDecodingOptions]) -> None: ...
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -304,8 +305,9 @@ class SamplingParams(FrozenParams):
         "one at the end; other calls say by their name what they return",
     )
 
-    def __init__(self, **options: Unpack[SamplingOptions]) -> None:
-        super().__init__(**options)
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[SamplingOptions]) -> None: ...
 
     @field_validator("no_repeat_ngram")
     @classmethod

@@ -30,8 +30,9 @@ class EarlyStopParams(FrozenParams):
         "temperature, penalties and other rules",
     )
 
-    def __init__(self, **options: Unpack[EarlyStopOptions]) -> None:
-        super().__init__(**options)
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[EarlyStopOptions]) -> None: ...
 
     @model_validator(mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.shown import shown
 
 from .counterparts import COUNTERPARTS
+from .signatures import BriefSignature, options_of
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option
@@ -36,6 +37,11 @@ class FrozenParams(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        cls.__signature__ = BriefSignature(options_of(cls))
 
     def __init__(self, **values: Any) -> None:
         try:

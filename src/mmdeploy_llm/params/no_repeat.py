@@ -53,8 +53,9 @@ class NoRepeatNGramParams(FrozenParams):
         Accepts("int | Sequence[int]"),
     ] = Field(default=(), description="ids of tokens that may repeat")
 
-    def __init__(self, **options: Unpack[NoRepeatNGramOptions]) -> None:
-        super().__init__(**options)
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[NoRepeatNGramOptions]) -> None: ...
 
     def with_ids(self, encode: Callable[[str], Iterable[int]]) -> Self:
         """Returns them with the ids of the texts whose tokens may repeat."""
