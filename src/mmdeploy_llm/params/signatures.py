@@ -24,11 +24,10 @@ class BriefSignature(Signature):
     __slots__ = ()
 
     def format(self, **options: Any) -> str:
-        """Returns the text; options: as for Signature.format."""
+        """Returns the text in one line. options: of Python 3.13, for long ones; not used."""
         own = [each for each in self.parameters.values() if not isinstance(each, Option)]
         brief = [*own, Parameter("options", Parameter.VAR_KEYWORD)]
-        shown = Signature(brief, return_annotation=self.return_annotation)
-        return shown.format(**options) if options else str(shown)
+        return str(Signature(brief, return_annotation=self.return_annotation))
 
     def __str__(self) -> str:
         return self.format()
