@@ -37,9 +37,7 @@ class _Progress:
     """Delivery state of one request.
 
     num_read: number of its ids that the pipeline has read; ids after a stop are not.
-    num_delivered: number of its ids that the caller has received.
-
-    Writer: Delivery.
+    num_delivered: number of its ids that the caller has received. Writer: Delivery.
     """
 
     request: Request
@@ -237,6 +235,7 @@ def _completion(
         text=content,
         reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
+        stop_reason=pipeline.stop_reason if reason in ("stop", "tool_calls") else None,
         logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,

@@ -127,15 +127,21 @@ def that_ask(kind: str, known: Collection[str], given: Mapping[str, Any]) -> dic
 
 def _is_off(name: str, value: Any, given: Mapping[str, Any]) -> bool:
     """Whether the option asks for nothing but what happens here without it."""
-    if value is None or (isinstance(value, (str, Mapping, list, tuple)) and not value):
-        return True
-    if value is False and name not in FALSE_ASKS:
-        return True
-    if name == "do_sample":
+    if name == "do_sample" and isinstance(value, bool):
         return _agrees(value, given)
     if name == "best_of" and type(value) is int:
         return value == (given.get("n") or 1)
-    return any(type(own) is type(value) and own == value for own in OFF.get(name, ()))
+    return is_off(value, OFF.get(name, ()), false_asks=name in FALSE_ASKS)
+
+
+def is_off(value: Any, others: Collection[Any] = (), *, false_asks: bool = False) -> bool:
+    """Whether a value asks for nothing: None, something empty, False unless it asks, or one of
+    `others`, of the same type."""
+    if value is None or (isinstance(value, (str, Mapping, list, tuple)) and not value):
+        return True
+    if value is False:
+        return not false_asks
+    return any(type(own) is type(value) and own == value for own in others)
 
 
 def _agrees(samples: Any, given: Mapping[str, Any]) -> bool:
