@@ -28,6 +28,7 @@ from .summary import (
     is_stale,
     media_fields,
     metrics_of,
+    stop_of,
     with_id,
 )
 
@@ -235,7 +236,9 @@ def _completion(
         text=content,
         reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
-        stop_reason=pipeline.stop_reason if reason in ("stop", "tool_calls") else None,
+        stop_reason=stop_of(request, pipeline.found_stop)
+        if reason in ("stop", "tool_calls")
+        else None,
         logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,

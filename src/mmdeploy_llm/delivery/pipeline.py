@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from mmdeploy_llm.errors import PluginContractError, PluginError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.outputs import StopReason, ToolCall
+from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.plugin_objects.parsing import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.request import Request
@@ -77,8 +77,6 @@ class TextPipeline:
                 is_included=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
             )
-        self._stop_ids = {*params.stop_token_ids} - request.eos_token_ids
-        self._stop_id: int | None = None
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._raw: list[str] = []
@@ -92,10 +90,10 @@ class TextPipeline:
         return any(one is not None and one.is_stopped for one in (self._stops, self._sequences))
 
     @property
-    def stop_reason(self) -> StopReason:
-        """The stop text, sequence or id that was found; None without one."""
+    def found_stop(self) -> str | tuple[int, ...] | None:
+        """The stop string or stop sequence that was found; None without one."""
         found = [one.found for one in (self._stops, self._sequences) if one is not None]
-        return next((one for one in found if one is not None), self._stop_id)
+        return next((one for one in found if one is not None), None)
 
     @property
     def raw_text(self) -> str:
@@ -126,7 +124,6 @@ class TextPipeline:
     def end_with(self, token_id: int) -> None:
         """Processes the id that ended the request, which is no part of the text, but may complete a
         stop sequence."""
-        self._stop_id = token_id if token_id in self._stop_ids else None
         if self._sequences is not None:
             self._push(self._sequences.end_with(token_id))
 

@@ -61,33 +61,21 @@ class FrozenParams(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _none_is_default(cls, values: Any) -> Any:
+    def _read(cls, values: Any) -> Any:
         """Drops None given for an option that does not accept it, as FastDeploy's examples do, so
-        that the default applies."""
-        if not isinstance(values, dict):
-            return values
-        takes_none = {
-            name: type(None) in get_args(field.annotation) or field.is_required()
-            for name, field in cls.model_fields.items()
-        }
-        return {
-            name: value
-            for name, value in values.items()
-            if value is not None or takes_none.get(name, True)
-        }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_are_names(cls, values: Any) -> Any:
-        """Raises ValueError for a dict in the place of other params with keys that are no text:
-        pydantic would pass them to `__init__`."""
+        that the default applies. Raises ValueError for a dict in the place of other params with
+        keys that are no text: pydantic would pass them to `__init__`."""
+        left = dict(values) if isinstance(values, dict) else {}
         for name, field in cls.model_fields.items():
-            value = values.get(name) if isinstance(values, dict) else None
+            takes_none = type(None) in get_args(field.annotation) or field.is_required()
+            value = left.get(name)
+            if value is None and not takes_none:
+                left.pop(name, None)
             if isinstance(value, dict) and _is_params(field.annotation):
-                for key in value:
-                    if not isinstance(key, str):
-                        raise ValueError(f"{name} has option {shown(key)}; names are texts")
-        return values
+                wrong = next((key for key in value if not isinstance(key, str)), None)
+                if wrong is not None:
+                    raise ValueError(f"{name} has option {shown(wrong)}; names are texts")
+        return left if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _integers_fit(self) -> Self:
