@@ -15,6 +15,7 @@ from mmdeploy_llm.request import Request
 
 # Fields of an output, and of its media, that are summed.
 VIDEOS = (("num_input_video_frames", "num_frames"), ("input_video_seconds", "seconds"))
+STOPS = ("stop", "tool_calls")  # reasons of a request that the model or a stop has ended
 FAILURES = {  # of requests that ended for a reason that nobody gave
     "abort": RequestFailure(
         code=ABORTED,
