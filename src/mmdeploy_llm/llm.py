@@ -1,5 +1,4 @@
-"""LLM: the one object through which Python uses this package. Lists of prompts in, lists of results
-out; or any iterable in, results as they finish."""
+"""LLM: the one object through which Python uses this package. Prompts in, results out."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ from .client.arguments import (
     chat_options,
     params_for,
 )
+from .client.keywords import explaining_keywords
 from .client.progress import Progress
 from .config import EngineConfig
 from .desk.feed import Feed
@@ -38,6 +38,7 @@ OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
+@explaining_keywords
 class LLM(BulkClient):
     """A loaded model that answers prompts.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
 from mmdeploy_llm.client.client import EngineClient
+from mmdeploy_llm.client.keywords import explaining_keywords
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.params.option_dicts import EngineOptions
 
 
+@explaining_keywords
 class AsyncLLM(EngineClient):
     """A loaded model that answers requests whether anybody waits for them or not.
 
@@ -61,6 +63,11 @@ class AsyncLLM(EngineClient):
         self._max_queued = max_queued
         self._handles: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
         self._is_finishing = False
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> Self:
+        """Makes the object of an EngineConfig, as vLLM's method does of AsyncEngineArgs."""
+        return cls(engine_args)
 
     def submit(
         self,

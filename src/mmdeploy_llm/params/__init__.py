@@ -24,18 +24,18 @@ __all__ = [
     "GuidedDecodingParams",
     "NoRepeatNGramParams",
     "SamplingParams",
+    "StructuredOutputsParams",
     "read_early_stop",
 ]
 
 MAX_SEED = 922337203685477580
 MAX_N = 1024
-ALIASES = {"stop_words_ids": "stop_token_sequences"}  # other names of SamplingParams' options
+ALIASES = {"stop_words_ids": "stop_token_sequences", "structured_outputs": "guided_decoding"}
 
 
 class GuidedDecodingParams(FrozenParams):
-    """A constraint on the answer. Exactly one of json, regex, choice, grammar, json_object
-    and structural_tag must be given; needs llguidance, from `pip install "mmdeploy-llm[guided]"`.
-    Raises ConfigError for none or several."""
+    """A constraint on the answer: exactly one of json, regex, choice, grammar, json_object and
+    structural_tag. Needs llguidance, from `pip install "mmdeploy-llm[guided]"`."""
 
     json_schema: Schema = Field(
         default=None,
@@ -82,10 +82,9 @@ class GuidedDecodingParams(FrozenParams):
                 f"got {given or 'none'}"
             )
         is_json = given[0] in ("json_schema", "json_object", "structural_tag")
-        if "disable_any_whitespace" in self.model_fields_set and not is_json:
-            raise ValueError(
-                f"disable_any_whitespace is for JSON, not for {given[0]}; leave it out"
-            )
+        asks = "disable_any_whitespace" in self.model_fields_set and self.disable_any_whitespace
+        if asks and not is_json:
+            raise ValueError(f"disable_any_whitespace is for JSON, not {given[0]}; leave it out")
         return self
 
     @property
@@ -102,6 +101,7 @@ class GuidedDecodingParams(FrozenParams):
         return [name for name in CONSTRAINTS if getattr(self, name) not in (None, False, ())]
 
 
+StructuredOutputsParams = GuidedDecodingParams  # vLLM's name
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 

@@ -172,6 +172,7 @@ class SamplingOptions(TypedDict, total=False):
     stop_token_ids: int | Sequence[int] | None
     stop_token_sequences: int | Sequence[int] | Sequence[Sequence[int]] | None
     stop_words_ids: int | Sequence[int] | Sequence[Sequence[int]] | None
+    structured_outputs: GuidedDecodingParams | Mapping[str, Any] | None
     temperature: float | None
     top_k: int | None
     top_p: float | None

@@ -44,7 +44,10 @@ def options_of(source: type) -> list[Option]:
     """Returns the options that `source` has: a class of params, or a TypedDict."""
     if issubclass(source, BaseModel):
         fields = source.model_fields.items()
-        defaults = {own.alias or name: own.get_default() for name, own in fields}
+        defaults = {
+            own.alias or name: Parameter.empty if own.is_required() else own.get_default()
+            for name, own in fields
+        }
     else:
         defaults = dict.fromkeys(source.__annotations__, _Unsaid())
     return [Option(name, Option.KEYWORD_ONLY, default=own) for name, own in defaults.items()]
