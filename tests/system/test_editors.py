@@ -27,7 +27,7 @@ follow_imports = skip
 """
 
 
-@pytest.fixture(scope="module", params=["editable", "wheel"])
+@pytest.fixture(scope="module", params=["editable", pytest.param("wheel", marks=pytest.mark.long)])
 def python(request, tmp_path_factory):
     """The interpreter of an environment that has the package, installed in one of two ways."""
     if request.param == "editable":

@@ -15,7 +15,9 @@ SamplingParams(temperature="hot")  # wrong
 
 with LLM(Path("model"), max_num_seqs=4, dtype="bf16", limit_mm_per_prompt={"image": 2}) as llm:
     one = llm.generate("a text")
-    many = llm.generate(["a text", [1, 2, 3], {"prompt": "a text"}], params)
+    many = llm.generate(["a text", "another"], params)
+    mixed: list[str | list[int] | dict[str, str]] = ["a text", [1, 2, 3], {"prompt": "a text"}]
+    every = llm.generate(mixed, params)
     ids = llm.generate([1, 2, 3], [params])
     picture = Image.new("RGB", (8, 8))
     frames = np.zeros((4, 8, 8, 3), dtype=np.uint8)
