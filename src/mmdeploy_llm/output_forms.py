@@ -115,7 +115,8 @@ def table_of(title: str, facts: Mapping[str, str]) -> str:
         f'<td style="text-align:left;white-space:pre-wrap">{html.escape(words)}</td></tr>'
         for name, words in facts.items()
     )
-    head = f"<caption><code>{html.escape(title)}</code></caption>"
+    style = "text-align:left;white-space:nowrap"
+    head = f'<caption style="{style}"><code>{html.escape(title)}</code></caption>'
     return f"<table>{head}<tbody>{rows}</tbody></table>"
 
 
