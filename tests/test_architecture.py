@@ -60,7 +60,7 @@ LAYERS = (
     ("questions", "answers"),
     ("exporting",),
     ("batch",),
-    ("report",),
+    ("paging", "report"),
     ("estimate", "reading"),
     ("bulk",),
     ("llm", "aio"),
