@@ -195,7 +195,13 @@ def test_packages_of_the_doors_pass_their_tests_and_checks(tmp_path, run_program
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 60
     left = [line for line in done.stdout.splitlines() if line.startswith("NOT PASSED")]
-    allowed = ("records are not added at the end of a file", "has no kernels", "no C++ kernels")
+    allowed = (
+        "records are not added at the end of a file",
+        "can_capture is False",
+        "the spec does not declare `sequences`",
+        "give `reference`, which returns dequantised weights",
+        "no C++ kernels",
+    )
     assert [line for line in left if not any(words in line for words in allowed)] == []
 
 
