@@ -78,7 +78,9 @@ class FileOptions(Group):
     skipped: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="List what is not read here. A line each, with the reason."
+            metavar="FILE",
+            hidden=True,
+            help="List what is not read here. A line each, with the reason.",
         ),
     ] = None
     dedupe: Annotated[
