@@ -252,7 +252,7 @@ class BulkClient(EngineClient):
         """Returns the settings with what this engine decides about media."""
         from mmdeploy_llm.finding.options import with_reader
         from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
-        from mmdeploy_llm.startup.media import open_reader
+        from mmdeploy_llm.startup.reader import open_reader
 
         config = self._config
         return with_reader(
@@ -274,7 +274,8 @@ class BulkClient(EngineClient):
         from mmdeploy_llm.batch.job import run_batch
         from mmdeploy_llm.report.previews import FilePreviews
         from mmdeploy_llm.report.whole import ReportOptions, RunReport
-        from mmdeploy_llm.startup.media import check_boxes, open_media, open_reader
+        from mmdeploy_llm.startup.media import check_boxes, open_media
+        from mmdeploy_llm.startup.reader import open_reader
 
         if job.settings.boxes:
             check_boxes(self._config, job.settings.sampling_params)

@@ -162,7 +162,7 @@ def batch_settings(
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
     from mmdeploy_llm.finding.options import with_reader
     from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
-    from mmdeploy_llm.startup.media import check_boxes, open_reader
+    from mmdeploy_llm.startup.reader import open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
@@ -178,6 +178,8 @@ def batch_settings(
     if settings.boxes and desk.effort.ray is not None:
         raise ConfigError("--boxes are read by an engine of this process; leave out --ray")
     if settings.boxes:
+        from mmdeploy_llm.startup.media import check_boxes  # which imports torch
+
         check_boxes(config, settings.sampling_params)
     return with_reader(
         settings,

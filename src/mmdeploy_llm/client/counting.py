@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError
-from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
-from mmdeploy_llm.startup.counting import open_intake
 
 from .arguments import as_prompt
 from .belonging import Belonging
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.intake.rendered import TokenCount
 
 
 class TokenCounter(Belonging):
@@ -24,6 +25,8 @@ class TokenCounter(Belonging):
     """
 
     def __init__(self, model: str, **options: Any) -> None:
+        from mmdeploy_llm.startup.counting import open_intake
+
         super().__init__()
         self._is_closed = False
         self._intake = open_intake(EngineConfig.from_options(model, options))

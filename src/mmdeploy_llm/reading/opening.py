@@ -11,8 +11,8 @@ from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import KindTable, MediaLimits, MediaSplitter, PluginManager, SplitPart
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.records.closing import Closing
-from mmdeploy_llm.startup.media import media_limits
 from mmdeploy_llm.startup.model_files import ModelFiles
+from mmdeploy_llm.startup.reader import media_limits
 
 IMAGE = "image"
 
