@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.intake.defaults import usual_params
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.processes import finalize_here
 
 from .arguments import as_prompt
@@ -83,6 +85,11 @@ class EngineClient(Belonging):
         if self._tokenizer is None:
             self._tokenizer = self._desk.copy_tokenizer()
         return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the values that open options have: those of the model's generation_config.json,
+        else the defaults. `replace(max_tokens=64)` of it makes a changed copy."""
+        return usual_params(self.runtime.generation)
 
     def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
