@@ -6,11 +6,15 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mmdeploy_llm.boxes.reading import Box, FoundBoxes
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.desk.desk import DeskStats
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.defaults import usual_params
+from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
@@ -18,12 +22,6 @@ from mmdeploy_llm.processes import finalize_here
 
 from .arguments import as_prompt
 from .belonging import Belonging
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.boxes.reading import Box, FoundBoxes
-    from mmdeploy_llm.desk.desk import DeskStats
-    from mmdeploy_llm.intake.rendered import TokenCount
-    from mmdeploy_llm.media_loading.cache import CacheStats
 
 
 class EngineClient(Belonging):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
 
 from .arguments import as_prompt
 from .belonging import Belonging
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.intake.rendered import TokenCount
 
 
 class TokenCounter(Belonging):
