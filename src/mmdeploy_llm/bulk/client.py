@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mmdeploy_llm.answers import VALIDATE_RETRIES
+from mmdeploy_llm.batch.options import BatchOptions, option_settings
 from mmdeploy_llm.client.arguments import (
     as_prompt,
     as_prompts,
@@ -31,14 +32,15 @@ from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
 from mmdeploy_llm.estimate import NUM_ITEMS
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.params.signatures import takes
+from mmdeploy_llm.progress_bars import UseTqdm, where_seen
+from mmdeploy_llm.reading.options import ReadArguments
 
 if TYPE_CHECKING:
     from mmdeploy_llm.answers.schemas import AnswerSchema
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
-    from mmdeploy_llm.batch.options import BatchOptions
     from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.estimate.result import Estimate
-    from mmdeploy_llm.reading.arguments import ReadArguments
     from mmdeploy_llm.reading.plan import Reader
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class BulkClient(EngineClient):
         requests that are still running."""
         return self._answers(Feed(self._desk, asks))
 
+    @takes(BatchOptions)
     def run_batch(
         self,
         input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
@@ -65,7 +68,7 @@ class BulkClient(EngineClient):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
         live: bool | int = False,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[BatchOptions],
     ) -> BatchSummary:
         """Answers a whole batch and adds each result to `output` as it finishes: a line of a JSONL
@@ -89,7 +92,6 @@ class BulkClient(EngineClient):
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         from mmdeploy_llm.batch.job import plan_batch
-        from mmdeploy_llm.batch.options import option_settings
 
         settings = self._settings(
             resume,
@@ -103,6 +105,7 @@ class BulkClient(EngineClient):
         )
         return self._batch(plan_batch(input, output, settings), report, live)
 
+    @takes(ReadArguments)
     def read(
         self,
         documents: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -115,7 +118,7 @@ class BulkClient(EngineClient):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
         live: bool | int = False,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[ReadArguments],
     ) -> BatchSummary:
         """Reads documents page by page, as the command `read`: a record for each page in `output`,
@@ -152,7 +155,7 @@ class BulkClient(EngineClient):
         prompts: Prompts | Conversation,
         schema: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         *,
         retries: int = VALIDATE_RETRIES,
     ) -> list[Any]:
@@ -186,6 +189,7 @@ class BulkClient(EngineClient):
                 progress.count(answer.output)
         return [found[number] for number in range(len(items))]
 
+    @takes(BatchOptions)
     def estimate_batch(
         self,
         input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
@@ -204,7 +208,6 @@ class BulkClient(EngineClient):
         items of an iterator are read to its end.
         """
         from mmdeploy_llm.batch.job import BatchSettings, source_of
-        from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.estimate.estimate import estimate
 
         settings = BatchSettings(
@@ -224,7 +227,7 @@ class BulkClient(EngineClient):
         overwrite: bool,
         retry_failed: bool | Collection[int | str] | str,
         chat_template_kwargs: Mapping[str, Any] | None,
-        use_tqdm: bool,
+        use_tqdm: UseTqdm,
         **fields: Any,
     ) -> BatchSettings:
         """Returns the settings of a batch that is written. fields: those that not all of them
@@ -243,7 +246,7 @@ class BulkClient(EngineClient):
             allowed_media_root=config.allowed_media_root,
             is_any_config_kept=resume == "anyway",
             describe_engine=partial(describe_engine, config),
-            is_progress_shown=None if use_tqdm else False,
+            use_tqdm=where_seen(use_tqdm),
             **fields,
         )
         return self._informed(settings)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Unpack
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.params.signatures import takes
 
 from .arguments import as_prompt
 from .belonging import Belonging
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.params.option_dicts import EngineOptions
 
 
 class TokenCounter(Belonging):
@@ -22,7 +27,8 @@ class TokenCounter(Belonging):
     ConfigError, ModelError or PluginError when the files cannot be used.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    @takes(EngineConfig)
+    def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
         from mmdeploy_llm.startup.counting import open_intake
 
         super().__init__()
@@ -45,7 +51,10 @@ class TokenCounter(Belonging):
         self._intake.close()
 
 
-def count_tokens(model: str, prompt: Prompt | Conversation, **options: Any) -> TokenCount:
+@takes(EngineConfig)
+def count_tokens(
+    model: str | PathLike[str], prompt: Prompt | Conversation, **options: Unpack[EngineOptions]
+) -> TokenCount:
     """Counts the tokens of one prompt without the weights of the model.
 
     prompt: text, token ids, a dict as for LLM.generate, or a conversation as for LLM.chat.

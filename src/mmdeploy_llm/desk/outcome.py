@@ -59,6 +59,8 @@ def refused(ask: Ask, error: Exception) -> RequestOutput:
 
 def refusal(ask: Ask, request_id: str, index: int, error: Exception) -> RequestOutput:
     """Returns the error output of a completion that never became a request."""
+    from mmdeploy_llm.kept_media import kept  # which reads pictures: not at import
+
     code, message = 500, error_text(error)
     if isinstance(error, MMDeployLLMError):
         code, message = error.code, str(error)
@@ -73,7 +75,7 @@ def refusal(ask: Ask, request_id: str, index: int, error: Exception) -> RequestO
     return RequestOutput(
         request_id=request_id,
         prompt=text_of(ask.shown),
-        item=ask.shown,
+        item=kept(ask.shown),
         outputs=Completions([completion]),
         finished=True,
         metrics=RequestMetrics(arrival_time=time.time()),

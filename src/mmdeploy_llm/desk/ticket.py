@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from mmdeploy_llm.outputs import Completions, RequestOutput
@@ -95,6 +96,13 @@ class Ticket:
         self._unread: deque[RequestOutput] = deque()
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
+
+    @cached_property
+    def item(self) -> Any:
+        """The `item` of its outputs."""
+        from mmdeploy_llm.kept_media import kept  # which reads pictures: not at import
+
+        return kept(self.ask.shown)
 
     @property
     def is_done(self) -> bool:
