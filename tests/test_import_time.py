@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "PIL"}
 HEAVY |= {"av", "httpcore2", "jinja2", "asyncio", "mmdeploy_llm.startup.start"}
-OF_REPORTS = {"numpy", "PIL", "jinja2"}  # small pictures in a template
+OF_REPORTS = {"numpy", "PIL", "jinja2", "asyncio"}  # small pictures in a template; tqdm.auto
 OF_BATCHES = {"jinja2"}
 # Twice to four times what a core of its own needs. torch alone takes 1.5, transformers 0.8.
 MAX_CPU_SECONDS = 0.8
