@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.summary import BatchSummary
     from mmdeploy_llm.estimate.result import Estimate
+    from mmdeploy_llm.paging.sources import Sources
     from mmdeploy_llm.reading.plan import Reader
 
 logger = logging.getLogger(__name__)
@@ -77,10 +78,8 @@ class BulkClient(EngineClient):
         input: a folder of images, videos and other media (`prompt` is asked about each), a corpus
         in one of the formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL
         line, read lazily; media paths in a file are relative to its folder.
-        options: image_column, video_column, audio_column, media_column, prompt_column, id_column
-        of a corpus, and columns, which records repeat; `prompt` may name columns too: "Describe
-        {title}."; and those of the output and of texts beside pictures, see OutputOptions and
-        SidecarArguments.
+        options: see ColumnArguments (of a corpus; `prompt` may name columns too: "Describe
+        {title}."), PageArguments, OutputOptions and SidecarArguments.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
@@ -92,6 +91,7 @@ class BulkClient(EngineClient):
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         from mmdeploy_llm.batch.job import plan_batch
+        from mmdeploy_llm.paging.sources import Sources
 
         settings = self._settings(
             resume,
@@ -103,7 +103,9 @@ class BulkClient(EngineClient):
             question=prompt,
             **option_settings(options),
         )
-        return self._batch(plan_batch(input, output, settings), report, live)
+        with Sources(self._config, settings.finding.pages) as sources:
+            job = plan_batch(input, output, self._informed(settings, sources))
+            return self._batch(job, report, live)
 
     @takes(ReadArguments)
     def read(
@@ -141,7 +143,7 @@ class BulkClient(EngineClient):
         paths = [os.fspath(own) for own in several]
         with (reader := pages_reader(self._config, wish)).documents:
             _warn_of_budget(self._config, reader)
-            found = find_reading(paths, settings, reader, wish)
+            found = find_reading(paths, self._informed(settings), reader, wish)
             reading = found.plan(output)
 
             def written(summary: BatchSummary) -> None:
@@ -209,6 +211,7 @@ class BulkClient(EngineClient):
         """
         from mmdeploy_llm.batch.job import BatchSettings, source_of
         from mmdeploy_llm.estimate.estimate import estimate
+        from mmdeploy_llm.paging.sources import Sources
 
         settings = BatchSettings(
             sampling_params=one_params(sampling_params),
@@ -218,8 +221,9 @@ class BulkClient(EngineClient):
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,
         )
-        source = source_of(input, self._informed(settings))
-        return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
+        with Sources(self._config, settings.finding.pages) as sources:
+            source = source_of(input, self._informed(settings, sources))
+            return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
 
     def _settings(
         self,
@@ -238,7 +242,7 @@ class BulkClient(EngineClient):
         from mmdeploy_llm.records.outcome import Retried
 
         config = self._config
-        settings = BatchSettings(
+        return BatchSettings(
             mode=mode_of(resume, overwrite),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             retried=Retried.parse(retry_failed),
@@ -249,10 +253,9 @@ class BulkClient(EngineClient):
             use_tqdm=where_seen(use_tqdm),
             **fields,
         )
-        return self._informed(settings)
 
-    def _informed(self, settings: BatchSettings) -> BatchSettings:
-        """Returns the settings with what this engine decides about media."""
+    def _informed(self, settings: BatchSettings, sources: Sources | None = None) -> BatchSettings:
+        """Returns the settings with what this engine decides about media. sources: of files."""
         from mmdeploy_llm.finding.options import with_reader
         from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
         from mmdeploy_llm.startup.reader import open_reader
@@ -263,6 +266,7 @@ class BulkClient(EngineClient):
             lambda: open_reader(config),
             known_kinds(config),
             lambda: accepted_kinds(config),
+            None if sources is None else sources.open,
         )
 
     def _batch(
