@@ -1,4 +1,4 @@
-"""What the letters of a text tell about it: the language, and the form in which it is searched."""
+"""Finds the language of a text by its letters, and the form in which it is searched."""
 
 from __future__ import annotations
 
