@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.output_forms import table_of, told
-from mmdeploy_llm.records.record import duration
+from mmdeploy_llm.shown import duration
 from mmdeploy_llm.sidecars.writer import SidecarCounts
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 
