@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, ModelError, ModelNotSupportedError
-from mmdeploy_llm.gguf import find_tower, media_config, read_headers
+from mmdeploy_llm.gguf import find_tower
+from mmdeploy_llm.gguf.header import read_headers
+from mmdeploy_llm.gguf.tower import media_config
 from mmdeploy_llm.model_folder import read_checkpoint
 
 from .gguf_writing import write_gguf
@@ -125,7 +127,10 @@ def test_tokens_of_a_pair_of_files_alone(tiny_copy, tmp_path, images, family):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("family", "kind"), [("qwen3_vl", "Q8_0"), ("glm4v", "BF16")])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("qwen3_vl", "Q8_0"), pytest.param("glm4v", "BF16", marks=pytest.mark.long)],
+)
 def test_tokens_of_weights_in_few_bits(tiny_copy, tmp_path, images, family, kind):
     source, place = tiny_copy(family, tmp_path / "source"), tmp_path / "place"
     write_pair(source, place, family, kind=kind)
