@@ -114,11 +114,11 @@ class BatchSummary:
         return len(self.index)
 
     def _facts(self) -> dict[str, str]:
-        run, left = self.run, "unknown" if self.num_left is None else f"{self.num_left:,}"
+        run = self.run
         facts = {
             "records": f"{self.num_records:,}, of which "
             + ", ".join(f"{num:,} {outcome}" for outcome, num in self.outcomes.items()),
-            "left": left,
+            "left": "unknown" if self.num_left is None else f"{self.num_left:,}",
             "this run": f"{run.num_items:,} in {duration(run.elapsed)}, "
             f"{run.tokens_per_second:.0f} tokens/s",
             "failures": ", ".join(f"{num} x {kind}" for kind, num in self.failures.items()),
@@ -127,15 +127,11 @@ class BatchSummary:
         return {name: words for name, words in facts.items() if words}
 
     def __repr__(self) -> str:
-        return told(self._title, self._facts())
+        return told(f"BatchSummary({self.ending!r}, output={self.sink.name!r})", self._facts())
 
     def _repr_html_(self) -> str:
-        """Shows the summary as a table in a notebook."""
-        return table_of(self._title, self._facts())
-
-    @property
-    def _title(self) -> str:
-        return f"BatchSummary({self.ending!r}, output={str(self.sink.name)!r})"
+        facts = {"ending": self.ending, "output": self.sink.name, **self._facts()}
+        return table_of("BatchSummary", facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
