@@ -221,6 +221,8 @@ REQUEST_GUESSES = [
     *((name, None) for name in OF_OTHER_REQUESTS.split()),
     ("temprature", "temperature"),
     ("topp", "top_p"),
+    ("structured_output", None),
+    ("stopping_strings", None),
     ("top_n", None),
     ("max_token", "max_tokens"),
     ("min_k", None),

@@ -11,8 +11,8 @@ from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media_loading.forms import media_items
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
-from mmdeploy_llm.spelling import meant
 from mmdeploy_llm.shown import shown
+from mmdeploy_llm.spelling import meant
 
 from .encodings import is_encoding, one_sequence
 
