@@ -128,7 +128,7 @@ def item_options(options: ImageOptions, given: Mapping[str, Any]) -> ImageOption
 
 def apart(
     options: Any, low: str, high: str, fixed: Collection[str], ratio: int = 1
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Returns another value for the one of two bounds that is not fixed, where they contradict, a
     `ratio` apart; {} where none is to change."""
     least, most = getattr(options, low), getattr(options, high)
