@@ -375,9 +375,8 @@ def _with(
             raise error(f"{where}: {name} must be {wanted}, got {value!r:.80}")
     found = replace(options, **values)
     for kind in ("tiles", "image_tokens"):
-        names = f"min_{kind}", f"max_{kind}"
-        found = replace(found, **apart(found, *names, values))
-        low, high = (getattr(found, name) for name in names)
+        found = replace(found, **apart(found, f"min_{kind}", f"max_{kind}", values))
+        low, high = (getattr(found, f"{bound}_{kind}") for bound in ("min", "max"))
         if low > high:
             raise error(
                 f"{where}: min_{kind} = {low} is above max_{kind} = {high}; change one of them"

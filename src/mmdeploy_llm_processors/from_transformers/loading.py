@@ -3,6 +3,7 @@ never run."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,6 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.spelling import meant
 
 PROCESSOR_FILE = "processor_config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -138,8 +138,8 @@ def with_options(processor: Any, options: Mapping[str, Any]) -> Any:
     known = sorted(kind.valid_kwargs.__annotations__)
     for name in given:
         if name not in known:
-            near = meant(name, known)
-            hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(
                 f"mm_processor_kwargs: transformers' {kind.__name__} has no option {name!r}; {hint}"
             )

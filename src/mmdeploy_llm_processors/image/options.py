@@ -3,6 +3,7 @@ overridden by mm_processor_kwargs, the engine's and then the prompt's."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -11,7 +12,6 @@ from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.media import CLIP_MEAN as CLIP_MEAN
 from mmdeploy_llm.media import CLIP_STD as CLIP_STD
 from mmdeploy_llm.media import PatchOptions
-from mmdeploy_llm.spelling import meant
 
 # FastDeploy's names, and those of transformers that differ from ours.
 ALIASES = {
@@ -23,7 +23,7 @@ ALIASES = {
 # Accepted without an effect: every image is decoded to RGB; the temporal size concerns videos.
 WITHOUT_EFFECT = frozenset({"do_convert_rgb", "temporal_conv_size"})
 USERS_ONLY = frozenset({"fast_decode"})  # not read from a checkpoint's file
-OWN = frozenset({"max_tokens", "given"})  # have no name in files and mm_processor_kwargs
+OF_BUDGET = frozenset({"max_tokens"})  # has no name in files and mm_processor_kwargs
 ROUNDED = 4  # an area may grow by this when both sides are rounded up to whole patches
 # One prompt or image can set these; `size` sets both.
 OF_ITEMS = ("min_pixels", "max_pixels")
@@ -168,8 +168,8 @@ def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unknown(name: str) -> str:
     known = sorted({*_NAMES, *ALIASES, *WITHOUT_EFFECT, "size"})
-    near = meant(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return f"mm_processor_kwargs has no image option {name!r}; {hint}"
 
 
@@ -278,4 +278,4 @@ _RULES = {
     "fast_decode": _FLAG,
     "image_std": _Rule(holds=_is_deviation, text="a number or three, none of them 0"),
 }
-_NAMES = tuple(each.name for each in fields(ImageOptions) if each.name not in OWN)
+_NAMES = tuple(each.name for each in fields(ImageOptions) if each.name not in {*OF_BUDGET, "given"})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.messages import MEDIA_KINDS
-from mmdeploy_llm.spelling import meant
 
 FROM_LLM = "give it for all of them, in LLM(mm_processor_kwargs=...)"
 
@@ -101,8 +101,8 @@ def _is_of(kind: str, name: str) -> bool:
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    near = meant(str(name), known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
     return f"{name!r}; {hint}"
 
 

@@ -7,16 +7,16 @@ given gives way to what was: only given values contradict each other.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, MMDeployLLMError
-from mmdeploy_llm.spelling import meant
 from mmdeploy_llm_processors.image.options import ROUNDED, apart
 
 PREFIX = "video_"  # marks video options in mm_processor_kwargs
-MOST_FRAMES = 4096  # to which a default bound gives way, as many as max_video_frames has
+_MOST_FRAMES = 4096  # to which a default bound gives way, as many as max_video_frames has
 SAMPLE_MODES = ("leading", "middle", "rand")
 # Names in transformers' files -> ours.
 ALIASES = {"num_frames": "target_frames", "target_fps": "fps"}
@@ -130,7 +130,7 @@ def _with(options: VideoOptions, values: Mapping[str, Any]) -> VideoOptions:
     if found.target_frames > 0:
         pairs += [("min_frames", "target_frames"), ("target_frames", "max_frames")]
     for low, high in pairs:
-        if getattr(found, low) <= MOST_FRAMES:
+        if getattr(found, low) <= _MOST_FRAMES:
             found = replace(found, **apart(found, low, high, fixed))
     return replace(found, **apart(found, "min_pixels", "max_pixels", fixed, ROUNDED))
 
@@ -144,9 +144,9 @@ def _check_names(
 ) -> None:
     for name in given:
         if name not in allowed:
-            near = meant(name, allowed)
+            near = difflib.get_close_matches(name, allowed, n=1)
             known = ", ".join(prefix + other for other in sorted(allowed))
-            hint = f"did you mean {prefix + near!r}?" if near else f"known: {known}"
+            hint = f"did you mean {prefix + near[0]!r}?" if near else f"known: {known}"
             raise error(f"{where} has no video option {prefix + name!r}; {hint}")
 
 

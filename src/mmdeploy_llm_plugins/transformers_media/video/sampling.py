@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import dis
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,6 @@ from transformers.video_utils import VideoMetadata
 
 from mmdeploy_llm.errors import ConfigError, MediaError, MMDeployLLMError
 from mmdeploy_llm.media import Timeline, constant_timeline
-from mmdeploy_llm.spelling import meant
 
 VIDEO_PREFIX = "video_"  # options of videos in mm_processor_kwargs
 ALIASES = {"target_frames": "num_frames"}
@@ -190,9 +190,9 @@ def check_names(
     """Raises `error` for a name that is not known. prefix: of names where they are written."""
     for name in given:
         if name not in known:
-            near = meant(name, known)
+            near = difflib.get_close_matches(name, known, n=1)
             every = ", ".join(f"{prefix}{other}" for other in sorted(known))
-            hint = f"did you mean {prefix + near!r}?" if near else f"known: {every}"
+            hint = f"did you mean {prefix + near[0]!r}?" if near else f"known: {every}"
             raise error(f"{where} has no video option {prefix + name!r}; {hint}")
 
 
