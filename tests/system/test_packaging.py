@@ -35,7 +35,7 @@ def tree(tmp_path_factory):
     shutil.copytree(
         SOURCES, tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
     )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree)
     return tree
 

@@ -17,8 +17,8 @@ from mmdeploy_llm.client.belonging import Belonging
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.native import usable_cpus
+from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.startup.needs import MemoryNeeds, count_needs
-from mmdeploy_llm.startup.sizes import free_ram
 
 from .async_llm import AsyncLLM
 from .fair_lock import FairLock

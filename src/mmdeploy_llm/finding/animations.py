@@ -3,10 +3,10 @@ decoded. What cannot be read to the end counts as a still image, whose fault its
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from itertools import islice
 
+from mmdeploy_llm.portable import files
 from mmdeploy_llm.tiff import first_directory, pages_of
 
 from .signatures import GIF, PNG, TIFF, WEBP, Format
@@ -27,7 +27,7 @@ class _File:
         begin = place - self._begin
         if begin < 0 or begin + size > len(self._block):
             self._begin, begin = place, 0
-            self._block = os.pread(self._fd, _BLOCK, place)
+            self._block = files.read_at(self._fd, _BLOCK, place)
         found = self._block[begin : begin + size]
         if len(found) < size:
             raise EOFError
