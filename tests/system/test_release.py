@@ -1,5 +1,7 @@
 """A release is made in a clone: whatever stops it, the tree stays as it was."""
 
+import datetime
+import hashlib
 import importlib.util
 import json
 import os

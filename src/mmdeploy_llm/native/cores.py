@@ -220,12 +220,10 @@ def _cpu_quota(root: Path) -> float | None:
     The quotas of its parent groups apply too.
     """
     try:
-        entries = (
-            (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-        )
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    own = next((entry[3:] for entry in entries if entry.startswith("0::")), "/")
+    own = next((entry[3:] for entry in text.splitlines() if entry.startswith("0::")), "/")
     group = root / CGROUPS / own.lstrip("/")
     quotas = []
     for folder in (group, *group.parents):

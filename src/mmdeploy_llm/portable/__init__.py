@@ -1,5 +1,5 @@
-"""What one system has and another lacks: each call that only some systems have is in one of these
-modules, with what takes its place elsewhere.
+"""Holds every call that only some systems have, each in one of these modules, with what takes its
+place elsewhere.
 
     files      flags of open, reads at an offset, rights, the path that an open file has
     folders    folders that are used without their path
