@@ -49,8 +49,8 @@ class StandIn(types.ModuleType):
     """A module with some names hidden and some replaced; what is set is set in the real one."""
 
     def __init__(self, real, hidden="", **changed):
-        super().__init__(real.__name__)
-        vars(self).update(_real=real, _hidden=set(hidden.split()), _changed=changed)
+        own = types.ModuleType.__getattribute__(self, "__dict__")
+        own.update(_real=real, _hidden=set(hidden.split()), _changed=changed)
 
     def __getattribute__(self, name):
         own = types.ModuleType.__getattribute__(self, "__dict__")
@@ -195,7 +195,7 @@ RENAMING = ("rename", "replace", "unlink", "remove")
 
 def install():
     """Gives this project's modules the stand-ins when they import."""
-    found = {each._real.__name__: each for each in stand_ins()}
+    found = {each.__name__: each for each in stand_ins()}
     if SYSTEM == "win32":  # for the methods of Path
         pathlib.os = StandIn(os, **{name: closed_only(getattr(os, name)) for name in RENAMING})
     builtins.open = io.open = opened

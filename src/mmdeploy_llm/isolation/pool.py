@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import subprocess
@@ -11,7 +10,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,6 @@ from mmdeploy_llm.plugin_files import file_of
 from mmdeploy_llm.portable import children, limits, signals
 
 from .wire import PeerGoneError, receive, send
-
-logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 60.0  # extra seconds for the first answer, which includes the process start
 MAX_REPLY = 2**31  # bytes of one array
@@ -47,7 +43,7 @@ class _Worker:
     """A worker process and the socket to it. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        _tell_what_is_unlimited()
+        limits.tell_what_is_unlimited()
         child = children.start(
             [sys.executable, "-m", f"{__package__}.worker"],
             stdout=subprocess.DEVNULL,
@@ -195,13 +191,6 @@ class Workers:
                 self._idle.append(worker)
                 return
         worker.kill()
-
-
-@cache
-def _tell_what_is_unlimited() -> None:
-    """Says once what this system cannot bound."""
-    if not limits.has_limits():
-        logger.warning(limits.UNLIMITED)
 
 
 def _name_of(function: Function) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import Literal
 
 try:
@@ -11,9 +13,10 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment,unused-ignore]
 
+logger = logging.getLogger(__name__)
+
 Limit = Literal["memory", "seconds", "core"]
 NAMES = {"memory": "RLIMIT_AS", "seconds": "RLIMIT_CPU", "core": "RLIMIT_CORE"}
-# Told once where processes are limited.
 UNLIMITED = (
     "this system cannot limit the memory of a process: one that reads media, templates or tables "
     "of strangers ends by its deadline only; give such files to a machine with Linux"
@@ -23,6 +26,13 @@ UNLIMITED = (
 def has_limits() -> bool:
     """Whether the memory of a process can be limited. macOS has the call, and no effect of it."""
     return resource is not None and sys.platform != "darwin"
+
+
+@cache
+def tell_what_is_unlimited() -> None:
+    """Says once what this system cannot bound; for whoever starts a process that it would bound."""
+    if not has_limits():
+        logger.warning(UNLIMITED)
 
 
 def set_limit(limit: Limit, value: int) -> None:

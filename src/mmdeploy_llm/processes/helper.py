@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
-from mmdeploy_llm.portable.limits import address_space, set_limit
+from mmdeploy_llm.portable.limits import address_space, set_limit, tell_what_is_unlimited
 
 from .process import Channel, Worker
 
@@ -111,6 +111,7 @@ class Helper:
             return self._worker
         with self._lock:
             self._check_open()
+            tell_what_is_unlimited()
             worker = self._worker = Worker(self._name, self._entry, is_quiet=True)
             self._is_ready = False
         worker.send(self._setup)
