@@ -5,6 +5,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -218,11 +219,11 @@ for more in (["--report", "out.html"], ["--resume"]):
 
 @pytest.mark.full
 @pytest.mark.parametrize("system", ["win32", "darwin"])
-def test_two_pictures_are_captioned(tmp_path, system, encode, noise):
+def test_two_pictures_are_captioned(tmp_path, system):
     """Every module is imported; a run writes its files, which another finds done."""
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes(encode(noise(64, 48)))
-    words = ["caption", ".", "--output", "out.jsonl", "--max-tokens", "8", "--no-thinking"]
+    for name in ("picture-1.png", "picture-10.png"):
+        shutil.copy(ROOT / "examples" / "images" / name, tmp_path)
+    words = ["caption", ".", "--output", "out.jsonl", "--max-tokens", "16", "--no-thinking"]
     done = run(system, PROGRAM, tmp_path, system, *words)
     lines = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["error"] for line in lines] == [None, None], done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 BINARY = getattr(os, "O_BINARY", 0)
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR  # the bits of flags that say which of them
+CAN_RENAME_OPEN = os.name == "posix"  # Windows gives no open file another name
 # Opening a FIFO must not wait for its other end, a terminal must not become ours, and no program
 # that is started later keeps the file open.
 NO_WAIT = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import IO
 
-PLACE = 2**62  # the byte that Windows locks, which no file has, so that others may read the file
+PLACE = 2**40  # the byte that Windows locks, past the end of any file, which others may so read
 
 
 def lock(file: IO[bytes]) -> None:

@@ -182,8 +182,11 @@ class Folder(Closing):
 
     def has(self, file: IO[bytes] | FileIO, name: str) -> bool:
         """Returns whether the name is that of this open file."""
+        return self._is(name, os.fstat(file.fileno()))
+
+    def _is(self, name: str, status: os.stat_result) -> bool:
         try:
-            return os.path.samestat(self._status(name), os.fstat(file.fileno()))
+            return os.path.samestat(self._status(name), status)
         except OSError:
             return False
 
@@ -240,12 +243,15 @@ class Folder(Closing):
         except OSError as error:
             raise self._named(error, partial) from None
         with open(fd, "wb") as file:
+            begun = os.fstat(fd)
             try:
                 self._fill(file, pieces, partial, is_synced)
+                file.close()  # Windows renames no open file
                 self.check(name)
                 self.replace(partial, name)
             except BaseException:
-                if self.has(file, partial):
+                file.close()
+                if self._is(partial, begun):
                     self.remove(partial)
                 raise
 

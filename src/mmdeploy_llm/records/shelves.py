@@ -11,7 +11,7 @@ from typing import IO, Any, Protocol, TypeVar
 from mmdeploy_llm.datasets.files import remote_folder
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.portable import files
-from mmdeploy_llm.records.files import FileState, Folder
+from mmdeploy_llm.records.files import Folder
 
 BLOCK_BYTES = 2**16  # read ahead at a URL: headers of tars and footers of Parquet are small
 Value = TypeVar("Value")
@@ -59,9 +59,11 @@ class LocalShelf:
         """Renames a file of the same folder, once its content is on the disk."""
         with folder.open_file(name, os.O_RDONLY) as file:
             files.sync(file.fileno())
+            if not files.CAN_RENAME_OPEN:
+                file.close()
             folder.replace(name, part)
             folder.sync()
-            return FileState.of(os.fstat(file.fileno()))
+        return folder.states()[part]
 
     def remove(self, name: str) -> None:
         """Removes a file."""

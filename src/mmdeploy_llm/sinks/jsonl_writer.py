@@ -141,15 +141,27 @@ class RecordWriter(Closing):
                     "whom, then start again with --resume"
                 )
             os.fsync(copy.fileno())
-            os.replace(partial, self._path)
+            copy = self._renamed(copy, partial)
         except BaseException:
-            if is_at(copy, partial):
-                os.unlink(partial)  # a disk that is full
+            is_left = not copy.closed and is_at(copy, partial)
             copy.close()
+            if is_left:
+                os.unlink(partial)  # a disk that is full
             raise
         self._file.close()
         self._file = GrowingFile(copy, self._path)
         self._file.keep(line_ends(copy))
+
+    def _renamed(self, copy: FileIO, partial: Path) -> FileIO:
+        """Gives the copy the name of the output; returns it, locked. Where no open file gets another
+        name both are closed for it; another run that locks the output first is an error."""
+        if files.CAN_RENAME_OPEN:
+            os.replace(partial, self._path)
+            return copy
+        copy.close()
+        self._file.close()
+        os.replace(partial, self._path)
+        return _open_locked(self._path, "resume")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
