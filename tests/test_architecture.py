@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("errors", "portable", "shown", "weight_formats"),
+    ("errors", "portable", "shown", "spelling", "weight_formats"),
     ("params", "messages", "page_ranges", "tiff", "option_types", "deadline", "caches"),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),

@@ -1,5 +1,4 @@
-"""LLM: the one object through which Python uses this package. Lists of prompts in, lists of results
-out; or any iterable in, results as they finish."""
+"""LLM: the one object through which Python uses this package. Prompts in, results out."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ from .client.arguments import (
     is_conversation,
     params_for,
 )
+from .client.keywords import explaining_keywords
 from .client.progress import Progress
 from .config import EngineConfig
 from .desk.feed import Feed
@@ -32,6 +32,7 @@ OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
+@explaining_keywords
 class LLM(BulkClient):
     """A loaded model that answers prompts.
 
@@ -173,8 +174,7 @@ class LLM(BulkClient):
             asks = asks_of(items, params_for(sampling_params, len(items), "prompts"), stream=True)
         else:
             raise ValueError(
-                "the options of a chat are used with one conversation, a list of message dicts; "
-                "for other prompts write them into a dict with 'messages'"
+                "options of a chat are used with one conversation; else in dicts with 'messages'"
             )
         self._desk.check()
         feed = Feed(self._desk, asks)

@@ -68,11 +68,13 @@ def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
 
 def _no_code(value: bool) -> bool:
     if value:
-        raise ValueError(
-            "code that comes with a checkpoint is never run; leave the option out: the model "
-            "loads if a plugin or transformers itself supports its architecture"
+        warnings.warn(
+            "trust_remote_code = True is ignored: code that comes with a checkpoint is never run; "
+            "a model loads if a plugin or transformers itself supports its architecture",
+            UserWarning,
+            stacklevel=2,
         )
-    return value
+    return False
 
 
 def _media_limits(value: Mapping[str, int]) -> Mapping[str, int]:

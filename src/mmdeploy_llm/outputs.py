@@ -23,6 +23,7 @@ class Logprob:
 
 # One mapping per generated token: token id -> Logprob; the sampled token comes first.
 TokenLogprobs = Mapping[int, Logprob]
+StopReason = str | int | tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,8 @@ class CompletionOutput:
     text: content without reasoning and tool calls.
     reasoning_content: None when no reasoning parser is in use.
     finish_reason: "tool_calls" where the model stopped and the output has tool calls.
+    stop_reason: the stop text, the stop token id or the stop sequence that ended it, as vLLM names
+        it; None for the end of sequence and every other end.
     logprobs: one mapping for each token; None unless the sampling parameters request them.
     cumulative_logprob: sum of the log-probabilities of all tokens generated so far, also in a
         stream; None without logprobs.
@@ -105,6 +108,7 @@ class CompletionOutput:
     text: str = ""
     reasoning_content: str | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cumulative_logprob: float | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
@@ -191,6 +195,11 @@ class Completions:
     def finish_reason(self) -> FinishReason | None:
         """Why the first completion ended."""
         return self.items[0].finish_reason
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """Which stop ended the first completion."""
+        return self.items[0].stop_reason
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...] | None:

@@ -79,7 +79,7 @@ def test_nothing_lands_under_a_name_of_its_own(names):
 
 
 def test_data_files_are_in_it(names):
-    data = {"mmdeploy_llm/py.typed", "mmdeploy_llm/report/report.html"}
+    data = {"mmdeploy_llm/report/report.html", *(f"{package}/py.typed" for package in PACKAGES)}
     bundled = {
         path.relative_to(SOURCES).as_posix()
         for path in (SOURCES / "mmdeploy_llm" / "bundled").rglob("*")

@@ -290,6 +290,15 @@ def one_token_less(text):
     return lambda self, num_tiles: text(self, num_tiles).replace(self.token, "", 1)
 
 
+def a_sound_token_less(process):
+    def changed(self, item, options):
+        made = process(self, item, options)
+        text = made.prompt_text.replace(self.token, "", 1)
+        return dataclasses.replace(made, prompt_text=text, num_tokens=made.num_tokens - 1)
+
+    return changed
+
+
 def last_first(tiles):
     return lambda self, image, options: list(tiles(self, image, options))[::-1]
 
@@ -361,6 +370,12 @@ PLANTS = {
         "gemma3-image", method("text", one_token_less), "prompt_text_holds_the_tokens"),
     "one token too many": (
         "glm-image", result(num_tokens=lambda n: n + 1), "tokens_equal_the_reference"),
+    "a token of a sound less": (
+        "qwen2_5_omni-audio", method("process", a_sound_token_less), "tokens_equal_the_reference"),
+    "a sound that is not filled": (
+        "qwen2_5_omni-audio",
+        result(tensors=lambda tensors: {name: x[..., :9] for name, x in tensors.items()}),
+        "pixels_equal_the_reference"),
     "digest of a part of a file": (
         IMAGE, wrapped(files, "digest_of", of_a_part), "keys_change_with_every_byte"),
     "digest of the first pixels": (

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
 from mmdeploy_llm.client.client import EngineClient
+from mmdeploy_llm.client.keywords import explaining_keywords
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
@@ -21,6 +22,7 @@ from mmdeploy_llm.params import SamplingParams
 from .handle import Handle, News, by_completion, whole_of
 
 
+@explaining_keywords
 class AsyncLLM(EngineClient):
     """A loaded model that answers requests whether anybody waits for them or not.
 
@@ -55,6 +57,11 @@ class AsyncLLM(EngineClient):
         self._max_queued = max_queued
         self._handles: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
         self._is_finishing = False
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> Self:
+        """Makes the object of an EngineConfig, as vLLM's method does of AsyncEngineArgs."""
+        return cls(engine_args)
 
     def submit(
         self,

@@ -61,7 +61,8 @@ def keys_change_with_every_byte(subject: ProcessorSubject) -> None:
             continue  # not every processor reads every form
         demand(
             difference(one, two, with_key=False) is not None,
-            f"{name} are processed to the same values; use all of the content",
+            f"{name} are processed to the same values; use all of the content, or give `twins` "
+            "that differ where the processor looks, such as in a frame that it samples",
         )
         _demand_other_keys(name, one, two)
     for name, blob in subject.encoded().items():

@@ -78,7 +78,13 @@ class TransformersImages:
         base = _processor_class(checkpoint)
         self._usual = dict(getattr(base, "images_kwargs", None) or {})
         try:
-            self.processor = _assembled(base, checkpoint, self.images)
+            # A video processor needs torchvision; options of it that are read are often those of
+            # images.
+            try:
+                self.processor = _assembled(base, checkpoint, image_processor=self.images)
+            except AttributeError:
+                both = dict.fromkeys(("image_processor", "video_processor"), self.images)
+                self.processor = _assembled(base, checkpoint, **both)
         except Exception as error:
             self.reason = _reason(error)
 
@@ -90,23 +96,12 @@ class TransformersImages:
         with warnings.catch_warnings(action="ignore"):  # those of transformers are not the author's
             if self.processor is not None:
                 try:
-                    return self._of_prompt(image, options, markers)
+                    token = self.processor.image_token
+                    return _of_prompt(self.processor, token, markers, images=[image], **options)
                 except Exception as error:  # the files lack something, such as an audio token
                     self.processor, self.reason = None, _reason(error)
             made = self.images(image, return_tensors="pt", **{**self._usual, **options})
         return MediaTruth(tensors=_pixels_first(made))
-
-    def _of_prompt(
-        self, image: Any, options: Mapping[str, Any], markers: Sequence[str]
-    ) -> MediaTruth:
-        """Returns what the processor makes of a prompt with the image."""
-        token = self.processor.image_token
-        marker = next((marker for marker in markers if token in marker), None)
-        text = token if marker is None else marker.join(AROUND)
-        made = self.processor(images=[image], text=[text], return_tensors="pt", **options)
-        # Without a marker of its own the prompts of the processor write images in another way.
-        ids = None if marker is None else made["input_ids"][0].tolist()
-        return MediaTruth(tensors=_pixels_first(made), token_ids=ids)
 
     def inputs(self, text: str, images: Sequence[Any]) -> dict[str, Any]:
         """Returns the arguments of transformers' model for a rendered chat with images. Raises
@@ -124,8 +119,9 @@ class TransformersImages:
 
 
 class TransformersSounds:
-    """transformers' feature extractor of a checkpoint, for WAV files of its own rate. usual: what
-    its processor sets on the way, such as padding="max_length"."""
+    """transformers' processor of a checkpoint's sounds, for WAV files of its own rate. `processor`
+    is None where transformers cannot make it of the files, and `reason` says why: then the features
+    of its extractor are compared, and texts are not. usual: what the extractor gets then."""
 
     def __init__(self, checkpoint: Checkpoint, **usual: Any) -> None:
         """Raises CheckSkipped when the checkpoint has no feature extractor."""
@@ -138,24 +134,48 @@ class TransformersSounds:
                 f"transformers cannot make a feature extractor of the checkpoint's files "
                 f"({_reason(error)}); {GIVE_YOUR_OWN}"
             ) from error
-        theirs = getattr(_processor_class(checkpoint), "audio_kwargs", None) or {}
-        rate = self.sounds.sampling_rate
-        self._usual = {"padding": True, **theirs, **usual, "sampling_rate": rate}
+        base = _processor_class(checkpoint)
+        theirs = getattr(base, "audio_kwargs", None) or {}
+        self.rate = int(self.sounds.sampling_rate)
+        self._usual = {"padding": True, **theirs, **usual, "sampling_rate": self.rate}
+        self.processor: Any = None
+        self.reason = ""
+        try:
+            names = dict.fromkeys(("feature_extractor", "audio_processor"), self.sounds)
+            self.processor = _assembled(base, checkpoint, **names)
+        except Exception as error:
+            self.reason = _reason(error)
 
     def __call__(
         self, source: Any, options: Mapping[str, Any], markers: Sequence[str]
     ) -> MediaTruth:
-        """Returns the features of a sound, of all of its channels together. Raises CheckSkipped for
+        """Returns the truth about a sound, of all of its channels together. Raises CheckSkipped for
         one that must be resampled."""
-        rate = int(self.sounds.sampling_rate)
         with wave.open(io.BytesIO(_bytes_of(source))) as file:
-            if file.getframerate() != rate:
-                raise CheckSkipped(f"the reference resamples to {rate} Hz; {GIVE_YOUR_OWN}")
+            if file.getframerate() != self.rate:
+                raise CheckSkipped(f"the reference resamples to {self.rate} Hz; {GIVE_YOUR_OWN}")
             samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
             channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
-        values = [channels.mean(1)]
-        made = self.sounds(values, return_tensors="pt", **{**self._usual, **options})
+        values = channels.mean(1)
+        if self.processor is not None:
+            # Asked as a whole, because some classes change what the extractor gets inside the call.
+            given = {"audio": [values], "sampling_rate": self.rate, **options}
+            try:
+                return _of_prompt(self.processor, self.processor.audio_token, markers, **given)
+            except Exception as error:  # Voxtral's takes sounds in chats only
+                self.processor, self.reason = None, _reason(error)
+        made = self.sounds([values], return_tensors="pt", **{**self._usual, **options})
         return MediaTruth(tensors=_pixels_first(made))
+
+
+def _of_prompt(processor: Any, token: str, markers: Sequence[str], **given: Any) -> MediaTruth:
+    """Returns what transformers' processor makes of a prompt with the item that is given."""
+    marker = next((marker for marker in markers if token in marker), None)
+    text = token if marker is None else marker.join(AROUND)
+    made = processor(text=[text], return_tensors="pt", **given)
+    # Without a marker of its own the prompts of the processor write items in another way.
+    ids = None if marker is None else made["input_ids"][0].tolist()
+    return MediaTruth(tensors=_pixels_first(made), token_ids=ids)
 
 
 def _bytes_of(source: Any) -> bytes:
@@ -210,29 +230,19 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
     return getattr(transformers, str(named), None)
 
 
-def _assembled(base: Any, checkpoint: Checkpoint, images: Any) -> Any:
-    """Makes transformers' processor of the image processor and the tokenizer, without the parts
-    that need torchvision."""
-    if base is None or "image_processor" not in base.get_attributes():
+def _assembled(base: Any, checkpoint: Checkpoint, **parts: Any) -> Any:
+    """Makes transformers' processor of these parts, those that it has, and the tokenizer; without
+    what needs torchvision."""
+    if base is None or not set(parts) & set(base.get_attributes()):
         model_type = getattr(checkpoint.config, "model_type", None)
         raise ValueError(f"there is no processor for the model type {model_type!r}")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
+    parts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(
         checkpoint.folder, local_files_only=True, trust_remote_code=False
     )
     unchecked = {"check_argument_for_proper_class": lambda *_: None}
     subclass: Any = type(base.__name__, (base,), unchecked)
-    options = dict(checkpoint.read_json("processor_config.json"))
-    # A video processor needs torchvision; options of it that are read are often those of images.
-    for parts in (
-        {"image_processor": images, "tokenizer": tokenizer},
-        {"image_processor": images, "tokenizer": tokenizer, "video_processor": images},
-    ):
-        given = [parts.get(name) for name in base.get_attributes()]
-        try:
-            return subclass.from_args_and_dict(given, options)
-        except AttributeError as error:
-            last = error
-    raise last
+    given = [parts.get(name) for name in base.get_attributes()]
+    return subclass.from_args_and_dict(given, dict(checkpoint.read_json("processor_config.json")))
 
 
 def _reason(error: Exception) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "GuidedDecodingParams",
     "NoRepeatNGramParams",
     "SamplingParams",
+    "StructuredOutputsParams",
     "read_early_stop",
 ]
 
@@ -27,7 +28,7 @@ MAX_SEED = 922337203685477580
 MAX_N = 1024
 MAX_WORDS = 1024  # stop texts and bad words: each one is searched for at every token
 MAX_PROCESSORS = 16  # logits processors of one request
-ALIASES = {"stop_words_ids": "stop_token_sequences"}  # other names of SamplingParams' options
+ALIASES = {"stop_words_ids": "stop_token_sequences", "structured_outputs": "guided_decoding"}
 
 
 def _as_tuple(value: Any) -> Any:
@@ -75,9 +76,8 @@ Processors = Annotated[
 
 
 class GuidedDecodingParams(FrozenParams):
-    """A constraint on the answer. Exactly one of json, regex, choice, grammar, json_object
-    and structural_tag must be given; needs llguidance, from `pip install "mmdeploy-llm[guided]"`.
-    Raises ConfigError for none or several."""
+    """A constraint on the answer: exactly one of json, regex, choice, grammar, json_object and
+    structural_tag. Needs llguidance, from `pip install "mmdeploy-llm[guided]"`."""
 
     json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(as_schema)] = Field(
         default=None,
@@ -120,10 +120,9 @@ class GuidedDecodingParams(FrozenParams):
                 f"got {given or 'none'}"
             )
         is_json = given[0] in ("json_schema", "json_object", "structural_tag")
-        if "disable_any_whitespace" in self.model_fields_set and not is_json:
-            raise ValueError(
-                f"disable_any_whitespace is for JSON, not for {given[0]}; leave it out"
-            )
+        asks = "disable_any_whitespace" in self.model_fields_set and self.disable_any_whitespace
+        if asks and not is_json:
+            raise ValueError(f"disable_any_whitespace is for JSON, not {given[0]}; leave it out")
         return self
 
     @property
@@ -140,6 +139,7 @@ class GuidedDecodingParams(FrozenParams):
         return [name for name in CONSTRAINTS if getattr(self, name) not in (None, False, ())]
 
 
+StructuredOutputsParams = GuidedDecodingParams  # vLLM's name
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 

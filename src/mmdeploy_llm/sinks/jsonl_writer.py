@@ -153,8 +153,8 @@ class RecordWriter(Closing):
         self._file.keep(line_ends(copy))
 
     def _renamed(self, copy: FileIO, partial: Path) -> FileIO:
-        """Gives the copy the name of the output; returns it, locked. Where no open file gets another
-        name both are closed for it; another run that locks the output first is an error."""
+        """Gives the copy the name of the output; returns it, locked. Where no open file gets
+        another name both are closed for it; another run that locks the output first is an error."""
         if files.CAN_RENAME_OPEN:
             os.replace(partial, self._path)
             return copy

@@ -14,7 +14,8 @@ from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
-from mmdeploy_llm.media.video.timeline import constant_timeline
+from mmdeploy_llm.media.video.timeline import UNKNOWN_RATE, constant_timeline
+from mmdeploy_llm.media_checks.samples import clips
 from mmdeploy_llm_plugins.glm.frames import glm46v_frames, glm_frames
 from mmdeploy_llm_plugins.glm.video import GlmVideoProcessor
 from mmdeploy_llm_processors.image.options import ImageOptions
@@ -126,3 +127,13 @@ def test_a_file_with_numbers_that_transformers_does_not_read(make):
     """It writes num_frames = 16 into every file."""
     processor = make(file={"num_frames": 16, "fps": 4, "max_duration": 100})
     assert (processor.options.target_frames, processor.options.max_frames) == (-1, 400)
+
+
+@pytest.mark.parametrize("choose", [glm_frames, glm46v_frames])
+def test_it_looks_at_either_half_of_the_twins_of_the_kit(choose):
+    for name, (one, two) in clips.twins().items():
+        if isinstance(one, np.ndarray):
+            _, height, width, _ = one.shape
+            timeline = constant_timeline(width, height, len(one), UNKNOWN_RATE)
+            chosen = choose(timeline, GlmVideoProcessor.default)
+            assert (one[chosen] != two[chosen]).any(), name
