@@ -54,7 +54,7 @@ ALONE = {
     "mmdeploy_llm/media/beneath.py": "dir_fd",  # openat2
     "mmdeploy_llm/native/memory.py": "/sys MADV_DONTNEED MAP_ANONYMOUS MAP_PRIVATE",
     "mmdeploy_llm/native/openmp.py": "register_at_fork",
-    "mmdeploy_llm/plugin_checks/fetchers.py": "/dev mkfifo",
+    "mmdeploy_llm/plugin_checks/fetchers.py": "/dev",
     "mmdeploy_llm/plugin_checks/left_over.py": "/proc",
     "mmdeploy_llm/plugin_checks/memory.py": "/proc",
     "mmdeploy_llm/processes/wire.py": "MAP_PRIVATE memfd_create",

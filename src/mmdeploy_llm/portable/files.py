@@ -93,6 +93,12 @@ def wait_for_writes(fd: int) -> None:
         os.set_blocking(fd, True)
 
 
+def make_fifo(path: Path) -> None:
+    """Makes a FIFO, which nobody may wait for; nothing where the system has none (Windows)."""
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(path)
+
+
 def make_readable(fd: int) -> None:
     """Lets everybody read a file and only its owner write it. On Windows a file has the rights of
     its folder."""
