@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -388,6 +390,6 @@ class EngineConfig(PluginChoice):
         return self
 
     @classmethod
-    def from_options(cls, model: str, options: Mapping[str, Any]) -> EngineConfig:
+    def from_options(cls, model: str | PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
         """Makes the config of `LLM(model, **options)`."""
-        return cls(model=model, **options)
+        return cls(model=os.fspath(model) if isinstance(model, PathLike) else model, **options)

@@ -1,10 +1,12 @@
 """The results that a caller gets: one RequestOutput per prompt, which holds `n` completions."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, overload
 
 from .errors import OK
+from .output_forms import html_of, lines_of, plain, row_of
 
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]
 
@@ -222,14 +224,16 @@ class Completions:
         return self.items[0].is_valid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RequestOutput:
     """The result of one prompt, or (when streaming) what is new since the previous output.
 
     request_id: the same for all completions of a prompt.
     prompt: the prompt's text; of a conversation, the text that the chat template rendered. None for
         a prompt given as token ids, and for a conversation that was refused before rendering.
-    item: the object that the caller passed in, or that the caller's iterable yielded.
+    item: the object that the caller passed in, or that the caller's iterable yielded. Where it
+        held media in memory, such as PIL images, a copy of its dicts and lists with their size and
+        a thumbnail in their place: an output keeps no pixels.
     prompt_token_ids: the ids that the model read, media placeholders included.
     outputs: the completions.
     finished: whether all completions have ended; in a stream, whether this one has.
@@ -266,9 +270,29 @@ class RequestOutput:
         return self.error_code == OK
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns nested plain dicts, lists and tuples; `outputs` is a list with one dict for each
-        completion, and `item` stays the caller's object."""
+        """Returns nested dicts and lists of what JSON has; `outputs` is a list with one dict for
+        each completion. Objects in `item` become short texts, numbers that are not finite None."""
         values = {name: getattr(self, name) for name in self.__slots__}
         values["outputs"] = [completion.to_dict() for completion in self.outputs]
         values["metrics"] = asdict(self.metrics)
-        return values
+        values["prompt_logprobs"] = self.prompt_logprobs and [
+            entry and {token_id: asdict(own) for token_id, own in entry.items()}
+            for entry in self.prompt_logprobs
+        ]
+        return {name: plain(value) for name, value in values.items()}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Returns `to_dict` as a JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns the texts and numbers of the first completion, for a table:
+        `pandas.DataFrame(output.to_row() for output in outputs)`."""
+        return row_of(self)
+
+    def __repr__(self) -> str:
+        return lines_of(self)
+
+    def _repr_html_(self) -> str:
+        """Shows the output in a notebook."""
+        return html_of(self)

@@ -229,7 +229,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, help
     (weights,) = broken.glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1000])
     source = list(lines_of(rows(1), helpers))
-    job = plan_batch(source, tmp_path / "out.jsonl", BatchSettings(is_progress_shown=False))
+    job = plan_batch(source, tmp_path / "out.jsonl", BatchSettings(use_tqdm=False))
     with pytest.raises(CheckpointError):
         run_batch(job, lambda: ClusterLLM(str(broken), **helpers.OPTIONS))
 

@@ -7,7 +7,8 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
 from mmdeploy_llm.client.client import EngineClient
@@ -18,8 +19,12 @@ from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.params.signatures import takes
 
 from .handle import Handle, News, by_completion, whole_of
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.params.option_dicts import EngineOptions
 
 
 @explaining_keywords
@@ -42,13 +47,14 @@ class AsyncLLM(EngineClient):
     plugins, model, runtime, num_kv_blocks: as of LLM.
     """
 
+    @takes(EngineConfig)
     def __init__(
         self,
-        model: str | EngineConfig,
+        model: str | PathLike[str] | EngineConfig,
         *,
         max_queued: int | None = None,
         step_lock: AbstractContextManager[None] | None = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         config = model
         if not isinstance(config, EngineConfig):

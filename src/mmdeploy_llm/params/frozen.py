@@ -4,6 +4,7 @@ are this package's own."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -15,9 +16,18 @@ from mmdeploy_llm.spelling import meant
 
 from .counterparts import COUNTERPARTS
 from .elsewhere import that_ask
+from .signatures import BriefSignature, options_of
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """Metadata of a field whose validator reads more types than the field holds. types: what a
+    caller may give, as an annotation is written, for the generated TypedDicts."""
+
+    types: str
 
 
 class FrozenParams(BaseModel):
@@ -30,6 +40,11 @@ class FrozenParams(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        cls.__signature__ = BriefSignature(options_of(cls))
 
     def __init__(self, **values: Any) -> None:
         try:
