@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -132,15 +133,15 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         yield from _run(checks, describe(weights), given)
     for part in manager.provided(ChatPartSpec):
         others = tuple(own for own in manager.provided(ChatPartSpec) if own is not part)
-        written = chat_parts.ChatPartSubject(spec=part, others=others)
-        yield from _run(chat_parts.CHECKS, describe(part), written)
+        written = partial(chat_parts.ChatPartSubject.of, part, others)
+        yield from _run_new(chat_parts.CHECKS, describe(part), written)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
     for backend in manager.provided(AttentionBackendSpec):
         yield from _run(backends.CHECKS, describe(backend), BackendSubject(spec=backend))
     for form in manager.provided(CorpusFormatSpec):
-        own = CorpusSubject(spec=form, file=subject.file)
-        yield from _run(corpus.CHECKS, describe(form), own)
+        opened = partial(CorpusSubject.of, form, subject.file)
+        yield from _run_new(corpus.CHECKS, describe(form), opened)
     for sink in manager.provided(OutputSinkSpec):
         store = outputs.OutputSubject(spec=sink, file=subject.file)
         yield from _run(outputs.CHECKS, describe(sink), store)
@@ -169,6 +170,18 @@ def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
             message=message,
             seconds=time.perf_counter() - start,
         )
+
+
+def _run_new(checks: Sequence[Check], what: str, new: Callable[[], Any]) -> Iterator[Verdict]:
+    """Yields a verdict per check of what `new` builds, or one that says why it cannot."""
+    try:
+        subject = new()
+    except CheckFailed as failure:
+        yield Verdict(
+            check="samples", subject=what, outcome="fail", message=str(failure), seconds=0.0
+        )
+        return
+    yield from _run(checks, what, subject)
 
 
 def _skipped(check: str, what: str, message: str) -> Verdict:
