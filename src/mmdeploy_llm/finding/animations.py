@@ -3,6 +3,7 @@ decoded. What cannot be read to the end counts as a still image, whose fault its
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from itertools import islice
 
@@ -60,7 +61,7 @@ def is_collection(fd: int, found: Format) -> bool:
     """Returns whether an open HEIF or AVIF file has pictures beside its first one."""
 
     def read(place: int, size: int) -> bytes:
-        data = os.pread(fd, size, place)
+        data = files.read_at(fd, size, place)
         if len(data) < size:
             raise EOFError
         return data
