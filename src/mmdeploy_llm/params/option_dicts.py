@@ -38,7 +38,16 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str | None
     cpu_affinity: Literal["auto"] | Sequence[int] | None
     cpu_level: (
-        Literal["avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "neon_dot", "portable"]
+        Literal[
+            "avx512_bf16",
+            "avx512_vnni",
+            "avx512",
+            "avx2_vnni",
+            "avx2",
+            "neon_i8mm",
+            "neon_dot",
+            "portable",
+        ]
         | None
     )
     data_parallel_size: int | None
