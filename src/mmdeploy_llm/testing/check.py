@@ -128,9 +128,9 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
         yield from _run(logits.CHECKS, describe(logits_processor), one)
     for weights in (spec for spec in subject.specs if isinstance(spec, WeightFormatSpec)):
-        given = WeightFormatSubject(spec=weights)
         checks = weight_reading.CHECKS + weight_products.CHECKS
-        yield from _run(checks, describe(weights), given)
+        read = partial(WeightFormatSubject.of, weights)
+        yield from _run_new(checks, describe(weights), read)
     for part in manager.provided(ChatPartSpec):
         others = tuple(own for own in manager.provided(ChatPartSpec) if own is not part)
         written = partial(chat_parts.ChatPartSubject.of, part, others)
