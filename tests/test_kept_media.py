@@ -124,3 +124,18 @@ def test_pixels_that_are_gone_are_an_error():
         found.draw((1, 1), MediaLimits())
     with pytest.raises(MediaError, match="gone"):
         found.digest  # noqa: B018
+
+
+class Unreadable:
+    """An object of a caller whose properties raise."""
+
+    @property
+    def shape(self):
+        raise RuntimeError("no shape")
+
+
+def test_what_cannot_be_looked_at_is_no_error_of_the_item():
+    loop = {"prompt": "a"}
+    loop["multimodal_data"] = {"image": [loop]}
+    for value in (loop, {"prompt": "a", "image": Unreadable()}):
+        assert repr(kept(value)) == "<dict that cannot be read>"

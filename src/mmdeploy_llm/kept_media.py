@@ -86,7 +86,15 @@ def kept(value: Any) -> Any:
     """Returns a prompt as its output keeps it: `value` itself where it holds no media in memory,
     else a copy of its dicts and lists with a KeptMedia or a KeptImage in place of each."""
     is_small = isinstance(value, str) and len(value) <= SMALL
-    return value if is_small else _Keeper().kept(value)
+    return value if is_small else _kept_safely(value)
+
+
+def _kept_safely(value: Any) -> Any:
+    """Returns what is kept of any object: an item's own error must not come from here."""
+    try:
+        return _Keeper().kept(value)
+    except Exception:  # properties of a caller's objects raise anything; loops end here too
+        return KeptMedia(form=f"{type(value).__name__} that cannot be read")
 
 
 class _Keeper:

@@ -103,6 +103,23 @@ def _counts(output: RequestOutput) -> str:
     )
 
 
+def told(title: str, facts: Mapping[str, str]) -> str:
+    """Returns a title and a line for each fact."""
+    return "\n".join([title, *(f"  {name}: {words}" for name, words in facts.items())])
+
+
+def table_of(title: str, facts: Mapping[str, str]) -> str:
+    """Returns the same as a table of HTML, for notebooks."""
+    rows = "".join(
+        f'<tr><td style="text-align:left">{html.escape(name)}</td>'
+        f'<td style="text-align:left;white-space:pre-wrap">{html.escape(words)}</td></tr>'
+        for name, words in facts.items()
+    )
+    style = "text-align:left;white-space:nowrap"
+    head = f'<caption style="{style}"><code>{html.escape(title)}</code></caption>'
+    return f"<table>{head}<tbody>{rows}</tbody></table>"
+
+
 def html_of(output: RequestOutput) -> str:
     """Returns a fragment for notebooks: pictures, text, reasoning and counts. All texts are
     escaped; pictures that the item names by a relative path are loaded by the browser, others only

@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 
 from .errors import OK
 from .output_forms import html_of, lines_of, plain, row_of
+from .params.signatures import brief
 
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]
 
@@ -82,6 +83,7 @@ class ToolCall:
         return {"id": self.id, "type": self.type, "function": function}
 
 
+@brief
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
     """Generated tokens and text.
@@ -224,6 +226,7 @@ class Completions:
         return self.items[0].is_valid
 
 
+@brief
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RequestOutput:
     """The result of one prompt, or (when streaming) what is new since the previous output.

@@ -209,6 +209,21 @@ def test_memory_does_not_grow_with_the_batch(fake_llm, out):
     assert sum(1 for _ in read_records(out)) == 20_000
 
 
+def test_a_summary_says_what_it_is(fake_llm, jsonl, out):
+    summary = do(fake_llm, jsonl(*prompts("a", "bad", "<b>")), out, use_tqdm=False)
+    title, records, left, run, failures, *rest = repr(summary).splitlines()
+    assert title.startswith("BatchSummary('done', output='")
+    assert out.name in title
+    assert (records, left) == ("  records: 3, of which 2 ok, 1 failed", "  left: 0")
+    assert run.startswith("  this run: 3 in ")
+    assert failures.startswith("  failures: 1 x ")
+    assert rest == []
+    assert len(repr(summary)) < 500
+    page = summary._repr_html_()
+    assert page.startswith("<table>")
+    assert "2 ok, 1 failed" in page
+
+
 def test_the_bar_is_shown_when_asked_and_counts(fake_llm, jsonl, out, capsys):
     do(fake_llm, jsonl(*prompts("a", "bad")), out, use_tqdm=True)
     shown = capsys.readouterr()

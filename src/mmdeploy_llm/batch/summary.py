@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.finding.skipped import Skipped
+from mmdeploy_llm.output_forms import table_of, told
+from mmdeploy_llm.shown import duration
 from mmdeploy_llm.sidecars.writer import SidecarCounts
 from mmdeploy_llm.sinks.base import RecordSink, Sink
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BatchSummary:
     """The outcome of a batch.
 
@@ -110,6 +112,26 @@ class BatchSummary:
     def num_records(self) -> int:
         """Items of the batch with a record in the output."""
         return len(self.index)
+
+    def _facts(self) -> dict[str, str]:
+        run = self.run
+        facts = {
+            "records": f"{self.num_records:,}, of which "
+            + ", ".join(f"{num:,} {outcome}" for outcome, num in self.outcomes.items()),
+            "left": "unknown" if self.num_left is None else f"{self.num_left:,}",
+            "this run": f"{run.num_items:,} in {duration(run.elapsed)}, "
+            f"{run.tokens_per_second:.0f} tokens/s",
+            "failures": ", ".join(f"{num} x {kind}" for kind, num in self.failures.items()),
+            "notes": "\n".join(self.notes),
+        }
+        return {name: words for name, words in facts.items() if words}
+
+    def __repr__(self) -> str:
+        return told(f"BatchSummary({self.ending!r}, output={self.sink.name!r})", self._facts())
+
+    def _repr_html_(self) -> str:
+        facts = {"ending": self.ending, "output": self.sink.name, **self._facts()}
+        return table_of("BatchSummary", facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

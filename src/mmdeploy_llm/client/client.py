@@ -16,6 +16,7 @@ from mmdeploy_llm.intake.defaults import usual_params
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.output_forms import table_of, told
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.processes import finalize_here
@@ -47,6 +48,29 @@ class EngineClient(Belonging):
         self.plugins, self.model = self._desk.plugins, self._desk.model
         self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
         report_load(self.runtime, self.num_kv_blocks, quiet=quiet)
+
+    def _facts(self) -> dict[str, str]:
+        runtime, blocks = self.runtime, self.num_kv_blocks
+        state = "dead" if self.death is not None else "closed" if self._desk.is_closed else "open"
+        size = runtime.block_size
+        return {
+            "state": state,
+            "computes": f"{runtime.dtype} on {runtime.device}, {runtime.num_threads} threads",
+            "prompts": f"at most {runtime.max_model_len:,} tokens each, "
+            f"{runtime.max_num_seqs:,} at once",
+            "KV cache": f"{blocks:,} blocks of {size} tokens, {blocks * size:,} in all",
+        }
+
+    def __repr__(self) -> str:
+        return told(self._title, self._facts())
+
+    def _repr_html_(self) -> str:
+        """Shows the model as a table in a notebook."""
+        return table_of(self._title, self._facts())
+
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__}({self.runtime.options.model!r})"
 
     @property
     def death(self) -> EngineError | None:

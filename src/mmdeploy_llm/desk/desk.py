@@ -186,6 +186,11 @@ class Desk(ABC):
         if self.death is not None:
             raise self.death
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
     def check_open(self, message: str = CLOSED) -> None:
         """Raises EngineError after `close` and in a forked process."""
         self._home.check()

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -51,6 +52,14 @@ def options_of(source: type) -> list[Option]:
     else:
         defaults = dict.fromkeys(source.__annotations__, _Unsaid())
     return [Option(name, Option.KEYWORD_ONLY, default=own) for name, own in defaults.items()]
+
+
+def brief(cls: Class) -> Class:
+    """Decorates a class that callers read and do not make: help() begins with its sentence."""
+    fields = signature(cls).parameters.values()
+    options = [Option(own.name, Option.KEYWORD_ONLY, default=own.default) for own in fields]
+    cls.__signature__ = BriefSignature(options)  # type: ignore[attr-defined]
+    return cls
 
 
 def takes(source: type) -> Callable[[Function], Function]:
