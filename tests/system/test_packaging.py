@@ -233,7 +233,7 @@ def test_the_libraries_of_a_wheel_for_arm_are_loaded(tmp_path, monkeypatch):
     if emulator is None or shutil.which(compiler) is None:
         pytest.skip(f"needs {compiler} and qemu-user")
     monkeypatch.setattr(prebuilt, "_target", lambda: ("linux", "aarch64"))
-    monkeypatch.setattr("mmdeploy_llm.native.build.COMPILERS", (compiler,))
+    monkeypatch.setattr(sys.modules["mmdeploy_llm.native.build"], "COMPILERS", (compiler,))
     assert prebuilt.prebuild(tmp_path / "prebuilt") == "manylinux_2_28_aarch64"
     (tmp_path / "loader.cpp").write_text(LOADER)
     command = [compiler, "loader.cpp", "-ldl", "-lgomp", "-o", "loader"]
