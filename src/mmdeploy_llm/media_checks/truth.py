@@ -19,7 +19,9 @@ from torch import Tensor
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessor, PluginManager
+from mmdeploy_llm.hooks.factories import imported
+from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.model_checks.base import CheckSkipped
 
 PIXELS = "pixel_values"
@@ -27,6 +29,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 GIVE_YOUR_OWN = "give the truth yourself: add `make_reference` to the test class"
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 AROUND = ("Look: ", " so")  # texts around an item in the prompt that is compared
+OF_A_BYTE = 1 / 255 / 0.22  # by which torch and Pillow round otherwise, divided by deviations
 OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 
@@ -39,12 +42,17 @@ class MediaTruth:
     token_ids: of the prompt AROUND[0] + marker + AROUND[1]; None: not compared.
     num_tokens: placeholders of the item; None: not compared.
     prompt_text: of the item; None: not compared.
+    tolerance: of values; None: the subject's.
+    has_own_size: it may have another size than the item, by options of its own; then nothing is
+        compared.
     """
 
     tensors: Mapping[str, Tensor]
     token_ids: Sequence[int] | None = None
     num_tokens: int | None = None
     prompt_text: str | None = None
+    tolerance: float | None = None
+    has_own_size: bool = False
 
 
 # Called with (source, options of the item, markers of the processor).
@@ -168,6 +176,53 @@ class TransformersSounds:
         return MediaTruth(tensors=_pixels_first(made))
 
 
+class TransformersVideos:
+    """transformers' video processor of a checkpoint, run by the installed plugin that serves any
+    model, whose frames need no torchvision, on lists of frames: which frames of a file are used,
+    and how large, is for a family's options to say, and its own are the checkpoint's."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Raises CheckSkipped when there is none that runs here."""
+        manager = PluginManager.load()
+        served = {model.name for model in manager.models if ANY_MODEL in model.architectures}
+        found = (
+            spec
+            for spec in manager.media_processors
+            if spec.kind == "video" and spec.yields is None and served & {*spec.models}
+        )
+        spec = next(found, None)
+        if spec is None:
+            raise CheckSkipped(f"no installed plugin reads videos of any model; {GIVE_YOUR_OWN}")
+        try:
+            self.videos: MediaProcessor = imported(spec.factory)(checkpoint, {})
+        except Exception as error:  # transformers raises whatever its classes raise
+            raise CheckSkipped(
+                f"transformers cannot make a video processor of the checkpoint's files "
+                f"({_reason(error)}); {GIVE_YOUR_OWN}"
+            ) from error
+
+    def __call__(
+        self, source: Any, options: Mapping[str, Any], markers: Sequence[str]
+    ) -> MediaTruth:
+        """Returns the truth about a video; its text where the markers are the same. Raises
+        CheckSkipped for a file."""
+        videos = self.videos
+        if not isinstance(source, list):
+            raise CheckSkipped(f"the reference takes lists of frames; {GIVE_YOUR_OWN}")
+        item = videos.decode(source, MediaLimits(isolation="thread"))
+        made = videos.process(item, options)
+        text = made.prompt_text if set(videos.markers) <= set(markers) else None
+        if text is not None and videos.written_token is not None:
+            text = text.replace(videos.token, videos.written_token)
+        return MediaTruth(
+            tensors=_pixels_first(made.tensors),
+            num_tokens=made.num_tokens,
+            prompt_text=text,
+            tolerance=OF_A_BYTE,
+            has_own_size=True,
+        )
+
+
 def _of_prompt(processor: Any, token: str, markers: Sequence[str], **given: Any) -> MediaTruth:
     """Returns what transformers' processor makes of a prompt with the item that is given."""
     marker = next((marker for marker in markers if token in marker), None)
@@ -203,17 +258,18 @@ def transformers_truth(kind: str, checkpoint: Checkpoint) -> Reference:
         return TransformersImages(checkpoint)
     if kind == "audio":
         return TransformersSounds(checkpoint)
-    raise CheckSkipped(
-        f"the kit does not know how transformers takes a {kind} without torchvision; "
-        f"{GIVE_YOUR_OWN}"
-    )
+    if kind == "video":
+        return TransformersVideos(checkpoint)
+    raise CheckSkipped(f"the kit does not know how transformers takes a {kind}; {GIVE_YOUR_OWN}")
 
 
 def _pixels_first(made: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a processor's result that belong to the image, pixels first."""
     tensors = {name: _as_tensor(value) for name, value in made.items() if name not in OF_TEXT}
     found = {name: value for name, value in tensors.items() if value is not None}
-    return {name: found[name] for name in sorted(found, key=lambda name: name != PIXELS)}
+    return {
+        name: found[name] for name in sorted(found, key=lambda name: not name.startswith(PIXELS))
+    }
 
 
 def _as_tensor(value: Any) -> Tensor | None:
