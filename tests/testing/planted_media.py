@@ -443,7 +443,8 @@ PLANTS = {
     "processes that stay": (
         VIDEO, method("close", lambda _: lambda self: None), "close_leaves_nothing"),
     "videos are not normalised": (
-        "glm-video", wrapped(patches, "normalise_table", unnormalised), "pixels_equal_the_reference"),
+        "glm-video", wrapped(patches, "normalise_table", unnormalised),
+        "pixels_equal_the_reference"),
 }  # fmt: skip
 # Why the kit does not find a planted bug.
 MISSED = {
