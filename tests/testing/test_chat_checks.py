@@ -13,6 +13,7 @@ from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import fake_manager
 from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
+from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
 
 SPECS = {spec.name: spec for spec in PluginManager.load().models}
 
@@ -79,6 +80,20 @@ def test_a_prompt_of_other_tokens(subject_for):
     with pytest.raises(CheckFailed, match=r"prompt of a conversation .* the reference 2"):
         a_chat_equals_the_reference(subject_for(chat_reference=ask))
     assert asked == [["text", "image", "text", "image", "text"]]
+
+
+def test_sounds_that_are_mixed_up(subject_for, monkeypatch):
+    """Two images and a sound: what a sound is embedded as belongs to the answer."""
+    subject = subject_for("gemma4")
+    assert a_chat_equals_the_reference(subject) is None
+    prepare = AnyAudioProcessor.prepare
+
+    def backwards(self, content, settings):
+        return prepare(self, content[::-1].copy(), settings)
+
+    monkeypatch.setattr(AnyAudioProcessor, "prepare", backwards)
+    with pytest.raises(CheckFailed, match="the answer of a conversation"):
+        a_chat_equals_the_reference(subject)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ GIVE_YOUR_OWN = "give the truth yourself: add `make_reference` to the test class
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 AROUND = ("Look: ", " so")  # texts around an item in the prompt that is compared
 OF_A_BYTE = 1 / 255 / 0.22  # by which torch and Pillow round otherwise, divided by deviations
+HEARING = ("feature_extractor", "audio_processor")  # names of what processes sounds
 OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 
@@ -86,13 +87,7 @@ class TransformersImages:
         base = _processor_class(checkpoint)
         self._usual = dict(getattr(base, "images_kwargs", None) or {})
         try:
-            # A video processor needs torchvision; options of it that are read are often those of
-            # images.
-            try:
-                self.processor = _assembled(base, checkpoint, image_processor=self.images)
-            except AttributeError:
-                both = dict.fromkeys(("image_processor", "video_processor"), self.images)
-                self.processor = _assembled(base, checkpoint, **both)
+            self.processor = _assembled(base, checkpoint, image_processor=self.images)
         except Exception as error:
             self.reason = _reason(error)
 
@@ -110,20 +105,6 @@ class TransformersImages:
                     self.processor, self.reason = None, _reason(error)
             made = self.images(image, return_tensors="pt", **{**self._usual, **options})
         return MediaTruth(tensors=_pixels_first(made))
-
-    def inputs(self, text: str, images: Sequence[Any]) -> dict[str, Any]:
-        """Returns the arguments of transformers' model for a rendered chat with images. Raises
-        CheckSkipped where there is no processor."""
-        if self.processor is None:
-            raise CheckSkipped(
-                f"transformers cannot make its processor of the checkpoint's files ({self.reason})"
-                "; save it with the checkpoint as the model's authors do"
-            )
-        made = self.processor(
-            images=[opened(image) for image in images], text=[text], return_tensors="pt",
-            add_special_tokens=False,
-        )  # fmt: skip
-        return dict(made)
 
 
 class TransformersSounds:
@@ -149,8 +130,7 @@ class TransformersSounds:
         self.processor: Any = None
         self.reason = ""
         try:
-            names = dict.fromkeys(("feature_extractor", "audio_processor"), self.sounds)
-            self.processor = _assembled(base, checkpoint, **names)
+            self.processor = _assembled(base, checkpoint, **dict.fromkeys(HEARING, self.sounds))
         except Exception as error:
             self.reason = _reason(error)
 
@@ -159,12 +139,7 @@ class TransformersSounds:
     ) -> MediaTruth:
         """Returns the truth about a sound, of all of its channels together. Raises CheckSkipped for
         one that must be resampled."""
-        with wave.open(io.BytesIO(_bytes_of(source))) as file:
-            if file.getframerate() != self.rate:
-                raise CheckSkipped(f"the reference resamples to {self.rate} Hz; {GIVE_YOUR_OWN}")
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-            channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
-        values = channels.mean(1)
+        values = heard(source, self.rate)
         if self.processor is not None:
             # Asked as a whole, because some classes change what the extractor gets inside the call.
             given = {"audio": [values], "sampling_rate": self.rate, **options}
@@ -233,10 +208,17 @@ def _of_prompt(processor: Any, token: str, markers: Sequence[str], **given: Any)
     return MediaTruth(tensors=_pixels_first(made), token_ids=ids)
 
 
-def _bytes_of(source: Any) -> bytes:
+def heard(source: Any, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns the samples of a WAV file, of all of its channels together. Raises CheckSkipped for
+    another source and another rate."""
     if not isinstance(source, bytes):
         raise CheckSkipped(f"the reference takes no {type(source).__name__}; {GIVE_YOUR_OWN}")
-    return source
+    with wave.open(io.BytesIO(source)) as file:
+        if file.getframerate() != rate:
+            raise CheckSkipped(f"the reference resamples to {rate} Hz; {GIVE_YOUR_OWN}")
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
+    return channels.mean(1)
 
 
 def opened(source: Any) -> Any:
@@ -286,6 +268,31 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
     return getattr(transformers, str(named), None)
 
 
+def inputs_of_media(
+    checkpoint: Checkpoint, text: str, images: Sequence[Any], sounds: Sequence[Any]
+) -> dict[str, Any]:
+    """Returns the arguments of transformers' model for a rendered chat with images and sounds.
+    Raises CheckSkipped where there is no processor."""
+    parts: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    if images:
+        parts["image_processor"] = TransformersImages(checkpoint).images
+        given["images"] = [opened(image) for image in images]
+    if sounds:
+        extractor = TransformersSounds(checkpoint).sounds
+        parts |= dict.fromkeys(HEARING, extractor)
+        rate = int(extractor.sampling_rate)
+        given |= {"audio": [heard(sound, rate) for sound in sounds], "sampling_rate": rate}
+    try:
+        processor = _assembled(_processor_class(checkpoint), checkpoint, **parts)
+    except Exception as error:  # transformers raises whatever its classes raise
+        raise CheckSkipped(
+            f"transformers cannot make its processor of the checkpoint's files ({_reason(error)}); "
+            "save it with the checkpoint as the model's authors do"
+        ) from error
+    return dict(processor(text=[text], return_tensors="pt", add_special_tokens=False, **given))
+
+
 def _assembled(base: Any, checkpoint: Checkpoint, **parts: Any) -> Any:
     """Makes transformers' processor of these parts, those that it has, and the tokenizer; without
     what needs torchvision."""
@@ -297,8 +304,15 @@ def _assembled(base: Any, checkpoint: Checkpoint, **parts: Any) -> Any:
     )
     unchecked = {"check_argument_for_proper_class": lambda *_: None}
     subclass: Any = type(base.__name__, (base,), unchecked)
-    given = [parts.get(name) for name in base.get_attributes()]
-    return subclass.from_args_and_dict(given, dict(checkpoint.read_json("processor_config.json")))
+    options = dict(checkpoint.read_json("processor_config.json"))
+    # A video processor needs torchvision; options of it that are read are often those of images.
+    for others in ({}, {"video_processor": parts.get("image_processor")}):
+        given = [{**others, **parts}.get(name) for name in base.get_attributes()]
+        try:
+            return subclass.from_args_and_dict(given, options)
+        except AttributeError as error:
+            last = error
+    raise last
 
 
 def _reason(error: Exception) -> str:
