@@ -11,7 +11,12 @@ import pytest
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, MediaSplitter, SplitPart
-from mmdeploy_llm.media_checks.splitters import CHECKS, SplitterSubject, damage_is_a_media_error
+from mmdeploy_llm.media_checks.splitters import (
+    CHECKS,
+    SplitterSubject,
+    bytes_of_parts_are_limited,
+    damage_is_a_media_error,
+)
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
 
 
@@ -112,9 +117,9 @@ class NothingFromTheEnd(Zips):
 class LastIsFirst(Zips):
     def made(self, parts):
         def item(self, index):
-            return parts[abs(index) if index >= -len(parts) else index]
+            return parts[0 if index == -1 else index]
 
-        return type("Folded", (list,), {"__getitem__": item})([*parts, *parts[:1]])
+        return type("Folded", (list,), {"__getitem__": item})(parts)
 
 
 class EndsAgain(Zips):
@@ -159,12 +164,16 @@ class Plain:
         pass
 
 
-def archive(letters="ab"):
+def archive(*sizes):
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as file:
-        for number, letter in enumerate(letters):
-            file.writestr(f"{letter}.png", letter.encode() * (400 - 100 * number))
+        for letter, size in zip("abc", sizes, strict=False):
+            file.writestr(f"{letter}.png", letter.encode() * size)
     return held.getvalue()
+
+
+# Of parts that are larger than the archive, and of smaller ones.
+SAMPLES = {"large": archive(400, 300), "small": archive(60, 50, 40)}
 
 
 def failures(splitter, **changed):
@@ -172,7 +181,7 @@ def failures(splitter, **changed):
         name="zips", kind="zip", yields="image", factory=f"{__name__}:{splitter.__name__}"
     )
     checkpoint = Checkpoint(folder=Path(), config=None)
-    given = {"samples": {"two": archive(), "three": archive("xyz")}, **changed}
+    given = {"samples": SAMPLES, **changed}
     subject = SplitterSubject(spec=spec, checkpoint=checkpoint, **given)
     found = {}
     for check in CHECKS:
@@ -210,6 +219,14 @@ def test_a_good_splitter_passes():
 )
 def test_a_broken_splitter_is_found(splitter, check, told):
     assert told in failures(splitter)[check]
+
+
+def test_parts_that_unpack_to_no_more_say_what_to_add():
+    spec = MediaProcessorSpec(name="zips", kind="zip", yields="image", factory=f"{__name__}:Zips")
+    checkpoint = Checkpoint(folder=Path(), config=None)
+    subject = SplitterSubject(spec=spec, checkpoint=checkpoint, samples={"small": SAMPLES["small"]})
+    with pytest.raises(CheckSkipped, match="add one that unpacks to more"):
+        bytes_of_parts_are_limited(subject)
 
 
 def test_without_samples_it_says_what_to_add():

@@ -73,11 +73,8 @@ class SplitterSubject:
         return self._sources
 
     def documents(self) -> dict[str, bytes]:
-        """Returns the samples that are bytes. Raises CheckSkipped when there are none."""
-        found = {name: it for name, it in self.sources().items() if isinstance(it, bytes)}
-        if not found:
-            raise CheckSkipped("no sample is bytes; add a file of the kind to `samples`")
-        return found
+        """Returns the samples that are bytes."""
+        return {name: it for name, it in self._sources.items() if isinstance(it, bytes)}
 
     def parts(self, source: Any, limits: MediaLimits | None = None) -> list[SplitPart]:
         """Splits an item and makes all of its parts."""
@@ -228,6 +225,8 @@ def damage_is_a_media_error(subject: SplitterSubject) -> None:
 def bytes_of_the_document_are_limited(subject: SplitterSubject) -> None:
     """A document of exactly max_bytes is split, a larger one is a MediaLimitError: its bytes may
     come from anywhere, and nothing else looks at their number."""
+    if not subject.documents():
+        raise CheckSkipped("no sample is bytes; add a file of the kind to `samples`")
     for name, blob in subject.documents().items():
         most = max(len(blob), *(_size(part) for part in subject.parts(blob)))
         with attributed(f"sample {name!r} with max_bytes={most}", "allow exactly max_bytes"):
@@ -247,18 +246,24 @@ def bytes_of_parts_are_limited(subject: SplitterSubject) -> None:
     largest = {name: max(map(_size, parts), default=0) for name, _, parts in subject.all_parts()}
     if not any(largest.values()):
         raise CheckSkipped("no part is bytes: nothing to add")
-    for name, size in largest.items():
-        if size:
-            limits = replace(subject.limits, max_bytes=size - 1)
-            with attributed(f"a part of {size} bytes with max_bytes={size - 1}", LIMIT):
-                try:
-                    subject.parts(subject.sources()[name], limits)
-                except MediaLimitError:
-                    continue
-            raise CheckFailed(
-                f"sample {name!r} gives a part of {size} bytes with max_bytes={size - 1}; read no "
-                "more than limits.max_bytes + 1 and call limits.check_bytes"
-            )
+    documents = subject.documents()
+    # Else the limit of the document would be met first.
+    unpacked = {
+        name: size for name, size in largest.items() if size > len(documents.get(name, b"")) > 0
+    }
+    if not unpacked:
+        raise CheckSkipped("no sample has a part larger than itself; add one that unpacks to more")
+    for name, size in unpacked.items():
+        limits = replace(subject.limits, max_bytes=size - 1)
+        with attributed(f"a part of {size} bytes with max_bytes={size - 1}", LIMIT):
+            try:
+                subject.parts(documents[name], limits)
+            except MediaLimitError:
+                continue
+        raise CheckFailed(
+            f"sample {name!r} gives a part of {size} bytes with max_bytes={size - 1}; read no "
+            "more than limits.max_bytes + 1 and call limits.check_bytes"
+        )
 
 
 def _size(part: SplitPart) -> int:
