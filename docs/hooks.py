@@ -4,21 +4,26 @@ Pages and pictures that live elsewhere in the repository are part of the site wh
 links are followed, a linked source file becomes a page of its own, and a link that leads nowhere
 ends the build. The notebook becomes a page too.
 
-`python docs/hooks.py` writes the tables of options in the guide anew.
+`python docs/hooks.py` writes the tables of options in the guide anew, and copies the code blocks of
+the English pages into the Chinese ones.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import posixpath
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
 
+import chinese  # noqa: E402
+import chinese_site  # noqa: E402
 import option_tables  # noqa: E402
 import surface_pages  # noqa: E402
 
@@ -47,8 +52,16 @@ class Site:
     """Which file of the repository is which page or picture of the site."""
 
     def __init__(self) -> None:
-        self.origins = {f"docs/{path.name}": path.name for path in (ROOT / "docs").glob("*.md")}
+        self.origins = {
+            f"docs/{path.name}": path.name
+            for path in (ROOT / "docs").glob("*.md")
+            if not path.name.endswith(chinese.ENDING)
+        }
         self.origins |= {origin: page for page, origin in PAGES.items()}
+        for origin, page in list(self.origins.items()):
+            own = chinese.chinese(origin)
+            if origin.endswith(".md") and (ROOT / own).is_file():
+                self.origins[own] = chinese.FOLDER + page
         todo = list(self.origins)
         while todo:
             origin = todo.pop()
@@ -76,7 +89,9 @@ class Site:
             if target is None:
                 return match[0]
             uri = posixpath.relpath(self.origins[target], posixpath.dirname(page))
-            return f"{match[1]}{uri}{match[3] or ''}{match[4]}"
+            link = f"{match[1]}{uri}{match[3] or ''}{match[4]}"
+            leaves = page.startswith(chinese.FOLDER) and not uri.startswith("../source/")
+            return link + chinese.MARK if leaves and uri.endswith(".md") and uri[0] == "." else link
 
         parts = FENCE.split(markdown)
         return "".join(
@@ -102,6 +117,8 @@ def read(origin: str) -> str:
     """Returns a file of the repository as Markdown: a notebook cell by cell, code in a fence."""
     text = (ROOT / origin).read_text(encoding="utf-8")
     suffix = Path(origin).suffix
+    if origin.endswith(chinese.ENDING):
+        return chinese.expand(text, read(chinese.english(origin)))
     if suffix == ".md":
         return text
     if suffix == ".ipynb":
@@ -123,6 +140,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds everything that lies outside docs/."""
     from mkdocs.structure.files import File
 
+    logging.getLogger("jieba").setLevel(
+        logging.WARNING
+    )  # it cuts Chinese into words for the search
     config.extra["site"] = site = Site()
     for origin, uri in site.origins.items():
         if origin == f"docs/{uri}":
@@ -132,6 +152,21 @@ def on_files(files: Any, config: Any) -> Any:
         else:
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / origin)))
     return files
+
+
+def on_nav(nav: Any, config: Any, files: Any) -> Any:
+    """Makes the navigation of the Chinese pages beside that of the English ones."""
+    config.extra["chinese_nav"] = chinese_site.navigation(nav, files, config)
+    config.extra["files"] = files
+    return nav
+
+
+def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
+    """Gives a page the language that it is written in."""
+    chinese_site.switch(page, config.extra["files"], config)
+    if page.file.src_uri.startswith(chinese.FOLDER):
+        context["nav"] = config.extra["chinese_nav"]
+    return context
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -148,7 +183,21 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     return PARAGRAPH.sub(lambda match: FIELD.sub("<br>\n", match[0]), html)
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Writes the tables of options, and the code blocks of the Chinese pages, anew."""
     for page in option_tables.PAGES:
-        path = ROOT / "docs" / page
-        path.write_text(option_tables.fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+        rewrite(ROOT / "docs" / page, option_tables.fill)
+    for origin in Site().origins:
+        if origin.endswith(chinese.ENDING):
+            original = (ROOT / chinese.english(origin)).read_text(encoding="utf-8")
+            rewrite(ROOT / origin, lambda text, by=original: chinese.copy_blocks(text, by))
+            rewrite(ROOT / origin, option_tables.fill)
+
+
+def rewrite(path: Path, change: Callable[[str], str]) -> None:
+    """Changes the text of a file."""
+    path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

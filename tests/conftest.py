@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +116,29 @@ def run_program(load_file):
     programs = load_file("programs.py").Programs()
     yield programs.run
     programs.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_children(load_file):
+    """Ranks and engines begin where torch has been imported already; see warm.py."""
+    if sys.platform != "linux":
+        yield
+        return
+    from mmdeploy_llm.processes import process
+
+    warm = load_file("warm.py").Warm()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", warm)
+        yield
+    warm.close()
+
+
+@pytest.fixture
+def cold_children(monkeypatch):
+    """Ranks and engines begin anew, for tests of what they import or take."""
+    from mmdeploy_llm.processes import process
+
+    monkeypatch.setattr(process, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

@@ -22,11 +22,13 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("errors", "shown", "weight_formats"),
-    ("params", "messages", "page_ranges", "tiff", "option_types", "deadline", "caches"),
+    ("errors", "shown", "spelling", "weight_formats", "progress_bars"),
+    ("params", "messages", "page_ranges", "tiff", "deadline", "caches"),
+    ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),
     ("runtime_config",),
+    ("output_forms",),
     ("outputs",),
     ("metrics",),
     ("request",),
@@ -35,6 +37,7 @@ LAYERS = (
     ("hooks",),
     ("isolation", "pixels", "sound_files"),
     ("media",),
+    ("kept_media",),
     ("transfer", "kernels", "tensor_file"),
     ("processes",),
     ("native", "cuda", "sharding"),
@@ -134,6 +137,7 @@ MAY_USE_TRITON = "src/mmdeploy_llm/cuda/"
 MAY_OPEN_MEDIA = (
     "src/mmdeploy_llm/media/",
     "src/mmdeploy_llm/pixels/",
+    "src/mmdeploy_llm/kept_media.py",
     "src/mmdeploy_llm_processors/",
     "src/mmdeploy_llm/media_checks/",
     "src/mmdeploy_llm/bench/photos.py",

@@ -148,8 +148,8 @@ def test_numbers_of_devices_and_engines_are_checked():
 
 
 def test_remote_code_cannot_be_switched_on():
-    with pytest.raises(ConfigError, match="trust_remote_code"):
-        EngineConfig(model="m", trust_remote_code=True)
+    with pytest.warns(UserWarning, match="trust_remote_code"):
+        assert EngineConfig(model="m", trust_remote_code=True).trust_remote_code is False
 
 
 def test_media_domains_and_schemes_are_names():

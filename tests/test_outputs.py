@@ -2,11 +2,15 @@
 
 import copy
 import json
+import math
 import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
+import pandas
 import pytest
 
+from mmdeploy_llm.kept_media import KeptImage
 from mmdeploy_llm.outputs import (
     CompletionOutput,
     Completions,
@@ -87,3 +91,101 @@ def test_plain_data(output):
         {"prompt": "p"},
         [1, 2],
     )
+
+
+def named(output, item, **values):
+    return replace(output, item=item, **values)
+
+
+class TestJson:
+    def test_of_any_item_and_any_number(self, output):
+        odd = {
+            1: object(),
+            "path": Path("a.png"),
+            "image": KeptImage(size=(3, 2), form="RGB image"),
+            "nan": math.nan,
+            "text": "\ud800",
+        }
+        entry = {5: Logprob(logprob=-math.inf, rank=1)}
+        data = json.loads(named(output, odd, prompt_logprobs=(None, entry)).to_json())
+        assert data["item"]["path"] == "a.png"
+        assert data["item"]["image"] == {"form": "RGB image", "size": [3, 2]}
+        assert data["item"]["nan"] is None
+        assert data["item"]["text"] == "\ud800"
+        assert data["item"]["1"].startswith("<object object")
+        assert data["prompt_logprobs"] == [
+            None,
+            {"5": {"logprob": None, "rank": 1, "decoded_token": None}},
+        ]
+
+    def test_indented(self, output):
+        assert json.loads(output.to_json(indent=2)) == json.loads(output.to_json())
+
+
+class TestRow:
+    def test_a_table_has_no_nested_values(self, output):
+        frame = pandas.DataFrame(one.to_row() for one in [output, named(output, "b")])
+        assert list(frame["item"]) == ["p", "b"]
+        assert list(frame["text"]) == ["a", "a"]
+        assert set(map(type, output.to_row().values())) <= {str, int, float, type(None)}
+
+    @pytest.mark.parametrize(
+        ("item", "name"),
+        [
+            ("a text", "a text"),
+            ([1, 2, 3], "[1, 2, 3]"),
+            (
+                {"prompt": "p", "multimodal_data": {"image": ["a.png", Path("b.png")]}},
+                "a.png, b.png",
+            ),
+            ({"prompt": "p", "multimodal_data": {"pdf": {"pdf": "c.pdf"}}}, "c.pdf"),
+            (
+                [
+                    {"role": "system", "content": "be.brief"},
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "d.png?"},
+                            {"type": "image_url", "image_url": {"url": "e.png"}},
+                        ],
+                    },
+                ],
+                "e.png",
+            ),
+            ({"multimodal_data": {"image": list("uvwxyz")}}, "u, v, w, x and 2 more"),
+        ],
+        ids=["text", "ids", "media", "pdf", "chat", "many"],
+    )
+    def test_an_item_is_named_by_its_media(self, output, item, name):
+        assert named(output, item).to_row()["item"] == name
+
+
+class TestShown:
+    def test_three_lines(self, output):
+        one = replace(output, outputs=Completions([FIRST]), num_input_image_tokens=1)
+        assert repr(one).splitlines() == [
+            "RequestOutput('r', 'p')",
+            "  stop: 'a', 1 tool call",
+            "  2 prompt tokens (1 image), 2 generated",
+        ]
+
+    def test_errors_and_long_texts_are_cut(self, output):
+        long = CompletionOutput(text="x" * 5000, finish_reason="length")
+        told = repr(replace(output, outputs=Completions([long, SECOND]), item="y" * 5000))
+        assert "error 500: lost" in told
+        assert len(told) < 1000
+
+    def test_html_escapes_what_comes_from_outside(self, output):
+        evil = "<script>alert(1)</script>\"'"
+        own = CompletionOutput(text=evil, reasoning_content=evil, error_code=500, error_msg=evil)
+        item = {"multimodal_data": {"image": [f"{evil}.png", "http://there/a.png", "/etc/b.png"]}}
+        page = named(output, item, outputs=Completions([own]))._repr_html_()
+        assert "<script" not in page
+        assert page.count("&lt;script&gt;") >= 4
+        assert page.count("<img") == 1, "no picture is loaded from a server or an absolute path"
+
+    def test_html_of_pictures(self, output):
+        kept = KeptImage(size=(3, 2), form="RGB image", thumbnail=b"jpeg")
+        page = named(output, {"multimodal_data": {"image": [kept, "sub/a.png"]}})._repr_html_()
+        assert 'src="data:image/jpeg;base64,anBlZw=="' in page
+        assert 'src="sub/a.png"' in page

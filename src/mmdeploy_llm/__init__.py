@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         GuidedDecodingParams,
         NoRepeatNGramParams,
         SamplingParams,
+        StructuredOutputsParams,
     )
     from .records.record import ItemError
 
@@ -93,6 +94,7 @@ __all__ = [
     "RequestOutput",
     "RequestTimeoutError",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TokenCount",
     "TokenCounter",
     "ToolCall",
@@ -111,6 +113,7 @@ _HOMES = {
     "GuidedDecodingParams": "params",
     "NoRepeatNGramParams": "params",
     "SamplingParams": "params",
+    "StructuredOutputsParams": "params",
     "CompletionOutput": "outputs",
     "ItemError": "records.record",
     "Completions": "outputs",

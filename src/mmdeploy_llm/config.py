@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -26,7 +28,6 @@ from .option_types import (
     Schemes,
 )
 from .params import MAX_SEED, EarlyStopParams, read_early_stop
-from .params.counterparts import without_serving
 from .plugin_choice import PluginChoice
 from .weight_formats import FORMATS, described, names_of
 
@@ -34,8 +35,9 @@ from .weight_formats import FORMATS, described, names_of
 class EngineConfig(PluginChoice):
     """Every option of an engine. None and "auto" mean: decided from the model and the machine.
 
-    Raises ConfigError for an unknown option (with the nearest known one) and for a value out of
-    range.
+    Raises ConfigError for an unknown option (with what to write instead, where it is known) and for
+    a value out of range. Warns of options that only a server has, or another engine, and leaves
+    them out.
     """
 
     model: str = Field(
@@ -348,7 +350,7 @@ class EngineConfig(PluginChoice):
     )
     trust_remote_code: NoCode = Field(
         default=False,
-        description="whether code from checkpoints may run: only False is accepted",
+        description="has no effect: code from checkpoints is never run; True warns",
     )
     attention_backend: str = Field(
         default="auto",
@@ -388,7 +390,6 @@ class EngineConfig(PluginChoice):
         return self
 
     @classmethod
-    def from_options(cls, model: str, options: Mapping[str, Any]) -> EngineConfig:
-        """Makes the config of `LLM(model, **options)`. Warns about options that only a server has
-        and leaves them out."""
-        return cls(model=model, **without_serving(options))
+    def from_options(cls, model: str | PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
+        """Makes the config of `LLM(model, **options)`."""
+        return cls(model=os.fspath(model) if isinstance(model, PathLike) else model, **options)

@@ -1,11 +1,11 @@
-"""LLM: the one object through which Python uses this package. Lists of prompts in, lists of results
-out; or any iterable in, results as they finish."""
+"""LLM: the one object through which Python uses this package. Prompts in, results out."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from .bulk.client import BulkClient
 from .client.arguments import (
@@ -14,10 +14,11 @@ from .client.arguments import (
     as_prompts,
     asks_of,
     asks_of_chats,
+    asks_of_stream,
     chat_options,
-    is_conversation,
     params_for,
 )
+from .client.keywords import explaining_keywords
 from .client.progress import Progress
 from .config import EngineConfig
 from .desk.feed import Feed
@@ -27,11 +28,17 @@ from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
+from .params.signatures import takes
+from .progress_bars import UseTqdm
+
+if TYPE_CHECKING:
+    from .params.option_dicts import EngineOptions
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
+@explaining_keywords
 class LLM(BulkClient):
     """A loaded model that answers prompts.
 
@@ -62,14 +69,15 @@ class LLM(BulkClient):
     runtime: every option with its final value, see RuntimeConfig.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    @takes(EngineConfig)
+    def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
         super().__init__(EngineConfig.from_options(model, options))
 
     def generate(
         self,
         prompts: Prompts,
         sampling_params: ParamsLike = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         *,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
@@ -81,7 +89,8 @@ class LLM(BulkClient):
         With "messages", also "tools" as in `chat`. What a tokenizer returns is accepted too: its
         "input_ids" are one prompt or a batch, without the padding of its "attention_mask".
         sampling_params: one for all prompts, or a list with one for each.
-        use_tqdm: whether a progress bar is shown.
+        use_tqdm: whether a progress bar is shown, or what makes it, called as tqdm is, such as
+        functools.partial(tqdm, leave=False).
         on_error: "return" or "raise", see LLM.
         """
         items = as_prompts(prompts)
@@ -92,7 +101,7 @@ class LLM(BulkClient):
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: ParamsLike = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         tools: Any = None,
@@ -165,19 +174,8 @@ class LLM(BulkClient):
             add_generation_prompt,
             continue_final_message,
         )
-        if is_conversation(prompts):
-            params = params_for(sampling_params, 1, "messages")
-            asks = asks_of_chats([prompts], params, options, stream=True)
-        elif not options:
-            items = as_prompts(prompts)
-            asks = asks_of(items, params_for(sampling_params, len(items), "prompts"), stream=True)
-        else:
-            raise ValueError(
-                "the options of a chat are used with one conversation, a list of message dicts; "
-                "for other prompts write them into a dict with 'messages'"
-            )
         self._desk.check()
-        feed = Feed(self._desk, asks)
+        feed = Feed(self._desk, asks_of_stream(prompts, sampling_params, options))
         feed.fill()
         return self._outputs(self._answers(feed))
 
@@ -192,7 +190,7 @@ class LLM(BulkClient):
             raise asks.error
 
     def _collect(
-        self, asks: Sequence[Ask], use_tqdm: bool, on_error: OnError
+        self, asks: Sequence[Ask], use_tqdm: UseTqdm, on_error: OnError
     ) -> list[RequestOutput]:
         """Has the prompts answered and returns their outputs in order."""
         if on_error not in ("return", "raise"):

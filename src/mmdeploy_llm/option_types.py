@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from .params.frozen import Accepts
 from .weight_formats import WHOLE_ROW, QuantizationName, quantization_name
 
 DTYPES = {
@@ -18,6 +19,7 @@ DTYPES = {
     "fp32": "float32",
     "float": "float32",
 }
+SHORT = ", ".join(map(repr, DTYPES))
 IMAGE_TOKENS = (
     "upper bound on the tokens of one image, from which the family's own rule follows; auto: what "
     "its authors use in their examples; full: what the checkpoint allows, as in transformers"
@@ -68,11 +70,13 @@ def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
 
 def _no_code(value: bool) -> bool:
     if value:
-        raise ValueError(
-            "code that comes with a checkpoint is never run; leave the option out: the model "
-            "loads if a plugin or transformers itself supports its architecture"
+        warnings.warn(
+            "trust_remote_code = True is ignored: code that comes with a checkpoint is never run; "
+            "a model loads if a plugin or transformers itself supports its architecture",
+            UserWarning,
+            stacklevel=2,
         )
-    return value
+    return False
 
 
 def _media_limits(value: Mapping[str, int]) -> Mapping[str, int]:
@@ -135,18 +139,38 @@ def _guided_decoding_backend(value: Any) -> Any:
 CpuLevel = Literal[
     "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "neon_dot", "portable"
 ]
-DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
-Quantization = Annotated[QuantizationName, BeforeValidator(quantization_name)]
+DType = Annotated[
+    Literal["auto", "bfloat16", "float16", "float32"],
+    BeforeValidator(_dtype_name),
+    Accepts(f"Literal['auto', 'bfloat16', 'float16', 'float32', {SHORT}] | torch.dtype"),
+]
+Quantization = Annotated[QuantizationName, BeforeValidator(quantization_name), Accepts("str")]
 CacheDType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8"],
     BeforeValidator(_dtype_name),
+    Accepts(
+        "Literal['auto', 'bfloat16', 'float16', 'float32', 'int8', 'int4', 'fp8', "
+        f"{SHORT}] | torch.dtype"
+    ),
 ]
 GroupSize = Annotated[int, AfterValidator(_group_size)]
-GuidedDecodingBackend = Annotated[Literal["auto", "off"], BeforeValidator(_guided_decoding_backend)]
+GuidedDecodingBackend = Annotated[
+    Literal["auto", "off"],
+    BeforeValidator(_guided_decoding_backend),
+    Accepts("Literal['auto', 'off', 'guidance', 'xgrammar']"),
+]
 MediaLimits = Annotated[Mapping[str, int], AfterValidator(_media_limits)]
 Budget = Annotated[TokenBudget, BeforeValidator(_token_budget)]
 NoCode = Annotated[bool, AfterValidator(_no_code)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-Choices = Annotated[Mapping[str, str], BeforeValidator(_choices), AfterValidator(_no_empty)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), Accepts("str | Sequence[str]")]
+NamesOrFiles = Annotated[
+    tuple[str, ...], BeforeValidator(_names), Accepts("str | Sequence[str | Path]")
+]
+Choices = Annotated[
+    Mapping[str, str],
+    BeforeValidator(_choices),
+    AfterValidator(_no_empty),
+    Accepts("str | Sequence[str] | Mapping[str, str]"),
+]
 Domains = Annotated[Names, AfterValidator(_domains)]
 Schemes = Annotated[Names, AfterValidator(_schemes)]

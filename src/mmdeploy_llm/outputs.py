@@ -1,10 +1,12 @@
 """The results that a caller gets: one RequestOutput per prompt, which holds `n` completions."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, overload
 
 from .errors import OK
+from .output_forms import html_of, lines_of, plain, row_of
 
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]
 
@@ -23,6 +25,7 @@ class Logprob:
 
 # One mapping per generated token: token id -> Logprob; the sampled token comes first.
 TokenLogprobs = Mapping[int, Logprob]
+StopReason = str | int | tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,8 @@ class CompletionOutput:
     text: content without reasoning and tool calls.
     reasoning_content: None when no reasoning parser is in use.
     finish_reason: "tool_calls" where the model stopped and the output has tool calls.
+    stop_reason: the stop text, the stop token id or the stop sequence that ended it, as vLLM names
+        it; None for the end of sequence and every other end.
     logprobs: one mapping for each token; None unless the sampling parameters request them.
     cumulative_logprob: sum of the log-probabilities of all tokens generated so far, also in a
         stream; None without logprobs.
@@ -105,6 +110,7 @@ class CompletionOutput:
     text: str = ""
     reasoning_content: str | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cumulative_logprob: float | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
@@ -193,6 +199,11 @@ class Completions:
         return self.items[0].finish_reason
 
     @property
+    def stop_reason(self) -> StopReason:
+        """Which stop ended the first completion."""
+        return self.items[0].stop_reason
+
+    @property
     def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
         """Log-probabilities of the first completion's tokens."""
         return self.items[0].logprobs
@@ -213,14 +224,16 @@ class Completions:
         return self.items[0].is_valid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RequestOutput:
     """The result of one prompt, or (when streaming) what is new since the previous output.
 
     request_id: the same for all completions of a prompt.
     prompt: the prompt's text; of a conversation, the text that the chat template rendered. None for
         a prompt given as token ids, and for a conversation that was refused before rendering.
-    item: the object that the caller passed in, or that the caller's iterable yielded.
+    item: the object that the caller passed in, or that the caller's iterable yielded. Where it
+        held media in memory, such as PIL images, a copy of its dicts and lists with their size and
+        a thumbnail in their place: an output keeps no pixels.
     prompt_token_ids: the ids that the model read, media placeholders included.
     outputs: the completions.
     finished: whether all completions have ended; in a stream, whether this one has.
@@ -257,9 +270,29 @@ class RequestOutput:
         return self.error_code == OK
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns nested plain dicts, lists and tuples; `outputs` is a list with one dict for each
-        completion, and `item` stays the caller's object."""
+        """Returns nested dicts and lists of what JSON has; `outputs` is a list with one dict for
+        each completion. Objects in `item` become short texts, numbers that are not finite None."""
         values = {name: getattr(self, name) for name in self.__slots__}
         values["outputs"] = [completion.to_dict() for completion in self.outputs]
         values["metrics"] = asdict(self.metrics)
-        return values
+        values["prompt_logprobs"] = self.prompt_logprobs and [
+            entry and {token_id: asdict(own) for token_id, own in entry.items()}
+            for entry in self.prompt_logprobs
+        ]
+        return {name: plain(value) for name, value in values.items()}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Returns `to_dict` as a JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def to_row(self) -> dict[str, Any]:
+        """Returns the texts and numbers of the first completion, for a table:
+        `pandas.DataFrame(output.to_row() for output in outputs)`."""
+        return row_of(self)
+
+    def __repr__(self) -> str:
+        return lines_of(self)
+
+    def _repr_html_(self) -> str:
+        """Shows the output in a notebook."""
+        return html_of(self)

@@ -9,19 +9,19 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from .option_types import Choices, Names
+from .option_types import Choices, Names, NamesOrFiles
 from .params import FrozenParams
 
 
 class PluginChoice(FrozenParams):
     """The plugins of an engine."""
 
-    plugins: Names | None = Field(
+    plugins: NamesOrFiles | None = Field(
         default=None,
         description="names of the only plugins to load; None: all that are installed. A path of a "
         "Python file among them is one of plugin_files; paths alone leave it None",
     )
-    plugin_files: Names = Field(
+    plugin_files: NamesOrFiles = Field(
         default=(),
         description="paths of Python files, each a plugin, that are loaded besides those of "
         "plugins: their code runs, as that of a package",

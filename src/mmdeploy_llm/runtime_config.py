@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from .config import EngineConfig
 from .errors import ConfigError
@@ -50,6 +51,7 @@ class RuntimeConfig:
     all others in `options`. Sizes are in tokens unless the name says otherwise.
 
     options: as the caller gave them, with the device and CPUs of this share of the machine.
+    generation: what is usual for the model and in its generation_config.json.
     """
 
     options: EngineConfig
@@ -78,6 +80,7 @@ class RuntimeConfig:
     attention_backend: str
     early_stop: EarlyStopParams | None = None
     speculates: bool = False
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

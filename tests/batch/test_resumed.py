@@ -67,7 +67,7 @@ def test_a_changed_line_is_done_again_and_counted_once(do, out):
 
 def test_the_progress_bar_counts_an_item_once(do, capsys):
     do(rows("a", "b", "c"), "new")
-    do(rows("a", "B", "C"), is_progress_shown=True)
+    do(rows("a", "B", "C"), use_tqdm=True)
     shown = capsys.readouterr().err
     assert "3/3" in shown
     assert "5/3" not in shown

@@ -121,7 +121,7 @@ def run(tmp_path):
             mode=mode,
             rules=TextRules(**rules),
             sampling_params=SamplingParams(temperature=0),
-            is_progress_shown=False,
+            use_tqdm=False,
         )
         job = plan_batch(source, tmp_path / "out.jsonl", settings)
         summary = run_batch(job, lambda: llm)

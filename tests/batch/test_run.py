@@ -210,7 +210,7 @@ def test_memory_does_not_grow_with_the_batch(fake_llm, out):
 
 
 def test_the_bar_is_shown_when_asked_and_counts(fake_llm, jsonl, out, capsys):
-    do(fake_llm, jsonl(*prompts("a", "bad")), out, is_progress_shown=True)
+    do(fake_llm, jsonl(*prompts("a", "bad")), out, use_tqdm=True)
     shown = capsys.readouterr()
     assert "2/2" in shown.err
     assert "1 failed" in shown.err

@@ -36,6 +36,7 @@ def lines(lines_of):
     return lines_of("compile_for_gpu.py", "bfloat16")
 
 
+@pytest.mark.long
 def test_no_step_waits_for_the_compiler(lines_of):
     """The warm-up compiles every kernel that a run launches, for batches of any kind."""
     assert lines_of("compile_a_run.py") == []
@@ -61,9 +62,8 @@ def test_all_kernels_compile(lines):
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 
 
-@pytest.mark.parametrize(
-    "capability", [80, *(pytest.param(each, marks=pytest.mark.long) for each in (89, 100, 120))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("capability", SHARED)
 def test_products_of_few_bits_fit_other_gpus(lines_of, capability):
     lines = lines_of("compile_for_gpu.py", "bfloat16", str(capability))
     names = {"_few_rows", "_dequantize", "_round_rows", "_scale_sums"}

@@ -57,7 +57,7 @@ ROUNDED = {
 @pytest.mark.full
 @pytest.mark.parametrize(
     "quantization",
-    [pytest.param(name, marks=[pytest.mark.long] * (name == "int8wo")) for name in ROUNDED],
+    [pytest.param(name, marks=[pytest.mark.long] * (name != "int4")) for name in ROUNDED],
 )
 def test_rounded_while_loading(folder_of, on_cpu, whole, new_card, caplog, quantization):
     """Prompts of few rows and of many, which other products compute."""

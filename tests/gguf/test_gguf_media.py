@@ -366,7 +366,9 @@ class TestRefusals:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))]
+)
 def test_changed_bytes_of_a_tower_end_in_an_error_or_a_model(tiny_copy, tmp_path, seed):
     """Fuzzes the header: nothing but an error of this package comes out."""
     tiny_copy("qwen2_vl", tmp_path / "source")

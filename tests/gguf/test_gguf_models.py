@@ -223,7 +223,7 @@ def test_weights_are_those_that_were_converted(tiny_copy, tmp_path, family):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
+@pytest.mark.parametrize("kind", ["Q8_0", pytest.param("BF16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("family", KNOWN_TO_TRANSFORMERS)
 def test_weights_are_those_that_transformers_reads(tiny_copy, tmp_path, family, kind):
     """Its reader undoes the converter's changes of these families, too."""

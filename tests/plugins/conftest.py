@@ -18,10 +18,9 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def one_process_for_all(request, monkeypatch):
+def one_process_for_all(monkeypatch):
     """No process for each plugin, which imports torch; a test looks at all in one."""
-    if request.node.name != "test_importing_them_changes_nothing":
-        monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
+    monkeypatch.setattr(fresh, "changes_of", lambda modules: {})
 
 
 @pytest.fixture(scope="session")

@@ -297,6 +297,8 @@ PROMISES = (no_bit_depends_on_the_batch, two_ranks_equal_one)
 # Dense, layers with states, windows with shared keys and values, sinks. These run all checks; the
 # others of CASES are made of the same layers.
 KINDS = ("qwen2", "qwen3.5", "gemma4", "gpt-oss")
+# Frequencies, windows and ties that the checks of the kinds vary themselves.
+VARIED = ("llama dynamic rope", "llama linear rope", "qwen2 windows", "qwen2 yarn")
 
 
 def subject_of(conformance, case, references):
@@ -329,7 +331,14 @@ class TestKinds(ModelConformance):
 class Variants:
     """Every other model."""
 
-    @pytest.fixture(scope="class", params=[case for case in CASES if case not in KINDS])
+    @pytest.fixture(
+        scope="class",
+        params=[
+            pytest.param(case, marks=[pytest.mark.long] * (case in VARIED))
+            for case in CASES
+            if case not in KINDS
+        ],
+    )
     @classmethod
     def subject(cls, request, references):
         return subject_of(cls, request.param, references)

@@ -29,18 +29,18 @@ def helpers(load_file):
 
 @pytest.fixture
 def captioned(connected, model, helpers):
-    """captioned(rows) -> the rows that a dataset of them gives."""
+    """captioned(rows, engines) -> the rows that a dataset of them gives."""
     import ray
 
     from mmdeploy_llm.ray import caption_dataset
 
-    def answered(rows):
+    def answered(rows, engines=2):
         dataset = caption_dataset(
             ray.data.from_items(rows),
             model=model,
             prompt=helpers.PROMPT,
             image_column="image",
-            concurrency=2,
+            concurrency=engines,
             rows_per_block=4,
             sampling_params=SamplingParams(**helpers.PARAMS),
             **helpers.OPTIONS,
@@ -66,7 +66,7 @@ def test_a_dataset_gets_the_answers_of_one_engine(captioned, rows, texts_of, hel
             row["image"] = {"bytes": helpers.picture(2), "path": None}
     given[7]["image"] = None
     given[8]["image"] = {"bytes": b"no picture", "path": None}
-    found = captioned(given)
+    found = captioned(given, engines=1)  # the long tests have two
     codes = by_key(found, "error_code")
     assert codes == {f"k{n}": {7: 400, 8: 415}.get(n, 200) for n in range(10)}
     good = [row for row in given if codes[row["key"]] == 200]
@@ -229,7 +229,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, help
     (weights,) = broken.glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1000])
     source = list(lines_of(rows(1), helpers))
-    job = plan_batch(source, tmp_path / "out.jsonl", BatchSettings(is_progress_shown=False))
+    job = plan_batch(source, tmp_path / "out.jsonl", BatchSettings(use_tqdm=False))
     with pytest.raises(CheckpointError):
         run_batch(job, lambda: ClusterLLM(str(broken), **helpers.OPTIONS))
 

@@ -32,7 +32,7 @@ def written(path, records, make):
     for number, own in enumerate(records):
         index.add(own, number, 0)
     head = ReportHead(model="m", created="today", version="1")
-    write_report(path, records, head, index, make, num_shown=len(records), is_progress_shown=False)
+    write_report(path, records, head, index, make, num_shown=len(records), use_tqdm=False)
     return path.read_text()
 
 

@@ -134,7 +134,7 @@ FIRST = (
     "windows, atomic media",
     "roomy, growing long",
 )
-NUM_REQUESTS = 250
+NUM_REQUESTS = 250  # of the quick scenes; 40 % in the others, which differ less
 EOS = (7,)
 WRONG = 999  # no token of the fake model
 
@@ -192,12 +192,12 @@ class Traffic:
         return Deadline(seconds=seconds, end=now + seconds)
 
 
-def simulate(kit, config, seed):
+def simulate(kit, config, seed, num_requests=NUM_REQUESTS):
     """Runs the traffic to its end, with aborts, failures and broken steps."""
     loop, traffic, rng = kit.Loop(config, stops), Traffic(kit, seed), random.Random(seed + 1)
     requests = []
-    while len(requests) < NUM_REQUESTS or loop.scheduler.has_work:
-        while len(requests) < NUM_REQUESTS and rng.random() < 0.4:
+    while len(requests) < num_requests or loop.scheduler.has_work:
+        while len(requests) < num_requests and rng.random() < 0.4:
             requests.append(loop.add(traffic.request(len(requests), loop.now)))
         alive = [r.request_id for r in requests if r.request_id not in loop.ended]
         aborts = rng.sample(alive, 1) if alive and rng.random() < 0.02 else ()
@@ -250,7 +250,8 @@ def guess_with_mistakes(kit, config, monkeypatch):
 def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
     config = kit.make_config(**SCENES[scene])
     guess_with_mistakes(kit, config, monkeypatch)
-    loop, requests = simulate(kit, config, seed=zlib.crc32(scene.encode()))
+    num_requests = NUM_REQUESTS if scene in FIRST else 100
+    loop, requests = simulate(kit, config, zlib.crc32(scene.encode()), num_requests)
     assert set(loop.ended) == {request.request_id for request in requests}
     assert all(request.status is RequestStatus.FINISHED for request in requests)
     assert loop.scheduler.stats().num_free_blocks == config.num_blocks
@@ -269,10 +270,10 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
         else:
             assert tokens == kit.expected_tokens(request, len(tokens), config.long_after)
             assert loop.ended[request.request_id].failure is not None
-    assert num_normal > NUM_REQUESTS / 2
+    assert num_normal > 0.4 * num_requests
     counts = loop.executor.num_drafts, loop.executor.num_accepted
     if "small" not in scene:
-        assert (counts[0] > counts[1] + 100 > 300) == config.speculates
+        assert (counts[0] > counts[1] + 40 > 120) == config.speculates
     assert loop.scheduler.stats().num_accepted_drafts <= counts[1]
 
 

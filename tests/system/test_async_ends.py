@@ -158,6 +158,7 @@ def go_on_asking(llm):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("cold_children")  # which are known by their command lines
 def test_a_killed_worker_takes_only_its_own_requests(tiny_folder, reference_of):
     expected = reference_of("mistral").generate("a")
     before = set(children())

@@ -100,7 +100,7 @@ async def read_in_a_task(llm, choose, expected):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("share", [0.1, 1])
+@pytest.mark.parametrize("share", [0.1, pytest.param(1, marks=pytest.mark.long)])
 def test_threads_and_tasks(llm, expected, share):
     failures = []
 

@@ -35,7 +35,10 @@ def folder_of(tiny_folder):
 
 # One family in all formats, others and the levels in one; the kit compares the bits of every model
 # alone and in a batch.
-ALL = [("qwen2_5_vl", LEVELS[0], name) for name in FORMATS]
+ALL = [
+    pytest.param("qwen2_5_vl", LEVELS[0], name, marks=[pytest.mark.long] * (name == "float32"))
+    for name in FORMATS
+]
 SOME = [
     *((family, LEVELS[0]) for family in FAMILIES if family != "qwen2_5_vl"),
     *(("qwen2_5_vl", level) for level in LEVELS[1:]),
@@ -73,7 +76,7 @@ def test_no_bit_depends_on_the_company(folder_of, family, level, name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [pytest.param("int8", marks=pytest.mark.long), "int4"])
 def test_no_bit_of_a_quantised_cache_depends_on_the_company(folder_of, dtype):
     options = {"dtype": "bfloat16", "kv_cache_dtype": dtype, "deterministic": True}
     config = EngineConfig(model=str(folder_of("qwen3")), **options)

@@ -1,6 +1,7 @@
 """The README and the guide do what they say: their code blocks run in order, in a folder with
 `examples/`, photos and prompts, and the site is built. A block that cannot run here says why in a
-comment before it: <!-- not run: ... -->. The tutorials for plugins have tests/packages."""
+comment before it: <!-- not run: ... -->. The tutorials for plugins have tests/packages; Chinese
+pages have the same blocks (tests/test_chinese.py)."""
 
 import contextlib
 import importlib.util
@@ -20,7 +21,8 @@ from typer.testing import CliRunner
 from mmdeploy_llm.cli import app
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if not page.name.endswith(".zh.md"))]
 NOTEBOOK = ROOT / "docs" / "caption_demo_images.ipynb"
 BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]+) -->\n)?^```(python|bash)\n(.*?)^```$", re.M | re.S)
 PHOTOS = {"a.png": "picture-1.png", "b.png": "picture-5.png", "c.jpg": "picture-6.jpg"}
@@ -120,6 +122,13 @@ def test_the_guide_is_built_without_network(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "options.html").is_file()
+    chinese = (tmp_path / "site/zh/quickstart.html").read_text()
+    assert '<html lang="zh"' in chinese
+    for link in ("../quickstart.html", "quickstart.html"):
+        assert f'<a href="{link}" hreflang=' in chinese, "no switch of languages"
+    assert 'class="english" href="../examples.html"' in chinese
+    assert "本节还没有翻译" in (tmp_path / "site/zh/plugins.html").read_text()
+    assert '<html lang="en"' in (tmp_path / "site/options.html").read_text()
     loaded = re.compile(r'(?:src=|<link [^>]*href=)"?(https?:)?//')
     for page in (tmp_path / "site").rglob("*.html"):
         assert not loaded.search(page.read_text()), page

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mmdeploy_llm import LLM, ConfigError, EngineConfig, SamplingParams
+from mmdeploy_llm import LLM, EngineConfig, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 DRAWN = SamplingParams(temperature=1.0, top_p=1.0, seed=3, max_tokens=8, ignore_eos=True)
@@ -122,9 +122,9 @@ class TestCacheLine:
             LLM(model=str(folder), num_gpu_blocks_override=12).close()
 
 
-def test_code_of_a_checkpoint_is_refused_with_the_reason(folder):
-    with pytest.raises(ConfigError, match=r"trust_remote_code: code that comes .* never run"):
-        LLM(model=str(folder), trust_remote_code=True)
+def test_code_of_a_checkpoint_is_never_run_with_the_reason(folder):
+    with pytest.warns(UserWarning, match=r"trust_remote_code = True is ignored: .* never run"):
+        LLM(model=str(folder), trust_remote_code=True).close()
     assert EngineConfig(model="m", trust_remote_code=False).trust_remote_code is False
 
 

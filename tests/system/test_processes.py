@@ -301,7 +301,13 @@ print(torch.get_num_threads())
     [
         ({"OMP_NUM_THREADS": "1"}, "", {}, "1 1 1"),
         ({}, "torch.set_num_threads(11)", {}, "11 11 11"),
-        ({"OMP_NUM_THREADS": "1"}, "torch.set_num_threads(11)", {"num_threads": 2}, "2 11 11"),
+        pytest.param(
+            {"OMP_NUM_THREADS": "1"},
+            "torch.set_num_threads(11)",
+            {"num_threads": 2},
+            "2 11 11",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_programs_number_of_threads(variables, before, options, found):

@@ -63,7 +63,12 @@ def test_speculation_drafts_are_given_back(folder, expected):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("backend", "kv_cache_dtype"), [("native", "int8"), ("native", "int4"), ("reference", "int4")]
+    ("backend", "kv_cache_dtype"),
+    [
+        ("native", "int8"),
+        ("native", "int4"),
+        pytest.param("reference", "int4", marks=pytest.mark.long),
+    ],
 )
 def test_few_bits(folder, expected, backend, kv_cache_dtype):
     """Keys and values in 8 and 4 bits: tokens in chunks, in batches and from the prefix cache are

@@ -99,7 +99,7 @@ def run(tmp_path):
 
 
 def test_every_event_has_the_documented_values(run):
-    events = run("a", "bad", " ", "slow", "slow 2", is_progress_shown=False)
+    events = run("a", "bad", " ", "slow", "slow 2", use_tqdm=False)
     for event in events:
         assert set(event) == EVENTS[event["event"]] | COMMON
         assert event["time"].endswith("Z")
@@ -197,7 +197,7 @@ class Terminal(io.StringIO):
 def test_lines_come_where_stderr_is_no_terminal(run, monkeypatch, stream, is_shown, has_lines):
     stderr = stream()
     monkeypatch.setattr(sys, "stderr", stderr)
-    run("bad", "slow", "slow 2", is_progress_shown=is_shown)
+    run("bad", "slow", "slow 2", use_tqdm=is_shown)
     lines = [
         line for line in stderr.getvalue().splitlines() if "items/s, " in line and " left; " in line
     ]
@@ -317,7 +317,7 @@ def test_lines_of_several_threads_stay_whole(tmp_path):
 def test_shards_are_told_apart(tmp_path):
     from mmdeploy_llm.records.ids import Selection
 
-    settings = BatchSettings(selection=Selection(shard=2, num_shards=3), is_progress_shown=False)
+    settings = BatchSettings(selection=Selection(shard=2, num_shards=3), use_tqdm=False)
     log = tmp_path / "log"
     settings = replace(settings, telling=TellingOptions(log_json=log))
     run_batch(plan_batch([{"prompt": "a"}] * 3, tmp_path / "out.jsonl", settings), Model)

@@ -82,7 +82,7 @@ for options in {runs!r}:
 
 
 @pytest.mark.full  # processes that import torch
-def test_a_test_file_of_fifteen_lines(tmp_path):
+def test_a_test_file_of_fifteen_lines(tmp_path, run_program):
     """An author's test file passes; a failure is reported by its message, without our frames."""
     assert len(AUTHORS_FILE.strip().splitlines()) <= 15
     (tmp_path / "acme.py").write_text(ACME)
@@ -90,8 +90,7 @@ def test_a_test_file_of_fifteen_lines(tmp_path):
         (tmp_path / name).write_text(AUTHORS_FILE.format(content=content))
     bad = ["test_bad.py", "-k", "TestParser"]
     code = RUNS.format(runs=[["test_good.py"], bad, [*bad, "--full-trace"]])
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = run_program(code, cwd=tmp_path)
     good, short, full, _ = re.split(r"(?m)^CODE", done.stdout)
     assert re.search(r"\b2[0-9] passed", good), good
     assert "failed" not in good
@@ -103,15 +102,24 @@ def test_a_test_file_of_fifteen_lines(tmp_path):
     assert "checks/parsers.py" in full
 
 
-@pytest.mark.full  # a process that imports torch
+@pytest.mark.full  # a process of its own
 def test_importing_is_cheap():
-    """Importing the kit imports nothing heavy. Without pytest the test classes say what to install;
-    checks and writers work."""
+    """Importing the kit imports nothing heavy."""
     code = """
         import sys
         import mmdeploy_llm.testing, mmdeploy_llm.testing.pytest_plugin
         assert set(mmdeploy_llm.testing.__all__) <= set(dir(mmdeploy_llm.testing))
         assert not {"torch", "transformers", "numpy"} & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
+
+
+@pytest.mark.full  # a process that has imported torch
+def test_without_pytest_the_test_classes_say_what_to_install(run_program):
+    """Checks and writers work."""
+    code = """
+        import sys
+        assert "pytest" not in sys.modules
         sys.modules["pytest"] = None
         from mmdeploy_llm.testing import CheckFailed, ParserExample, Verdict, write_checkpoint
         try:
@@ -121,7 +129,8 @@ def test_importing_is_cheap():
         else:
             raise SystemExit("no error")
     """
-    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
+    done = run_program(dedent(code))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", testing.__all__)

@@ -93,8 +93,9 @@ def test_a_model_that_transformers_does_not_have(subject_for):
 
 
 def others(name):
-    marks = [pytest.mark.full] * (name != "qwen2_moe")
-    return pytest.param(name, marks=marks)
+    """Text models share their layers with those that see and hear, which are long."""
+    tier = pytest.mark.long if families()[name].media else pytest.mark.full
+    return pytest.param(name, marks=[tier] * (name != "qwen2_moe"))
 
 
 @pytest.mark.parametrize("name", [others(name) for name in sorted({*families()} - IN_ALL)])

@@ -7,20 +7,27 @@ import uuid
 import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
 from mmdeploy_llm.client.client import EngineClient
+from mmdeploy_llm.client.keywords import explaining_keywords
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.params.signatures import takes
 
 from .handle import Handle, News, by_completion, whole_of
 
+if TYPE_CHECKING:
+    from mmdeploy_llm.params.option_dicts import EngineOptions
 
+
+@explaining_keywords
 class AsyncLLM(EngineClient):
     """A loaded model that answers requests whether anybody waits for them or not.
 
@@ -40,13 +47,14 @@ class AsyncLLM(EngineClient):
     plugins, model, runtime, num_kv_blocks: as of LLM.
     """
 
+    @takes(EngineConfig)
     def __init__(
         self,
-        model: str | EngineConfig,
+        model: str | PathLike[str] | EngineConfig,
         *,
         max_queued: int | None = None,
         step_lock: AbstractContextManager[None] | None = None,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> None:
         config = model
         if not isinstance(config, EngineConfig):
@@ -55,6 +63,11 @@ class AsyncLLM(EngineClient):
         self._max_queued = max_queued
         self._handles: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
         self._is_finishing = False
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> Self:
+        """Makes the object of an EngineConfig, as vLLM's method does of AsyncEngineArgs."""
+        return cls(engine_args)
 
     def submit(
         self,

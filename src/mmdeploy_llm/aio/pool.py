@@ -11,17 +11,22 @@ import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from os import PathLike
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from mmdeploy_llm.client.belonging import Belonging
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.native import usable_cpus
+from mmdeploy_llm.params.signatures import takes
 from mmdeploy_llm.startup.needs import MemoryNeeds, count_needs
 from mmdeploy_llm.startup.sizes import free_ram
 
 from .async_llm import AsyncLLM
 from .fair_lock import FairLock
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.params.option_dicts import EngineOptions
 
 Cores = Literal["turns", "shares"]
 State = Literal["installed", "running", "stopped"]
@@ -92,8 +97,14 @@ class ModelPool(Belonging):
         self._lock = threading.Lock()  # held for the table only, never while a model loads
         self._entries: dict[str, _Entry] = {}
 
+    @takes(EngineConfig)
     def install(
-        self, name: str, model: str, *, max_queued: int | None = None, **options: Any
+        self,
+        name: str,
+        model: str | PathLike[str],
+        *,
+        max_queued: int | None = None,
+        **options: Unpack[EngineOptions],
     ) -> None:
         """Adds a model under a new name, without loading it. model, max_queued, options: as for
         AsyncLLM. Raises ConfigError for wrong options, and for a name that is in use."""

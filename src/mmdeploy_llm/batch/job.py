@@ -23,6 +23,7 @@ from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.resumed import known_again
 from mmdeploy_llm.opening.choose import open_sink
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.progress_bars import UseTqdm
 from mmdeploy_llm.questions.asks import NO_ASKS, Asks
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
@@ -72,8 +73,7 @@ class BatchSettings:
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     sidecars: the texts that are written beside pictures; None writes none.
     boxes: whether the boxes in answers are read. finish: makes of a record what is written.
-    is_progress_shown: None shows a progress bar on a terminal, and lines elsewhere. telling: what
-        the run tells besides.
+    use_tqdm: see open_bar; None: lines where nobody sees a bar. telling: what is told besides.
     """
 
     mode: Mode = "new"
@@ -99,7 +99,7 @@ class BatchSettings:
     engine_restarts: int = ENGINE_RESTARTS
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
-    is_progress_shown: bool | None = None
+    use_tqdm: UseTqdm | None = None
     watch: Watch | None = None
     sidecars: SidecarOptions | None = None
     boxes: bool = False
@@ -287,7 +287,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     settings, listed = job.settings, job.settings.finding.skipped
     if listed is not None:
         job.source.skipped.write(listed)
-    with Teller(settings.telling, is_shown=settings.is_progress_shown, about=about(job)) as teller:
+    with Teller(settings.telling, use_tqdm=settings.use_tqdm, about=about(job)) as teller:
         teller.tell("started", **begun(job))
         summary = _done(job, open_llm, teller)
         teller.tell("finished", **ended(summary))
@@ -322,7 +322,7 @@ def _done(job: BatchJob, open_llm: OpenLLM, teller: Teller) -> BatchSummary:
             total=job.source.total,
             num_before=num_before,
             mean_size=job.source.mean_size,
-            is_shown=job.settings.is_progress_shown,
+            use_tqdm=job.settings.use_tqdm,
             tell=teller.tell,
         )
         teller.watch(tally.progress)

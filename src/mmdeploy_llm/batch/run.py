@@ -16,14 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from tqdm import tqdm
-
 from mmdeploy_llm.answers.rounds import Answerer
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.finding.duplicates import Duplicates
 from mmdeploy_llm.processes import interrupted_later
+from mmdeploy_llm.progress_bars import UseTqdm, open_bar, show_words
 from mmdeploy_llm.questions.boxed import BoxCounts
 from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import DoneItems, IdSet
@@ -249,7 +248,7 @@ class Tally:
 
     clock: says how far the run is, for all who show it.
     num_before: items that earlier runs completed. mean_size: of all items, see Source.
-    is_shown: None shows the bar on a terminal only.
+    use_tqdm: see open_bar.
     """
 
     def __init__(
@@ -259,20 +258,15 @@ class Tally:
         total: int | None,
         num_before: int = 0,
         mean_size: float | None = None,
-        is_shown: bool | None = None,
+        use_tqdm: UseTqdm | None = None,
         tell: Tell = silent,
     ) -> None:
         self._tell = tell
         self.clock = Clock(total, num_before, mean_size)
         self._unit = unit
         self._counts = RunCounts()
-        self._bar = tqdm(
-            total=total,
-            initial=num_before,
-            desc="Batch",
-            bar_format=BAR,
-            dynamic_ncols=True,
-            disable=None if is_shown is None else not is_shown,
+        self._bar = open_bar(
+            use_tqdm, total=total, initial=num_before, desc="Batch", bar_format=BAR
         )
 
     @property
@@ -298,7 +292,7 @@ class Tally:
         if record.outcome != "ok":
             self._tell("item", **_told(record))
         self.clock.end(record.key, is_new=is_first)
-        self._bar.set_postfix_str(self._words(), refresh=False)
+        show_words(self._bar, self._words())
         self._bar.update(int(is_first))
 
     def _words(self) -> str:

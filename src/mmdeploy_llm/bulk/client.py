@@ -44,6 +44,8 @@ from mmdeploy_llm.estimate.result import Estimate
 from mmdeploy_llm.finding.options import with_reader
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.params.signatures import takes
+from mmdeploy_llm.progress_bars import UseTqdm, where_seen
 from mmdeploy_llm.reading.arguments import ReadArguments, read_arguments
 from mmdeploy_llm.reading.plan import Reader, find_reading
 from mmdeploy_llm.reading.plan import open_reader as pages_reader
@@ -69,6 +71,7 @@ class BulkClient(EngineClient):
         requests that are still running."""
         return self._answers(Feed(self._desk, asks))
 
+    @takes(BatchOptions)
     def run_batch(
         self,
         input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
@@ -82,7 +85,7 @@ class BulkClient(EngineClient):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
         live: bool | int = False,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[BatchOptions],
     ) -> BatchSummary:
         """Answers a whole batch and adds each result to `output` as it finishes: a line of a JSONL
@@ -116,10 +119,11 @@ class BulkClient(EngineClient):
             allowed_media_root=self._config.allowed_media_root,
             is_any_config_kept=resume == "anyway",
             describe_engine=partial(describe_engine, self._config),
-            is_progress_shown=None if use_tqdm else False,
+            use_tqdm=where_seen(use_tqdm),
         )
         return self._batch(plan_batch(input, output, self._informed(settings)), report, live)
 
+    @takes(ReadArguments)
     def read(
         self,
         documents: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -132,7 +136,7 @@ class BulkClient(EngineClient):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
         live: bool | int = False,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         **options: Unpack[ReadArguments],
     ) -> BatchSummary:
         """Reads documents page by page, as the command `read`: a record for each page in `output`,
@@ -153,7 +157,7 @@ class BulkClient(EngineClient):
             allowed_media_root=config.allowed_media_root,
             is_any_config_kept=resume == "anyway",
             describe_engine=partial(describe_engine, config),
-            is_progress_shown=None if use_tqdm else False,
+            use_tqdm=where_seen(use_tqdm),
         )
         is_one = isinstance(documents, (str, os.PathLike))
         several: Any = [documents] if is_one else documents
@@ -174,7 +178,7 @@ class BulkClient(EngineClient):
         prompts: Prompts | Conversation,
         schema: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: UseTqdm = True,
         *,
         retries: int = VALIDATE_RETRIES,
     ) -> list[Any]:
@@ -203,6 +207,7 @@ class BulkClient(EngineClient):
                 progress.count(answer.output)
         return [found[number] for number in range(len(items))]
 
+    @takes(BatchOptions)
     def estimate_batch(
         self,
         input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],

@@ -18,6 +18,10 @@ def as_prompts(prompts: Any) -> list[Any]:
     """Returns one prompt, or an iterable of them, as a list; the rows of a tokenizer's batch or of
     an array as one prompt each. Raises TypeError for a prompt of an unknown type, ValueError for
     None."""
+    return [prompts] if isinstance(prompts, str) else _several(prompts)
+
+
+def _several(prompts: Any) -> list[Any]:
     if prompts is None:
         raise ValueError(
             "prompts must not be None; give a text, token ids, a dict, or a list of these"
@@ -25,7 +29,7 @@ def as_prompts(prompts: Any) -> list[Any]:
     if is_encoding(prompts):
         rows = encoded_rows(prompts)
         return [prompts] if len(rows) == 1 else rows
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(_wrong_type(prompts))
@@ -148,6 +152,20 @@ def chat_options(
         "tools": tools,
     }
     return {name: value for name, value in options.items() if value is not None}
+
+
+def asks_of_stream(prompts: Any, params: Any, options: Mapping[str, Any]) -> list[Ask]:
+    """Returns what is asked for prompts, or for one conversation with its options, whose answers
+    are read while they are generated. Raises ValueError for options of other prompts."""
+    if is_conversation(prompts):
+        return asks_of_chats([prompts], params_for(params, 1, "messages"), options, stream=True)
+    if options:
+        raise ValueError(
+            "the options of a chat are used with one conversation, a list of message dicts; for "
+            "other prompts write them into a dict with 'messages'"
+        )
+    items = as_prompts(prompts)
+    return asks_of(items, params_for(params, len(items), "prompts"), stream=True)
 
 
 def one_params(params: Any) -> SamplingParams:

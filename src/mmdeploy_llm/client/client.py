@@ -14,10 +14,12 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
 from mmdeploy_llm.desk.many import open_desk
 from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.intake.defaults import usual_params
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.saving import save_loaded
 from mmdeploy_llm.startup.start import report_load
@@ -82,6 +84,11 @@ class EngineClient(Belonging):
         if self._tokenizer is None:
             self._tokenizer = self._desk.copy_tokenizer()
         return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the values that open options have: those of the model's generation_config.json,
+        else the defaults. `replace(max_tokens=64)` of it makes a changed copy."""
+        return usual_params(self.runtime.generation)
 
     def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that

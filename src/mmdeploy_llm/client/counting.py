@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Unpack
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.params.signatures import takes
 from mmdeploy_llm.startup.counting import open_intake
 
 from .arguments import as_prompt
 from .belonging import Belonging
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.params.option_dicts import EngineOptions
 
 
 class TokenCounter(Belonging):
@@ -23,7 +28,8 @@ class TokenCounter(Belonging):
     ConfigError, ModelError or PluginError when the files cannot be used.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    @takes(EngineConfig)
+    def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
         super().__init__()
         self._is_closed = False
         self._intake = open_intake(EngineConfig.from_options(model, options))
@@ -44,7 +50,10 @@ class TokenCounter(Belonging):
         self._intake.close()
 
 
-def count_tokens(model: str, prompt: Prompt | Conversation, **options: Any) -> TokenCount:
+@takes(EngineConfig)
+def count_tokens(
+    model: str | PathLike[str], prompt: Prompt | Conversation, **options: Unpack[EngineOptions]
+) -> TokenCount:
     """Counts the tokens of one prompt without the weights of the model.
 
     prompt: text, token ids, a dict as for LLM.generate, or a conversation as for LLM.chat.

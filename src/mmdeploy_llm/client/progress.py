@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Self
 
-from tqdm import tqdm
-
 from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.progress_bars import UseTqdm, open_bar, show_words
 
 
 class Progress:
     """A bar that counts finished prompts and shows tokens per second. A context manager."""
 
-    def __init__(self, total: int, is_shown: bool) -> None:
-        self._bar = tqdm(
-            total=total, desc="Processed prompts", dynamic_ncols=True, disable=not is_shown
-        )
-        self._num_input = 0
-        self._num_output = 0
+    def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
+        self._bar = open_bar(use_tqdm or False, total=total, desc="Processed prompts")
+        self._begin = time.monotonic()
+        self._num_input = self._num_output = 0
 
     def __enter__(self) -> Self:
         return self
@@ -29,10 +27,8 @@ class Progress:
         """Counts one finished prompt."""
         self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
         self._num_input += len(output.prompt_token_ids)
-        elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
-        self._bar.set_postfix_str(
-            f"est. speed input: {self._num_input / elapsed:.2f} toks/s, "
-            f"output: {self._num_output / elapsed:.2f} toks/s",
-            refresh=False,
-        )
+        seconds = max(time.monotonic() - self._begin, 1e-9)
+        read, written = self._num_input / seconds, self._num_output / seconds
+        words = f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s"
+        show_words(self._bar, words)
         self._bar.update(1)

@@ -24,10 +24,12 @@ from .detokenizer import Vocabulary
 from .pipeline import ParserSource, ParserSources, TextPipeline
 from .summary import (
     FAILURES,
+    STOPS,
     can_end_here,
     is_stale,
     media_fields,
     metrics_of,
+    stop_of,
     with_id,
 )
 
@@ -37,9 +39,7 @@ class _Progress:
     """Delivery state of one request.
 
     num_read: number of its ids that the pipeline has read; ids after a stop are not.
-    num_delivered: number of its ids that the caller has received.
-
-    Writer: Delivery.
+    num_delivered: number of its ids that the caller has received. Writer: Delivery.
     """
 
     request: Request
@@ -65,8 +65,7 @@ class _Progress:
 class Delivery:
     """Turns token updates into outputs; holds the text state of every unfinished request.
 
-    new_parser, new_tool_parser: build a request's reasoning and tool parser; None: the text is not
-        parsed.
+    new_parser, new_tool_parser: build a request's parsers; None: the text is not parsed.
     parser_name, tool_parser_name: name of parser and plugin, for messages.
     matches: whether a text follows a constraint; None where requests have none.
 
@@ -237,6 +236,7 @@ def _completion(
         text=content,
         reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
+        stop_reason=stop_of(request, pipeline.found_stop) if reason in STOPS else None,
         logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,

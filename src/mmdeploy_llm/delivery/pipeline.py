@@ -90,6 +90,12 @@ class TextPipeline:
         return any(one is not None and one.is_stopped for one in (self._stops, self._sequences))
 
     @property
+    def found_stop(self) -> str | tuple[int, ...] | None:
+        """The stop string or stop sequence that was found; None without one."""
+        found = [one.found for one in (self._stops, self._sequences) if one is not None]
+        return next((one for one in found if one is not None), None)
+
+    @property
     def raw_text(self) -> str:
         """The text so far, tags included, truncated at the stop string."""
         return "".join(self._raw)

@@ -17,7 +17,12 @@ class StopStrings:
         self._is_included = is_included
         self._max_held = max(map(len, stops), default=1) - 1
         self._held = ""
-        self.is_stopped = False
+        self.found: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether one is found."""
+        return self.found is not None
 
     def feed(self, text: str, *, can_stop: bool = True) -> str:
         """Returns the settled text; on a match, the text before it (plus the match, if included).
@@ -31,8 +36,7 @@ class StopStrings:
         if can_stop:
             match = self._first_match(text, num_held)
             if match is not None:
-                self.is_stopped = True
-                self._held = ""
+                self.found, self._held = text[slice(*match)], ""
                 return text[: match[1] if self._is_included else match[0]]
         num_settled = len(text) - self._num_open(text)
         self._held = text[num_settled:]
@@ -79,7 +83,12 @@ class StopSequences:
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._held: tuple[int, ...] = ()
-        self.is_stopped = False
+        self.found: tuple[int, ...] | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether one is found."""
+        return self.found is not None
 
     def feed(self, token_id: int) -> tuple[int, ...]:
         """Returns the ids that are settled; on a match, those before it (plus the match, if
@@ -90,7 +99,7 @@ class StopSequences:
         ids = (*self._held, token_id)
         match = next((one for one in self._sequences if ids[-len(one) :] == one), None)
         if match is not None and self._num_tokens >= self._min_tokens:
-            self.is_stopped, self._held = True, ()
+            self.found, self._held = match, ()
             return ids if self._is_included else ids[: len(ids) - len(match)]
         num_settled = next(n for n in range(len(ids) + 1) if self._is_open(ids[n:]))
         self._held = ids[num_settled:]

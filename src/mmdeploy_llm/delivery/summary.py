@@ -9,12 +9,13 @@ from typing import Any
 from mmdeploy_llm.errors import ABORTED, EngineError
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.metrics import RequestRecord
-from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, ToolCall
+from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, StopReason, ToolCall
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
 # Fields of an output, and of its media, that are summed.
 VIDEOS = (("num_input_video_frames", "num_frames"), ("input_video_seconds", "seconds"))
+STOPS = ("stop", "tool_calls")  # reasons of a request that the model or a stop has ended
 FAILURES = {  # of requests that ended for a reason that nobody gave
     "abort": RequestFailure(
         code=ABORTED,
@@ -40,6 +41,14 @@ def record_of(request: Request, output: RequestOutput) -> RequestRecord:
         num_media_tokens=num_media_tokens(request),
         metrics=output.metrics,
     )
+
+
+def stop_of(request: Request, found: StopReason) -> StopReason:
+    """Returns the stop that ended a request: `found` in its text or ids, else its last id if that
+    is one of its stop ids."""
+    last = request.output_token_ids[-1] if found is None else None
+    is_stop = last in request.params.stop_token_ids and last not in request.eos_token_ids
+    return last if is_stop else found
 
 
 def metrics_of(request: Request) -> RequestMetrics:

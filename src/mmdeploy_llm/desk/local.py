@@ -26,6 +26,7 @@ from mmdeploy_llm.errors import EngineError, PluginError, RequestError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.kept_media import kept
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.processes import finalize_here, interrupt_thread
 from mmdeploy_llm.request import Request
@@ -173,7 +174,7 @@ class LocalDesk(Desk):
             requests = self.intake.accept(
                 ask.prompt,
                 ask.params,
-                item=ask.shown,
+                item=kept(ask.shown),
                 where=ask.where,
                 stream=ask.stream,
                 number=held.number,

@@ -16,6 +16,7 @@ from mmdeploy_llm.errors import (
     RequestError,
 )
 from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.kept_media import kept
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 
 from .merge import merged
@@ -73,7 +74,7 @@ def refusal(ask: Ask, request_id: str, index: int, error: Exception) -> RequestO
     return RequestOutput(
         request_id=request_id,
         prompt=text_of(ask.shown),
-        item=ask.shown,
+        item=kept(ask.shown),
         outputs=Completions([completion]),
         finished=True,
         metrics=RequestMetrics(arrival_time=time.time()),

@@ -230,10 +230,9 @@ class RemoteDesk(Desk):
         held = self._held.get(message.number)
         ticket = None if held is None else held.ticket()
         if ticket is not None:
-            item = ticket.ask.shown
-            prompt = message.output.prompt or text_of(item)
+            prompt = message.output.prompt or text_of(ticket.ask.shown)
             ticket.error = message.error
-            ticket.put(replace(message.output, prompt=prompt, item=item))
+            ticket.put(replace(message.output, prompt=prompt, item=ticket.item))
         if message.is_last:
             self._finish(message.number)
 

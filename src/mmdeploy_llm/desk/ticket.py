@@ -13,8 +13,10 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
+from mmdeploy_llm.kept_media import kept
 from mmdeploy_llm.outputs import Completions, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 
@@ -95,6 +97,11 @@ class Ticket:
         self._unread: deque[RequestOutput] = deque()
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
+
+    @cached_property
+    def item(self) -> Any:
+        """The `item` of its outputs."""
+        return kept(self.ask.shown)
 
     @property
     def is_done(self) -> bool:

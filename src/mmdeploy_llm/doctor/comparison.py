@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -40,7 +40,7 @@ class Case:
     that is taken instead, as a share of the logits' standard deviation; 0: the same tokens."""
 
     name: str
-    dtype: str
+    dtype: Literal["float32", "bfloat16"]
     quantization: str | None = None
     tolerance: float = 0.0
 
@@ -92,8 +92,14 @@ def _run(case: Case, model: Path, reference: Reference) -> Finding:
 
 def _generate(case: Case, model: Path, prompts: Sequence[list[int]]) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    options = {"dtype": case.dtype, "quantization": case.quantization, "max_num_batched_tokens": 64}
-    with LLM(str(model), device="cpu", quiet=True, **options) as llm:
+    with LLM(
+        model,
+        device="cpu",
+        quiet=True,
+        dtype=case.dtype,
+        quantization=case.quantization,
+        max_num_batched_tokens=64,
+    ) as llm:
         outputs = llm.generate(list(prompts), params, use_tqdm=False, on_error="raise")
     return [list(output.outputs.token_ids) for output in outputs]
 

@@ -80,12 +80,8 @@ class ParamsResolver:
         self._grammars = grammars
         self._check_processors = check_processors
         self._is_greedy = generation.get("do_sample") is False
-        own = {n: generation[n] for n in (*DEFAULTS, NO_REPEAT) if generation.get(n) is not None}
-        try:
-            usual = SamplingParams(**own).no_repeat_ngram
-        except ConfigError as error:
-            raise CheckpointError(f"generation_config.json of the model: {error}") from error
-        self._defaults: dict[str, Any] = {**DEFAULTS, **own, NO_REPEAT: None}
+        usual = usual_params(generation).no_repeat_ngram
+        self._defaults: dict[str, Any] = {**DEFAULTS, **own_values(generation), NO_REPEAT: None}
         if isinstance(usual, NoRepeatNGramParams):
             self._defaults[NO_REPEAT] = usual.with_ids(encode)
 
@@ -217,6 +213,22 @@ class ParamsResolver:
                 "'auto'"
             )
         self._grammars.validate(guided)
+
+
+def own_values(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of generation_config.json that are defaults of SamplingParams."""
+    names = (*DEFAULTS, NO_REPEAT)
+    return {name: generation[name] for name in names if generation.get(name) is not None}
+
+
+def usual_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """Returns params with the values that open fields get. Raises CheckpointError for values that
+    are out of range."""
+    greedy = {"temperature": 0.0} if generation.get("do_sample") is False else {}
+    try:
+        return SamplingParams(**{**DEFAULTS, **own_values(generation), **greedy})
+    except ConfigError as error:
+        raise CheckpointError(f"generation_config.json of the model: {error}") from error
 
 
 def derive_seed(engine_seed: int, number: int) -> int:

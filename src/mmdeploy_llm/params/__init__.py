@@ -4,14 +4,18 @@ they are constructed."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Unpack
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from .classes import as_format, as_schema
+from .classes import as_format
 from .early_stop import EarlyStopParams, read_early_stop
-from .frozen import MAX_INT, FrozenParams, check_plain
+from .frozen import FrozenParams, check_plain
 from .no_repeat import NoRepeatNGramParams
+from .value_types import Format, Processors, Schema, Sequences, TokenId, TokenIds, Words
+
+if TYPE_CHECKING:
+    from .option_dicts import GuidedDecodingOptions, SamplingOptions
 
 __all__ = [
     "MAX_SEED",
@@ -20,66 +24,20 @@ __all__ = [
     "GuidedDecodingParams",
     "NoRepeatNGramParams",
     "SamplingParams",
+    "StructuredOutputsParams",
     "read_early_stop",
 ]
 
 MAX_SEED = 922337203685477580
 MAX_N = 1024
-MAX_WORDS = 1024  # stop texts and bad words: each one is searched for at every token
-MAX_PROCESSORS = 16  # logits processors of one request
-ALIASES = {"stop_words_ids": "stop_token_sequences"}  # other names of SamplingParams' options
-
-
-def _as_tuple(value: Any) -> Any:
-    """Wraps a single string or number in a tuple and turns a list into one."""
-    if isinstance(value, (str, int)):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _as_sequences(value: Any) -> Any:
-    """Turns ids and lists of ids into a tuple of tuples; a single id is a sequence of its own."""
-    found = _as_tuple(value)
-    if not isinstance(found, tuple):
-        return found
-    sequences = tuple(_as_tuple(one) for one in found)
-    if () in sequences:
-        raise ValueError("an empty sequence matches everywhere; remove it")
-    return sequences
-
-
-def _as_processors(value: Any) -> Any:
-    names = _as_tuple(value)
-    if callable(value) or (isinstance(names, tuple) and any(map(callable, names))):
-        raise ValueError(
-            "functions and classes are not accepted: give the name of a processor that a plugin "
-            "provides with provide_logits_processors"
-        )
-    return names
-
-
-def _as_words(value: Any) -> Any:
-    words = _as_tuple(value)
-    if isinstance(words, tuple) and any(word == "" for word in words):
-        raise ValueError("an empty string matches everywhere; remove it")
-    return words
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_as_words), Field(max_length=MAX_WORDS)]
-TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
-TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_as_tuple)]
-Sequences = Annotated[tuple[tuple[TokenId, ...], ...], BeforeValidator(_as_sequences)]
-Processors = Annotated[
-    tuple[str, ...], BeforeValidator(_as_processors), Field(max_length=MAX_PROCESSORS)
-]
+ALIASES = {"stop_words_ids": "stop_token_sequences", "structured_outputs": "guided_decoding"}
 
 
 class GuidedDecodingParams(FrozenParams):
-    """A constraint on the answer. Exactly one of json, regex, choice, grammar, json_object
-    and structural_tag must be given; needs llguidance, from `pip install "mmdeploy-llm[guided]"`.
-    Raises ConfigError for none or several."""
+    """A constraint on the answer: exactly one of json, regex, choice, grammar, json_object and
+    structural_tag. Needs llguidance, from `pip install "mmdeploy-llm[guided]"`."""
 
-    json_schema: Annotated[dict[str, Any] | str | None, BeforeValidator(as_schema)] = Field(
+    json_schema: Schema = Field(
         default=None,
         alias="json",
         description="JSON schema that the text must follow: a dict, JSON text or a pydantic class",
@@ -111,6 +69,10 @@ class GuidedDecodingParams(FrozenParams):
         "parts, which a model may repeat until max_tokens; for json, json_object, structural_tag",
     )
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[GuidedDecodingOptions]) -> None: ...
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         given = self._given()
@@ -120,10 +82,9 @@ class GuidedDecodingParams(FrozenParams):
                 f"got {given or 'none'}"
             )
         is_json = given[0] in ("json_schema", "json_object", "structural_tag")
-        if "disable_any_whitespace" in self.model_fields_set and not is_json:
-            raise ValueError(
-                f"disable_any_whitespace is for JSON, not for {given[0]}; leave it out"
-            )
+        asks = "disable_any_whitespace" in self.model_fields_set and self.disable_any_whitespace
+        if asks and not is_json:
+            raise ValueError(f"disable_any_whitespace is for JSON, not {given[0]}; leave it out")
         return self
 
     @property
@@ -140,6 +101,7 @@ class GuidedDecodingParams(FrozenParams):
         return [name for name in CONSTRAINTS if getattr(self, name) not in (None, False, ())]
 
 
+StructuredOutputsParams = GuidedDecodingParams  # vLLM's name
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -323,7 +285,7 @@ class SamplingParams(FrozenParams):
         "choices or a grammar that the answer must follow; the reasoning before it is free; "
         "an answer that is cut off has the error code 422; None: no constraint",
     )
-    response_format: dict[str, Any] | None = Field(
+    response_format: Format | None = Field(
         default=None,
         description='the same as in OpenAI\'s and DashInfer\'s calls: {"type": "text"}, '
         '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}, a '
@@ -342,6 +304,10 @@ class SamplingParams(FrozenParams):
         description="outputs that AsyncLLM.generate yields: all text so far, only what is new, or "
         "one at the end; other calls say by their name what they return",
     )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[SamplingOptions]) -> None: ...
 
     @field_validator("no_repeat_ngram")
     @classmethod

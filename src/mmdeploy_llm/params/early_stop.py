@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pydantic import Field, model_validator
 
 from mmdeploy_llm.shown import shown
 
 from .frozen import FrozenParams
+
+if TYPE_CHECKING:
+    from .option_dicts import EarlyStopOptions
 
 
 class EarlyStopParams(FrozenParams):
@@ -26,6 +29,10 @@ class EarlyStopParams(FrozenParams):
         description="probability above which a token is nearly certain: the model's own, before "
         "temperature, penalties and other rules",
     )
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[EarlyStopOptions]) -> None: ...
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,8 @@ are this package's own."""
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -11,11 +12,22 @@ from pydantic_core import ErrorDetails
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.shown import shown
+from mmdeploy_llm.spelling import meant
 
 from .counterparts import COUNTERPARTS
+from .elsewhere import that_ask
+from .signatures import BriefSignature, options_of
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option
+
+
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """Metadata of a field whose validator reads more types than the field holds. types: what a
+    caller may give, as an annotation is written, for the generated TypedDicts."""
+
+    types: str
 
 
 class FrozenParams(BaseModel):
@@ -23,16 +35,25 @@ class FrozenParams(BaseModel):
     changed copy.
 
     None for an option that does not accept it leaves its default. Raises ConfigError for a value
-    out of range, and for an unknown name with the nearest known one.
+    out of range, and for an unknown name with what was meant. Unknown ones of other engines that
+    ask for nothing are left out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        cls.__signature__ = BriefSignature(options_of(cls))
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(describe(type(self), error)) from None
+            left = that_ask(type(self).__name__, names_of(type(self)), values)
+            if len(left) == len(values):
+                raise ConfigError(describe(type(self), error)) from None
+            FrozenParams.__init__(self, **left)
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some options changed, checked like a new object."""
@@ -55,33 +76,21 @@ class FrozenParams(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _none_is_default(cls, values: Any) -> Any:
+    def _read(cls, values: Any) -> Any:
         """Drops None given for an option that does not accept it, as FastDeploy's examples do, so
-        that the default applies."""
-        if not isinstance(values, dict):
-            return values
-        takes_none = {
-            name: type(None) in get_args(field.annotation) or field.is_required()
-            for name, field in cls.model_fields.items()
-        }
-        return {
-            name: value
-            for name, value in values.items()
-            if value is not None or takes_none.get(name, True)
-        }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_are_names(cls, values: Any) -> Any:
-        """Raises ValueError for a dict in the place of other params with keys that are no text:
-        pydantic would pass them to `__init__`."""
+        that the default applies. Raises ValueError for a dict in the place of other params with
+        keys that are no text: pydantic would pass them to `__init__`."""
+        left = dict(values) if isinstance(values, dict) else {}
         for name, field in cls.model_fields.items():
-            value = values.get(name) if isinstance(values, dict) else None
+            takes_none = type(None) in get_args(field.annotation) or field.is_required()
+            value = left.get(name)
+            if value is None and not takes_none:
+                left.pop(name, None)
             if isinstance(value, dict) and _is_params(field.annotation):
-                for key in value:
-                    if not isinstance(key, str):
-                        raise ValueError(f"{name} has option {shown(key)}; names are texts")
-        return values
+                wrong = next((key for key in value if not isinstance(key, str)), None)
+                if wrong is not None:
+                    raise ValueError(f"{name} has option {shown(wrong)}; names are texts")
+        return left if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _integers_fit(self) -> Self:
@@ -121,10 +130,23 @@ def _hint(model: type[BaseModel], name: str) -> str:
     elsewhere = COUNTERPARTS.get(model.__name__, {}).get(name)
     if elsewhere is not None:
         return elsewhere
-    near = difflib.get_close_matches(name, model.model_fields, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"known: {', '.join(sorted(model.model_fields))}"
+    for other in _all_params(FrozenParams):
+        owner = other.__name__
+        if owner in COUNTERPARTS and owner != model.__name__ and name in names_of(other):
+            return f"it is an option of {'LLM' if owner == 'EngineConfig' else owner}"
+    near = meant(name, names_of(model))
+    return f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(names_of(model)))}"
+
+
+def names_of(model: type[BaseModel]) -> list[str]:
+    """Returns the names of options as a caller writes them."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _all_params(model: type[FrozenParams]) -> Iterator[type[FrozenParams]]:
+    for own in model.__subclasses__():
+        yield own
+        yield from _all_params(own)
 
 
 def check_plain(value: Any, name: str, depth: int = MAX_DEPTH) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from .frozen import MAX_INT, FrozenParams
+from .frozen import MAX_INT, Accepts, FrozenParams
+
+if TYPE_CHECKING:
+    from .option_dicts import NoRepeatNGramOptions
 
 MAX_SIZE = 1024
 MAX_TEXTS = 64
@@ -36,14 +39,23 @@ class NoRepeatNGramParams(FrozenParams):
         description="only the last so many tokens of the answer count; None: all of them",
     )
     may_repeat: Annotated[
-        tuple[str, ...], BeforeValidator(_as_tuple), Field(max_length=MAX_TEXTS)
+        tuple[str, ...],
+        BeforeValidator(_as_tuple),
+        Field(max_length=MAX_TEXTS),
+        Accepts("str | Sequence[str]"),
     ] = Field(
         default=(),
         description="texts whose tokens may repeat, such as <td></td>; one text or a list",
     )
     may_repeat_token_ids: Annotated[
-        tuple[Annotated[int, Field(ge=0, le=MAX_INT)], ...], BeforeValidator(_as_tuple)
+        tuple[Annotated[int, Field(ge=0, le=MAX_INT)], ...],
+        BeforeValidator(_as_tuple),
+        Accepts("int | Sequence[int]"),
     ] = Field(default=(), description="ids of tokens that may repeat")
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[NoRepeatNGramOptions]) -> None: ...
 
     def with_ids(self, encode: Callable[[str], Iterable[int]]) -> Self:
         """Returns them with the ids of the texts whose tokens may repeat."""

@@ -23,12 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.opening.merged import MergedOutputs
+from mmdeploy_llm.progress_bars import UseTqdm, open_bar
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record
@@ -132,7 +131,7 @@ def report_batch(
         previews,
         num_shown=num_shown,
         rules=previews.rules if num_shown > EMBEDDED_CARDS or made is not None else "",
-        is_progress_shown=settings.is_progress_shown,
+        use_tqdm=settings.use_tqdm,
         made=made,
         roots=roots_of(summary.sink),
     )
@@ -186,7 +185,7 @@ def write_report(
     *,
     num_shown: int,
     rules: str = "",
-    is_progress_shown: bool | None = None,
+    use_tqdm: UseTqdm | None = None,
     made: Made | None = None,
     roots: Collection[str] = (),
 ) -> None:
@@ -198,11 +197,10 @@ def write_report(
     ConfigError as `check_page` does, and OutputLostError when an output changed while it was read.
     """
     check_page(path)
-    hidden = None if is_progress_shown is None else not is_progress_shown
     with (
         Folder.open(path.parent) as parent,
         ThreadPoolExecutor(_num_threads(), thread_name_prefix="previews") as pool,
-        tqdm(total=num_shown, desc="Report", dynamic_ncols=True, disable=hidden) as bar,
+        closing(open_bar(use_tqdm, total=num_shown, desc="Report")) as bar,
     ):
         maker = CardMaker(rules) if made is None else made.maker
 

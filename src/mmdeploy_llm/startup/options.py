@@ -56,7 +56,8 @@ def final_options(config: EngineConfig, files: ModelFiles, machine: Machine) -> 
         logger.info(choice.why)
         return choice
 
-    runtime = resolve(config, limits, machine.limits, choose)
+    generation = {**files.spec.sampling, **files.checkpoint.generation}
+    runtime = replace(resolve(config, limits, machine.limits, choose), generation=generation)
     if config.deterministic:
         check_promise(files, runtime)
     check_device(runtime.device, runtime.dtype, machine.cuda, config.tensor_parallel_size)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.progress_bars import UseTqdm, in_notebook
 from mmdeploy_llm.records.outcome import counted
 from mmdeploy_llm.records.record import duration
 
@@ -42,19 +43,19 @@ def silent(event: str, **values: Any) -> None:
 class Teller:
     """Tells one run. A context manager: its end tells how the run ended, if that has not been told.
 
-    is_shown: None: lines where stderr is no terminal; else none, since there is a progress bar, or
-    nothing is wanted. about: values of every event.
+    use_tqdm: None: lines where no progress bar is seen; else none, since there is one, or nothing
+    is wanted. about: values of every event.
     """
 
     def __init__(
         self,
         options: TellingOptions,
         *,
-        is_shown: bool | None = None,
+        use_tqdm: UseTqdm | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self._log = None if options.log_json is None else EventLog(options.log_json)
-        self._has_lines = is_shown is None and not _is_terminal()
+        self._has_lines = use_tqdm is None and not (_is_terminal() or in_notebook())
         self._seconds, self._about = options.seconds, dict(about or {})
         self._begin = time.perf_counter()
         self._progress: Progress | None = None

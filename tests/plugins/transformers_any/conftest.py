@@ -407,6 +407,21 @@ def reference(request, reference_of):
     return reference_of(request.param)
 
 
+@pytest.fixture(
+    params=[
+        "gemma3",
+        pytest.param("internvl", marks=pytest.mark.full),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in sorted({*FAMILIES} - {"gemma3", "internvl"})
+        ),
+    ]
+)
+def one_reference(request, reference_of):
+    """For what all families share: one in CI whose images see each other, one with tiles."""
+    return reference_of(request.param)
+
+
 @pytest.fixture
 def make_llm():
     """Returns a function that makes LLM(folder, ...) with a small KV cache, closed after the test,

@@ -58,9 +58,9 @@ def test_in_chunks_with_a_prefix_hit(reference, make_llm, picture):
     assert max(step.num_scheduled_tokens for step in stats.steps) <= 7
 
 
-def test_tokens_are_counted_without_pixels(reference, make_llm, picture):
-    llm, _ = make_llm(reference.folder)
-    for text, images in cases(reference, picture)[2:]:
+def test_tokens_are_counted_without_pixels(one_reference, make_llm, picture):
+    llm, _ = make_llm(one_reference.folder)
+    for text, images in cases(one_reference, picture)[2:]:
         prompt = {"prompt": text, "multimodal_data": {"image": list(images)}}
         count = llm.count_tokens(prompt)
         (output,) = run(llm, [(text, images)])
@@ -68,8 +68,8 @@ def test_tokens_are_counted_without_pixels(reference, make_llm, picture):
         assert count.num_input_image_tokens == output.num_input_image_tokens > 0
 
 
-def test_chat(reference, make_llm, picture):
-    llm, _ = make_llm(reference.folder)
+def test_chat(one_reference, make_llm, picture):
+    llm, _ = make_llm(one_reference.folder)
     images = [picture(seed, *size) for seed, size in enumerate(SIZES[:2])]
     content = [
         {"type": "text", "text": "what is it? "},
@@ -78,8 +78,8 @@ def test_chat(reference, make_llm, picture):
     messages = [{"role": "user", "content": content}]
     (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
     assert output.error_msg is None
-    prompt = f"User: what is it? {reference.family.marker * 2} Assistant:"
-    assert tokens([output]) == expected(reference, [(prompt, images)])
+    prompt = f"User: what is it? {one_reference.family.marker * 2} Assistant:"
+    assert tokens([output]) == expected(one_reference, [(prompt, images)])
 
 
 def test_bf16_runs(reference_of, make_llm, picture):

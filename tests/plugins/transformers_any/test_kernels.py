@@ -21,7 +21,7 @@ def logprobs(llm, prompt):
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("quantization", [None, "int8"])
-def test_near_plain_torch(reference, make_llm, picture, quantization, monkeypatch):
+def test_near_plain_torch(one_reference, make_llm, picture, quantization, monkeypatch):
     packed = []
     plain_pack = Linear.pack
 
@@ -30,14 +30,14 @@ def test_near_plain_torch(reference, make_llm, picture, quantization, monkeypatc
         packed.append(self.packed is not None)
 
     monkeypatch.setattr(Linear, "pack", pack)
-    marker = reference.family.marker
+    marker = one_reference.family.marker
     prompt = {"prompt": f"User: {marker}what is it? Assistant: The quick brown fox jumps"}
     if marker:
         prompt["multimodal_data"] = {"image": [picture(1, 56, 42)]}
     options = {"dtype": "bfloat16", "enable_logprob": True}
-    plain, _ = make_llm(reference.folder, native_kernels=False, **options)
+    plain, _ = make_llm(one_reference.folder, native_kernels=False, **options)
     assert not packed
-    fast, _ = make_llm(reference.folder, quantization=quantization, **options)
+    fast, _ = make_llm(one_reference.folder, quantization=quantization, **options)
     assert sum(packed) > len(packed) / 2 > 6
     difference = (logprobs(fast, prompt) - logprobs(plain, prompt)).abs().mean()
     assert difference < LIMITS[quantization]

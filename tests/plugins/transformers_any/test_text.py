@@ -221,7 +221,13 @@ class TestPhi3Long(AnyText, ModelVariantConformance):
 
     @pytest.mark.parametrize("blocked", [OTHERS, ()], ids=["transformers_any", "phi"])
     @pytest.mark.parametrize(
-        "options", [{}, {"max_num_batched_tokens": 48}, {"speculative": "ngram"}], ids=str
+        "options",
+        [
+            {},
+            {"max_num_batched_tokens": 48},
+            pytest.param({"speculative": "ngram"}, marks=pytest.mark.long),
+        ],
+        ids=str,
     )
     def test_sequences_grow_long(self, subject, make_llm, options, blocked):
         """Prompts of 60 to 200 tokens in one batch; some grow beyond 128 while they decode."""

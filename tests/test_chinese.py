@@ -1,0 +1,128 @@
+"""The Chinese pages of the guide have what the English ones have, and stay in their language."""
+
+import re
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def hooks(load_file):
+    return load_file("../docs/hooks.py")
+
+
+@pytest.fixture(scope="module")
+def chinese(hooks):
+    return hooks.chinese
+
+
+@pytest.fixture(scope="module")
+def pages(hooks):
+    """Returns the Chinese files, as they are in the repository."""
+    found = [each for each in hooks.Site().origins if each.endswith(hooks.chinese.ENDING)]
+    return {origin: (hooks.ROOT / origin).read_text() for origin in found}
+
+
+ENGLISH = """# Title
+Words.
+## One
+Use `--a` and `--b`, see [two](#two).
+```bash
+# not a heading
+run
+```
+| x | y |
+## Two
+### Deeper
+Back to [one](#one).
+## Three
+"""
+CHINESE = """# 标题
+## 一
+用 `--b` 和 `--a`。
+```bash
+# not a heading
+run
+```
+| 甲 | 乙 |
+## 二、内容
+<!-- the English section -->
+见[英文](x.md#two)。
+
+## 三
+"""
+
+
+def test_the_guide_in_chinese_lacks_nothing(hooks, chinese, pages):
+    assert {"README.zh.md", "docs/quickstart.zh.md", "docs/glossary.zh.md"} <= pages.keys()
+    for origin, text in pages.items():
+        original = (hooks.ROOT / chinese.english(origin)).read_text()
+        assert chinese.differences(text, original) == [], f"{origin}; CONTRIBUTING.md says how"
+
+
+def test_links_stay_in_chinese_where_a_page_exists(hooks, chinese, pages):
+    for origin, text in pages.items():
+        for match in hooks.LINK.finditer(chinese.prose(text)):
+            target = hooks.resolve(origin, match[2])
+            is_own = target == chinese.english(origin)  # where something is not translated
+            assert is_own or target is None or chinese.chinese(target) not in pages, match[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("## 三\n", "", 'the end of the page stands where the English page has "Three"'),
+        ("## 三\n", "## 三\n## 四\n", '"四" stands where the English page has "ended"'),
+        ("## 三\n", "### 三\n", '"三" stands where the English page has "Three"'),
+        ("run\n", "run it\n", '"一" ("One" in English): other code blocks'),
+        ("| 甲 | 乙 |\n", "", '"一" ("One" in English): 0 rows of tables instead of 1'),
+        ("`--b` 和 ", "", '"一" ("One" in English): says nothing about `--b`'),
+    ],
+)
+def test_what_a_chinese_page_lacks_is_named(chinese, old, new, problem):
+    assert chinese.differences(CHINESE, ENGLISH) == []
+    assert old in CHINESE
+    (found,) = chinese.differences(CHINESE.replace(old, new), ENGLISH)
+    assert found.startswith(problem)
+
+
+def test_a_generated_table_is_the_english_one(chinese):
+    table = "<!-- table: X -->\n| a |\n<!-- end of table -->\n"
+    (found,) = chinese.differences(f"# 甲\n{table}".replace("| a", "| b"), f"# A\n{table}")
+    assert found == '"甲" ("A" in English): other generated tables; run: python docs/hooks.py'
+
+
+def test_code_blocks_are_copied(chinese):
+    original = ENGLISH.replace("run\n", "run --again\n")
+    copied = chinese.copy_blocks(CHINESE, original)
+    assert copied == CHINESE.replace("run\n", "run --again\n")
+    with pytest.raises(ValueError, match='"一" has not the code blocks'):
+        chinese.copy_blocks(CHINESE, ENGLISH.replace("```bash", "```\nmore\n```\n```bash"))
+
+
+def test_a_section_that_is_not_translated_is_shown_in_english(chinese):
+    made = chinese.expand(CHINESE, ENGLISH)
+    assert '## 二、内容\n\n!!! note "本节还没有翻译，下面是英文原文"\n\n### Deeper\n' in made
+    assert "Back to [one](#一)." in made
+    assert "见[英文]" not in made
+
+
+def test_a_link_to_an_english_page_is_marked(hooks):
+    site = hooks.Site()
+    made = site.relink(
+        "[a](api.md) [b](captioning.zh.md#命令) [c](../examples/tools.py)", "zh/quickstart.md"
+    )
+    assert made == (
+        '[a](../api.md){: .english title="英文页面" } [b](captioning.md#命令) '
+        "[c](../source/examples/tools.py.md)"
+    )
+
+
+def test_every_title_of_the_navigation_has_a_chinese_one(hooks):
+    config = (hooks.ROOT / "mkdocs.yml").read_text()
+    titles = re.findall(r"^ +- ([^:\n]+):", config.partition("\nnav:")[2], re.M)
+    known = re.findall(
+        r"^    ([^:\n]+): ", config.partition("  chinese:")[2].partition("\nex")[0], re.M
+    )
+    assert len(titles) > 40
+    assert len(known) == len(set(known))
+    assert {*titles} == {*known}

@@ -1,0 +1,126 @@
+"""The TypedDicts that tell editors and type checkers which options there are, and of which types.
+They are written from the fields of the classes that check the options. After a change of these:
+
+    python tests/test_option_dicts.py
+"""
+
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.params import (
+    ALIASES,
+    EarlyStopParams,
+    GuidedDecodingParams,
+    NoRepeatNGramParams,
+    SamplingParams,
+)
+from mmdeploy_llm.params.frozen import Accepts, FrozenParams
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "src/mmdeploy_llm/params/option_dicts.py"
+DICTS = {
+    "EarlyStopOptions": EarlyStopParams,
+    "EngineOptions": EngineConfig,
+    "GuidedDecodingOptions": GuidedDecodingParams,
+    "NoRepeatNGramOptions": NoRepeatNGramParams,
+    "SamplingOptions": SamplingParams,
+}
+HEAD = """\
+\"\"\"Names and types of options, for editors and type checkers. Written from the fields of the
+classes that check them, by tests/test_option_dicts.py.\"\"\"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from os import PathLike
+    from pathlib import Path
+
+    import torch
+    from pydantic import BaseModel
+
+    from . import EarlyStopParams, GuidedDecodingParams, NoRepeatNGramParams
+"""
+
+
+def spelled(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Returns the types that a caller may give for an annotation, as text."""
+    for own in metadata:
+        if isinstance(own, Accepts):
+            return own.types
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return spelled(args[0], args[1:])
+    if origin in (Union, types.UnionType):
+        return " | ".join(dict.fromkeys(spelled(own) for own in args))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, args))}]"
+    if origin is tuple:
+        return f"Sequence[{spelled(args[0])}]"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"Mapping[{', '.join(map(spelled, args))}]"
+    if annotation is type(None):
+        return "None"
+    if annotation is Path:
+        return "str | PathLike[str]"
+    if isinstance(annotation, type) and issubclass(annotation, FrozenParams):
+        return f"{annotation.__name__} | Mapping[str, Any]"
+    return "Any" if annotation is Any else annotation.__name__
+
+
+def body(name: str, model: type[FrozenParams]) -> str:
+    """Returns the text of a TypedDict."""
+    hints = typing.get_type_hints(model, include_extras=True)
+    fields = {
+        field.alias or own: spelled(hints[own])
+        for own, field in model.model_fields.items()
+        if own != "model"
+    }
+    fields |= {alias: fields[name] for alias, name in ALIASES.items() if model is SamplingParams}
+    fields |= {"enable_early_stop": "bool"} if model is EngineConfig else {}
+    lines = [
+        f"    {own}: {text if text.endswith('None') else f'{text} | None'}"
+        for own, text in sorted(fields.items())
+    ]
+    head = f'class {name}(TypedDict, total=False):\n    """Options of {model.__name__}."""\n'
+    return "\n".join([head, *lines])
+
+
+def written() -> str:
+    """Returns the text of the file, in ruff's format."""
+    bodies = "\n\n".join(body(name, model) for name, model in DICTS.items())
+    return formatted(HEAD + "\n\n" + bodies + "\n")
+
+
+def formatted(text: str) -> str:
+    """Returns Python code in this repository's format, with its unused imports removed."""
+    ruff = [sys.executable, "-m", "ruff"]
+    name = ["--stdin-filename", str(ROOT / "src/mmdeploy_llm" / "made.py")]
+    for command in (["check", "--fix", "--quiet", "--select", "F401,I"], ["format"]):
+        run = [*ruff, *command, *name, "-"]
+        text = subprocess.run(run, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+def test_the_file_has_the_fields_of_the_classes():
+    assert FILE.read_text() == written(), f"run python tests/{Path(__file__).name}"
+
+
+def test_an_option_without_a_type_would_be_seen():
+    assert spelled(Annotated[tuple[str, ...], Accepts("str | Sequence[str]")]) == (
+        "str | Sequence[str]"
+    )
+    assert spelled(Mapping[str, float] | None) == "Mapping[str, float] | None"
+    assert spelled(EarlyStopParams | bool) == "EarlyStopParams | Mapping[str, Any] | bool"
+
+
+if __name__ == "__main__":
+    FILE.write_text(written())
