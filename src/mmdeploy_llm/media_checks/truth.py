@@ -184,8 +184,8 @@ class TransformersVideos:
         videos = self.videos
         if not isinstance(source, list):
             raise CheckSkipped(f"the reference takes lists of frames; {GIVE_YOUR_OWN}")
-        item = videos.decode(source, MediaLimits(isolation="thread"))
-        made = videos.process(item, options)
+        with warnings.catch_warnings(action="ignore"):  # those of transformers are not the author's
+            made = videos.process(videos.decode(source, MediaLimits(isolation="thread")), options)
         text = made.prompt_text if set(videos.markers) <= set(markers) else None
         if text is not None and videos.written_token is not None:
             text = text.replace(videos.token, videos.written_token)
