@@ -63,7 +63,7 @@ LAYERS = (
     ("questions", "answers"),
     ("exporting",),
     ("batch",),
-    ("report",),
+    ("paging", "report"),
     ("estimate", "reading"),
     ("bulk",),
     ("llm", "aio"),

@@ -20,6 +20,7 @@ PREVIEW, MASK = 0b001, 0b100  # bits of SUBFILE_TYPE
 OLD_PREVIEW = 2
 FORMS = {3: "H", 16: "Q"}  # of values by their types; others have 4 bytes
 NUM_LOOKED_AT = 4  # entries, which are sorted by their tags
+MAX_DIRECTORIES = 200_000  # which are read; a longer list counts as damaged
 
 # Returns the bytes of a file from a place on; fewer, or EOFError, at its end.
 Read = Callable[[int, int], bytes]
@@ -71,7 +72,7 @@ def pages_of(read: Read) -> Iterator[int | None]:
     place = first = first_directory(read)
     assert layout is not None, "it has a first directory"
     met, num_pages = set[int](), 0
-    while place and place not in met:
+    while place and place not in met and len(met) < MAX_DIRECTORIES:
         met.add(place)
         try:
             count = layout.number(read, layout.count, place)

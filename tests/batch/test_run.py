@@ -72,7 +72,7 @@ def test_a_folder_gives_a_question_about_each_file(fake_llm, pictures, out):
     settings = {"chat_template_kwargs": {"enable_thinking": True}}
     summary = do(fake_llm, pictures, out, **settings)
     assert summary.num_records == 6
-    assert summary.run.num_images == 6
+    assert (summary.run.num_items, summary.unit) == (6, "file")
     asked = {
         prompt["messages"][0]["content"][0]["type"]: prompt["messages"][0]["content"]
         for prompt in fake_llm.prompts

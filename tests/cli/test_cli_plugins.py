@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import cli, testing
 from mmdeploy_llm.hooks import ModelSpec, PluginManager, ReasoningParserSpec, hookimpl
+from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.testing import Verdict
 
 
@@ -62,6 +63,9 @@ class TestList:
         assert model["architectures"] == ["AcmeForCausalLM", "AcmeMoeForCausalLM"]
         assert [parser["name"] for parser in acme["reasoning_parsers"]] == ["a"]
         assert acme["media_processors"] == broken["models"] == []
+        groups = {hook.removeprefix("provide_") for hook in PROVIDED}
+        assert groups <= acme.keys()
+        assert {"output_sinks", "attention_backends", "weight_formats"} <= groups
         assert broken["failures"][0]["error"] == "RuntimeError: no commands today"
 
     def test_strict(self, run):

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM, AsyncLLM, SamplingParams
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.ray.blocks import BlockEngine
+from mmdeploy_llm.ray.deaths import DeathLedger
+from mmdeploy_llm.startup.chat_media import ChatMedia
 from mmdeploy_llm.testing import ChatPartConformance, ChatPartExample, PluginConformance
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES / "plugins"))
 places = importlib.import_module("places")
+FILE = str(EXAMPLES / "plugins/places.py")
 LOCATION, TABLE, NOTEBOOK = places.provide_chat_parts()
 PNG = (EXAMPLES / "images/picture-1.png").read_bytes()
 PLOT = base64.b64encode(PNG).decode()
@@ -67,7 +73,7 @@ def user(*parts):
 def llm(tmp_path_factory):
     with LLM(
         "shapes-vl",
-        plugins=[str(EXAMPLES / "plugins/places.py")],
+        plugins=[FILE],
         enable_prefix_caching=True,
         block_size=16,
         limit_mm_per_prompt={"image": 2},
@@ -162,3 +168,30 @@ def test_a_batch_has_them_in_lines_and_resumes(llm, tmp_path):
     )
     found = {own["id"]: own for own in map(json.loads, out.read_text().splitlines())}
     assert found["openai"]["num_image_tokens"] == 0, summary
+
+
+def test_an_actor_of_a_cluster_has_them(llm):
+    """Ray's actors hold an LLM like this one, and get prompts as they are."""
+    ask = Ask(prompt={"messages": user(WHERE)}, params=PARAMS, item=1)
+    (answer,) = BlockEngine(llm, DeathLedger()).answer("block", [ask])
+    assert "Place: 47.3700 N, 8.5000 W. " in answer.output.prompt
+
+
+@pytest.mark.full  # an engine of its own
+def test_requests_at_any_time_have_them():
+    with AsyncLLM("shapes-vl", plugins=[FILE], quiet=True) as llm:
+        good, wrong = (llm.submit(user({**WHERE, "lat": lat}), PARAMS).get() for lat in (47.37, 91))
+    assert "Place: 47.3700 N, 8.5000 W. " in good.prompt
+    assert "messages[0].content[0]: lat must be from -90 to 90" in wrong.error_msg
+
+
+def test_calibration_takes_the_media_that_parts_become(tmp_path):
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps(CELLS))
+    notebook = {"type": "notebook", "notebook": str(path)}
+    link = {"type": "image_url", "image_url": {"url": "b.png", "detail": "low"}}
+    media = ChatMedia(EngineConfig.from_options("shapes-vl", {"plugins": [FILE]}))
+    found = media.of(user(WHERE, notebook, link))
+    media.close()
+    assert list(found) == ["image"]
+    assert [own.uri for own in found["image"]] == [f"data:image/png;base64,{PLOT}", "b.png"]

@@ -7,6 +7,7 @@ import pytest
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.asked import filled
 from mmdeploy_llm.hooks import PluginManager, ReadingPreset, hookimpl
 from mmdeploy_llm.reading.asking import GENERAL, about_of, choose_asking
 from mmdeploy_llm.reading.finishing import Finishing
@@ -53,9 +54,8 @@ def test_the_preset_for_the_model_is_taken(files):
     assert asking.preset is PRESET
     assert asking.options == {"dpi": 300, "longest_side": 1000, "password": "secret"}
     assert "secret" not in str(asking.configuration())
-    assert asking.has_facts
     values = {"page": 2, "pages": 9, "text_layer": "{page} words", "width": 1, "height": 1}
-    assert asking.written(values) == "Read page 2 of 9: {page} words {other}"
+    assert filled(asking.prompt, values) == "Read page 2 of 9: {page} words {other}"
 
 
 def test_only_the_head_of_a_card_counts(files):

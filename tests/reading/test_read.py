@@ -46,6 +46,7 @@ def test_documents_become_markdown_and_are_resumed_by_page(folder):
     assert "5 pages" not in done.output  # one is a document that cannot be opened
     assert "4 pages of 3 documents, 1 of which cannot be opened; your prompt\n" in done.stderr
     assert "markdown: 4 pages of 3 documents in md" in done.stdout
+    assert " pages/s, " in done.stdout
     assert "  broken.pdf: The document cannot be opened: the pdf is damaged" in done.stdout
     found = records()
     assert sorted(found) == [*(f"a.pdf#page={n}" for n in (1, 2, 3)), "broken.pdf", "c.png"]

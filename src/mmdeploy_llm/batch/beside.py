@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.finding.page_choice import PAGE_COLUMNS
 from mmdeploy_llm.finding.walk import base_path
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.places import Spot
 from mmdeploy_llm.sidecars.run import RunSidecars
-from mmdeploy_llm.sidecars.writer import SpotOf, picture_of
+from mmdeploy_llm.sidecars.writer import SpotOf, page_of, picture_of
 from mmdeploy_llm.sinks.base import Sink
 
 from .apart import check_lists
@@ -36,7 +37,8 @@ def check_beside(settings: BatchSettings, sink: Sink, *, is_corpus: bool) -> Non
     lists = {"--log-json": settings.telling.log_json, "--skipped": settings.finding.skipped}
     check_lists(lists, sink)
     if settings.sidecars is not None and settings.schema is None and not is_corpus:
-        settings.sidecars.text.check(settings.asks.questions)
+        of_pages = PAGE_COLUMNS if settings.finding.pages.by_page else ()
+        settings.sidecars.text.check((*settings.asks.questions, *of_pages))
 
 
 def _spots_of(job: BatchJob) -> SpotOf:
@@ -50,7 +52,7 @@ def _spots_of(job: BatchJob) -> SpotOf:
     def spot_of(record: Record) -> Spot:
         if folder is not None and is_url(folder):
             raise RequestError("its input is at a URL, where no sidecars are written")
-        return Spot.beneath(folder, picture_of(record))
+        return Spot.beneath(folder, picture_of(record), page_of(record))
 
     return spot_of
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.datasets.rows import BadItem, Lines
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.finding.asked import OF_FILES, SIDECAR, TEXT_LAYER, filled, names_in
 from mmdeploy_llm.finding.files import Found, FoundFile
 from mmdeploy_llm.finding.identity import Ids
 from mmdeploy_llm.params import SamplingParams
@@ -19,7 +20,7 @@ from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item, Media, Question, kind_of_path
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX
-from mmdeploy_llm.sidecars.places import IN_QUESTION, Places, Spot, read_sidecar
+from mmdeploy_llm.sidecars.places import Places, Spot, read_sidecar
 
 from .corpus.columns import check_no_columns
 from .corpus.questions import description_of
@@ -33,11 +34,15 @@ Fate = Literal["kept", "past", "replaced"]
 class FileSource:
     """Builds one item per file: the questions about it. question: None asks for a description,
     unless `asks` has questions. sidecar: suffix of the text beside a file, whose content stands for
-    {sidecar} in a question.
+    {sidecar} in a question. text_of: returns the text that a document itself holds, for
+    {text_layer}.
 
+    names: those that a question may have, see finding/asked.py.
     root: the folder that ids are relative to; None where they are the paths themselves, as in
     outputs of an earlier version.
     """
+
+    names: ClassVar[tuple[str, ...]] = OF_FILES
 
     def __init__(
         self,
@@ -50,9 +55,12 @@ class FileSource:
         template_kwargs: Mapping[str, Any] | None = None,
         system: str | None = None,
         sidecar: str = DEFAULT_SUFFIX,
+        text_of: Callable[[FoundFile], str] | None = None,
     ) -> None:
-        for text in (*([] if question is None else [question]), *asks.questions.values()):
-            check_no_columns(text, (file.path for file in found.files))
+        texts = (*([] if question is None else [question]), *asks.questions.values())
+        for text in texts:
+            check_no_columns(text, (file.path for file in found.files), self.names)
+        self._named, self._text_of = names_in(texts), text_of
         self._found, self._selection = found, selection.over(len(found.files))
         self.about = self._selection.words(len(found.files))
         self._params, self._question, self._asks = params, question, asks
@@ -103,8 +111,15 @@ class FileSource:
         file = self._files[own]
         try:
             return self._good(own, file)
-        except RequestError as error:  # its sidecar
-            return BadItem(line=self.ids[own], id=own, path=file.path, message=str(error))
+        except RequestError as error:  # its sidecar, its text
+            return BadItem(
+                line=self.ids[own],
+                id=own,
+                path=file.path,
+                message=str(error),
+                kind=type(error).__name__,
+                code=error.code,
+            )
 
     def _good(self, own: str, file: FoundFile) -> Item:
         path = file.path
@@ -164,22 +179,37 @@ class FileSource:
         line = self.ids.get(str(record.id)) if record.path is not None else None
         if line is None:
             raise RequestError("its file is not one of the input's")
-        return _spot(self._found.files[line - 1])
+        return self._spot(self._found.files[line - 1])
 
     def _questions(self, file: FoundFile) -> tuple[Question, ...]:
         """Builds the prompts, with an absolute path where the name would be read as a URL."""
-        kind, path = file.kind, file.path
-        plain = self._question or description_of(kind)
-        media = {"type": kind, kind: os.path.abspath(path) if is_url(path) else path}
-        messages = with_system([{"role": "user", "content": [media]}], self._system)
+        content = [{"type": file.kind, file.kind: self._given(file)}]
+        messages = with_system([{"role": "user", "content": content}], self._system)
         prompt = {"messages": messages, "chat_template_kwargs": dict(self._template_kwargs)}
-        asked = self._asks.questions or {"": plain}
-        if any(map(IN_QUESTION.search, asked.values())):
-            with Places(self._found.kinds) as places:
-                known = read_sidecar(_spot(file), self._sidecar, places)
-            asked = {name: IN_QUESTION.sub(lambda _: known, text) for name, text in asked.items()}
+        asked = self._asks.questions or {"": self._plain(file)}
+        if self._named:
+            values = self._values(file)
+            asked = {name: filled(text, values) for name, text in asked.items()}
         return questions_about(prompt, asked)
 
+    def _plain(self, file: FoundFile) -> str:
+        """Returns the only question about a file."""
+        return self._question or description_of(file.kind)
 
-def _spot(file: FoundFile) -> Spot:
-    return Spot(root=file.place.base, relative=file.place.relative)
+    def _given(self, file: FoundFile) -> Any:
+        """Returns a file as a part of a message has it."""
+        return os.path.abspath(file.path) if is_url(file.path) else file.path
+
+    def _values(self, file: FoundFile) -> dict[str, Any]:
+        """Returns what stands for the names that the questions have. Raises RequestError."""
+        found: dict[str, Any] = {}
+        if SIDECAR in self._named:
+            with Places(self._found.kinds) as places:
+                found[SIDECAR] = read_sidecar(self._spot(file), self._sidecar, places)
+        if TEXT_LAYER in self._named:
+            assert self._text_of is not None, "who plans a batch knows what opens documents"
+            found[TEXT_LAYER] = self._text_of(file)
+        return found
+
+    def _spot(self, file: FoundFile) -> Spot:
+        return Spot(root=file.place.base, relative=file.place.relative)

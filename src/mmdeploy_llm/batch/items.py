@@ -240,7 +240,10 @@ class _Media:
         if isinstance(value, Mapping):  # the media with its options, {"url": ..., "detail": ...}
             inner = next((name for name in (kind, "url") if name in value), None)
             if inner is not None:
-                return {**value, inner: self._resolved(kind, value[inner])}
+                made = {**value, inner: self._resolved(kind, value[inner])}
+                if isinstance(value[inner], str) and isinstance(value.get("pages"), str):
+                    self.found[-1] = replace(self.found[-1], pages=value["pages"])
+                return made
             if isinstance(value.get("data"), str):  # a part "input_audio"
                 self.found.append(Media(kind=kind, name=DATA_URL))
             return value

@@ -12,6 +12,7 @@ from mmdeploy_llm.answers.rules import TextRules
 from mmdeploy_llm.answers.schemas import AnswerSchema
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.options import FindingArguments, FindingOptions
+from mmdeploy_llm.finding.page_choice import PageArguments
 from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.records.ids import ORDERS, Selection
 from mmdeploy_llm.sidecars.options import SidecarArguments, SidecarOptions
@@ -126,29 +127,31 @@ def selected(
     )
 
 
-class BatchOptions(ColumnArguments, FindingArguments, SidecarArguments, OutputOptions, total=False):
-    """Options of LLM.run_batch; see ColumnArguments, FindingArguments, SidecarArguments and
-    OutputOptions."""
+class BatchOptions(
+    ColumnArguments, FindingArguments, PageArguments, SidecarArguments, OutputOptions, total=False
+):
+    """Options of LLM.run_batch; see ColumnArguments, FindingArguments, PageArguments,
+    SidecarArguments and OutputOptions."""
 
 
 def option_settings(options: BatchOptions) -> dict[str, Any]:
     """Returns the fields of BatchSettings for the options. Raises ConfigError, also for an unknown
     one."""
-    groups = (ColumnArguments, FindingArguments, SidecarArguments, OutputOptions)
+    groups = (ColumnArguments, FindingArguments, PageArguments, SidecarArguments, OutputOptions)
     known = [name for group in groups for name in group.__annotations__]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, (*known, "report", "prompt"), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"run_batch has no argument {name!r}; {hint}")
-    columns, finding, sidecars, output = (
+    columns, finding, pages, sidecars, output = (
         {name: value for name, value in options.items() if name in group.__annotations__}
         for group in groups
     )
     named: Any = columns
     return {
         "columns": ColumnOptions.given(named),
-        "finding": FindingOptions.given(finding),
+        "finding": FindingOptions.given({**finding, **pages}),
         "sidecars": SidecarOptions.given(sidecars),
         **output_settings(output),
     }

@@ -51,7 +51,6 @@ class RunCounts:
     outcomes: number of other items by outcome: "empty", "truncated", "repetition".
     answers: number of answers to each of several questions, by name.
     asked_again: answers that were asked again, by the check that they broke.
-    num_images: images and videos of finished items, each that was computed.
     num_same: items whose answer is another one's, see finding/duplicates.py.
     boxes: what was read of boxes; None where they were not to be read.
     elapsed: seconds, without loading the model.
@@ -62,7 +61,6 @@ class RunCounts:
     outcomes: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
     asked_again: Counter[str] = field(default_factory=Counter)
-    num_images: int = 0
     num_same: int = 0
     boxes: BoxCounts | None = None
     num_prompt_tokens: int = 0
@@ -85,9 +83,9 @@ class RunCounts:
         return ", ".join([f"{self.num_failed} failed", *counted(self.outcomes)])
 
     @property
-    def images_per_second(self) -> float:
-        """Images and videos of finished items per second."""
-        return self.num_images / max(self.elapsed, 1e-9)
+    def items_per_second(self) -> float:
+        """Items that finished, per second."""
+        return self.num_items / max(self.elapsed, 1e-9)
 
     @property
     def tokens_per_second(self) -> float:
@@ -204,7 +202,7 @@ class BatchRun:
             size = item.size if isinstance(item, Item) else None
             self._tally.clock.begin(key_of(item.id, item.line), size)
             if isinstance(item, BadItem):
-                self._take(bad_record(item), item, num_media=0)
+                self._take(bad_record(item), item)
             elif not self._is_same(item):
                 yield from asks_of(item)
             if self._is_over:
@@ -214,7 +212,7 @@ class BatchRun:
         """Whether another item has or gets the answer; it is written when it is there."""
         found = self._duplicates is not None and self._duplicates.met(item)
         if isinstance(found, Record):
-            self._take(found, item, num_media=0)
+            self._take(found, item)
         return found is not False
 
     def _collect(self, answer: Answer) -> None:
@@ -225,16 +223,16 @@ class BatchRun:
         others: list[tuple[Item, Record]] = []
         if self._duplicates is not None:
             record, others = self._duplicates.answered(item, record)
-        self._take(record, item, num_media=1 if item.path else len(item.media))
+        self._take(record, item)
         for other, copy in others:
-            self._take(copy, other, num_media=0)
+            self._take(copy, other)
 
-    def _take(self, record: Record, item: Item | BadItem, num_media: int) -> None:
+    def _take(self, record: Record, item: Item | BadItem) -> None:
         record = record if self._finish is None else self._finish(record, item)
         # Ctrl-C waits until what is written is counted too.
         with self._lock, interrupted_later():
             is_first = self._writer.write(record, item.line, item)
-            self._tally.count(record, num_media, is_first=is_first)
+            self._tally.count(record, is_first=is_first)
             if self._watch is not None:
                 self._watch.take(record, item)
             most = self._max_failures
@@ -274,7 +272,7 @@ class Tally:
         """Items that have failed so far."""
         return self._counts.num_failed
 
-    def count(self, record: Record, num_media: int, *, is_first: bool = True) -> None:
+    def count(self, record: Record, *, is_first: bool = True) -> None:
         """Counts one record. is_first: advances the progress bar; it has counted an earlier
         record of the item already."""
         counts = self._counts
@@ -285,7 +283,6 @@ class Tally:
         else:
             counts.outcomes[str(record.outcome)] += 1
         counts.answers.update(record.answers.keys())
-        counts.num_images += num_media
         counts.num_same += record.same_as is not None
         counts.num_prompt_tokens += record.num_prompt_tokens
         counts.num_output_tokens += record.num_output_tokens

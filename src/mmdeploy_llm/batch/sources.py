@@ -220,14 +220,15 @@ def open_files(
     Raises ConfigError when a path does not exist or no file is found.
     """
     finding = finding or FindingOptions()
-    return FileSource(
-        find_media(
-            paths,
-            is_recursive=is_recursive,
-            exclude=finding.exclude,
-            animated=finding.animated,
-            wanted=wanted or finding.wanted(),
-        ),
+    found = find_media(
+        paths,
+        is_recursive=is_recursive,
+        exclude=finding.exclude,
+        animated=finding.animated,
+        wanted=wanted or finding.wanted(),
+    )
+    source: Source = (finding.new_source or FileSource)(
+        found,
         params,
         selection,
         question=question,
@@ -236,6 +237,7 @@ def open_files(
         system=system,
         sidecar=sidecar,
     )
+    return source
 
 
 def _check_name(name: str, kinds: KindTable) -> None:

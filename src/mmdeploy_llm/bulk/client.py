@@ -43,6 +43,7 @@ from mmdeploy_llm.estimate.estimate import NUM_ITEMS, estimate
 from mmdeploy_llm.estimate.result import Estimate
 from mmdeploy_llm.finding.options import with_reader
 from mmdeploy_llm.messages import Conversation, Prompts
+from mmdeploy_llm.paging.sources import Sources
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.params.signatures import takes
 from mmdeploy_llm.progress_bars import UseTqdm, where_seen
@@ -94,10 +95,8 @@ class BulkClient(EngineClient):
         input: a folder of images, videos and other media (`prompt` is asked about each), a corpus
         in one of the formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL
         line, read lazily; media paths in a file are relative to its folder.
-        options: image_column, video_column, audio_column, media_column, prompt_column, id_column
-        of a corpus, and columns, which records repeat; `prompt` may name columns too: "Describe
-        {title}."; and those of the output and of texts beside pictures, see OutputOptions and
-        SidecarArguments.
+        options: see ColumnArguments (of a corpus; `prompt` may name columns too: "Describe
+        {title}."), PageArguments, OutputOptions and SidecarArguments.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed: True for all of these, or error codes and outcomes, such as [408, "empty"].
@@ -121,7 +120,9 @@ class BulkClient(EngineClient):
             describe_engine=partial(describe_engine, self._config),
             use_tqdm=where_seen(use_tqdm),
         )
-        return self._batch(plan_batch(input, output, self._informed(settings)), report, live)
+        with Sources(self._config, settings.finding.pages) as sources:
+            job = plan_batch(input, output, self._informed(settings, sources))
+            return self._batch(job, report, live)
 
     @takes(ReadArguments)
     def read(
@@ -233,17 +234,19 @@ class BulkClient(EngineClient):
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,
         )
-        source = source_of(input, self._informed(settings))
-        return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
+        with Sources(self._config, settings.finding.pages) as sources:
+            source = source_of(input, self._informed(settings, sources))
+            return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
 
-    def _informed(self, settings: BatchSettings) -> BatchSettings:
-        """Returns the settings with what this engine decides about media."""
+    def _informed(self, settings: BatchSettings, sources: Sources | None = None) -> BatchSettings:
+        """Returns the settings with what this engine decides about media. sources: of files."""
         config = self._config
         return with_reader(
             settings,
             lambda: open_reader(config),
             known_kinds(config),
             lambda: accepted_kinds(config),
+            None if sources is None else sources.open,
         )
 
     def _batch(

@@ -161,6 +161,7 @@ def batch_settings(
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
     from mmdeploy_llm.finding.options import with_reader
+    from mmdeploy_llm.paging.sources import Sources
     from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
     from mmdeploy_llm.startup.media import check_boxes, open_reader
 
@@ -179,11 +180,13 @@ def batch_settings(
         raise ConfigError("--boxes are read by an engine of this process; leave out --ray")
     if settings.boxes:
         check_boxes(config, settings.sampling_params)
+    sources = ctx.with_resource(Sources(config, settings.finding.pages))
     return with_reader(
         settings,
         lambda: open_reader(config),
         known_kinds(config),
         lambda: accepted_kinds(config),
+        sources.open,
     )
 
 

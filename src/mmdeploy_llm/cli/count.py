@@ -10,12 +10,14 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mmdeploy_llm.command_options.answer import Thinking
+from mmdeploy_llm.command_options.files import CountedPages
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
 from mmdeploy_llm.command_options.providers import ProviderOptions
@@ -40,34 +42,6 @@ if TYPE_CHECKING:
 MAX_THREADS, NUM_PENDING = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
 COUNT = re.compile(r"num_(?:prompt|input_\w+)_tokens")
-
-# click does not rewrap a paragraph that begins with "\b".
-COUNT_EPILOG = """\b
-Of the model its config, tokenizer and processors are enough: weights are
-neither read nor fetched. INPUT is what `batch` and `caption` read:
-  prompts.jsonl, prompts.parquet     one item per line or row
-  photos/, a.jpg, "docs/*.pdf"       one item per picture, video, sound or
-                                     document, with the question of --prompt
-Without INPUT, --prompt and --image are one item.
-
-\b
-Each line of the result has the tokens of the whole prompt, those of them that
-stand for pictures and for videos, and the item; with --json it is an object:
-  {"id", "line", "num_prompt_tokens", "num_input_image_tokens",
-   "num_input_video_tokens", "error_code", "error_msg"}
-and "num_input_KIND_tokens" of media of other kinds, such as audio.
-An item that cannot be counted gets a line with its error and affects no other.
-
-\b
-Examples:
-  mmdeploy-llm count --prompt "What is in this picture?" --image a.png
-  mmdeploy-llm count prompts.jsonl -m models/acme-vl --total
-  mmdeploy-llm count photos/ -m folder/with/config --json > counts.jsonl
-  cat story.txt | mmdeploy-llm count --raw --prompt -
-
-\b
-Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
-130 stopped with Ctrl-C."""
 
 Inputs = Annotated[
     list[str] | None,
@@ -107,6 +81,7 @@ def count(
     video_tokens: VideoTokens = "auto",
     engine: Engine = None,
     *,
+    documents: CountedPages,
     providers: ProviderOptions,
 ) -> None:
     """Count the tokens of prompts and media, without the weights of the model.
@@ -124,7 +99,7 @@ def count(
     more |= providers.to_engine()
     options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
     if inputs:
-        finding = finding_of(model, options)
+        finding = finding_of(ctx, model, options, **documents.to_finding())
         items = input_items(
             inputs, text, kwargs, limit=limit, is_recursive=recursive, finding=finding
         )
@@ -139,14 +114,23 @@ def count(
         raise typer.Exit(SOME_FAILED)
 
 
-def finding_of(model: str, options: Mapping[str, Any]) -> FindingOptions:
-    """Returns which files are read: those of kinds that the model takes."""
+def finding_of(
+    ctx: typer.Context, model: str, options: Mapping[str, Any], **pages: Any
+) -> FindingOptions:
+    """Returns which files are read: those of kinds that the model takes. pages: see PageChoice."""
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.finding.options import FindingOptions
+    from mmdeploy_llm.paging.sources import Sources
     from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
 
-    config = EngineConfig.from_options(model, options)
-    return FindingOptions(table=known_kinds(config), accepted=lambda: accepted_kinds(config))
+    config, found = EngineConfig.from_options(model, options), FindingOptions.given(pages)
+    sources = ctx.with_resource(Sources(config, found.pages))
+    return replace(
+        found,
+        table=known_kinds(config),
+        accepted=lambda: accepted_kinds(config),
+        new_source=sources.open,
+    )
 
 
 def input_items(
@@ -176,7 +160,7 @@ def input_items(
             raise ConfigError(f"{given!r} is a model's folder; give it with --model")
         is_media = is_media_name(given, wanted.table)
         if path.is_dir() or is_media or any(char in given for char in "*?["):
-            options = {**asked, "is_recursive": is_recursive, "wanted": wanted}
+            options = {**asked, "is_recursive": is_recursive, "finding": finding}
             source = open_files([given], params, whole, **options)
         elif not path.exists():
             raise ConfigError(
@@ -186,7 +170,8 @@ def input_items(
         else:
             source = open_source(path, params, whole, finding=finding, **asked)
         sources.append(source)
-        for words in filter(None, (source.skipped.text, *source.skipped.notes)):
+        about = source.about if finding.pages.by_page else ""
+        for words in filter(None, (about, source.skipped.text, *source.skipped.notes)):
             typer.echo(printable(words), err=True)
     return itertools.islice(itertools.chain.from_iterable(sources), limit)
 

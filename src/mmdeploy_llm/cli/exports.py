@@ -96,6 +96,7 @@ Repeats = Annotated[
 
 @with_groups
 def export(
+    ctx: typer.Context,
     parts: Inputs,
     *,
     output: Target,
@@ -115,7 +116,7 @@ def export(
 
     from .terminal import printable
 
-    kinds = providers.kinds()
+    kinds = providers.kinds(ctx.obj)
     chosen = format_of(output, format, kinds)
     given = asdict(replace(sidecars, sidecar=sidecars.sidecar or DEFAULT_SUFFIX))
     options = ExportOptions(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mmdeploy_llm.hooks import PluginInfo, PluginManager
-    from mmdeploy_llm.hooks.records import Spec
     from mmdeploy_llm.testing.check import Verdict
 
 LOAD_PLUGINS = f"{__name__}.load"  # key of the program's plugin loader in the context's meta
@@ -163,7 +162,8 @@ def new(
         typer.Option(
             help="What the plugin provides: model, vision-model, reasoning-parser, tool-parser, "
             "logits-processor, media-kind (items that are several images each), "
-            "media-processor (items with tensors of their own), fetcher or observer."
+            "media-processor (items with tensors of their own), fetcher, observer, corpus-format, "
+            "output-sink, attention-backend, weight-format or chat-part."
         ),
     ] = None,
     checkpoint: Annotated[
@@ -228,22 +228,15 @@ def _load(ctx: typer.Context, files: Sequence[Path], use: Sequence[str]) -> Plug
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
     """Returns a plugin as JSON values: its PluginInfo, every spec that it provides, and which of
     them another plugin serves."""
-    from mmdeploy_llm.hooks import ChatPartSpec, CorpusFormatSpec
+    from mmdeploy_llm.hooks.validation import PROVIDED
     from mmdeploy_llm.scaffold.rivals import rivals_of
 
-    specs: Mapping[str, tuple[Spec, ...]] = {
-        "models": manager.models,
-        "reasoning_parsers": manager.reasoning_parsers,
-        "tool_parsers": manager.tool_parsers,
-        "logits_processors": manager.logits_processors,
-        "media_processors": manager.media_processors,
-        "reading_presets": manager.reading_presets,
-        "corpus_formats": manager.provided(CorpusFormatSpec),
-        "chat_parts": manager.provided(ChatPartSpec),
-    }
+    provided: Mapping[str, Any] = PROVIDED  # mypy knows no union of types that is a SpecT
     own = {
-        group: [asdict(spec) for spec in found if manager.owner(spec) == plugin.name]
-        for group, found in specs.items()
+        hook.removeprefix("provide_"): [
+            asdict(spec) for spec in manager.provided(kind) if manager.owner(spec) == plugin.name
+        ]
+        for hook, kind in provided.items()
     }
     return {**asdict(plugin), **own, "served_by_others": rivals_of(manager, plugin.name)}
 

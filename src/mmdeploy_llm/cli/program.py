@@ -13,12 +13,13 @@ import typer
 from mmdeploy_llm import __version__
 from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.command_options.command import Command, CommandGroup
+from mmdeploy_llm.command_options.count_help import COUNT_EPILOG
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
 from . import plugin_names
 from .batches import batch, caption
 from .bench import BENCH_EPILOG, bench
-from .count import COUNT_EPILOG, count
+from .count import count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .exits import STOPPED, USAGE, print_error

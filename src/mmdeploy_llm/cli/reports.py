@@ -71,7 +71,7 @@ def report(
     from .terminal import printable
 
     check_page(output)
-    merged = MergedOutputs(expanded(parts), providers.kinds())
+    merged = MergedOutputs(expanded(parts), providers.kinds(ctx.obj))
     options = engine_options(ctx, engine, **providers.to_engine())
     previews = previews_of(model, options)
     num_shown = min(len(merged.index), MAX_CARDS)

@@ -139,15 +139,13 @@ def _first_line(summary: BatchSummary, done: str) -> str:
     run = summary.run
     if not run.num_items and summary.ending == "done":
         return f"nothing left to do: all {summary.num_before} items have a result"
-    speeds = [f"{run.tokens_per_second:.0f} tokens/s"]
-    if run.num_images:
-        speeds.insert(0, f"{run.images_per_second:.1f} images/s")
+    items = f"{run.items_per_second:.1f} {summary.unit}s/s"
     before = f", {summary.num_before} before" if summary.num_before else ""
     if summary.num_again:
         before += f"; {summary.num_again} of them again, because their input has changed"
     return (
         f"{run.num_done} {done}, {run.lacking} in {seconds(run.elapsed)} "
-        f"({', '.join(speeds)}){before}"
+        f"({items}, {run.tokens_per_second:.0f} tokens/s){before}"
     )
 
 

@@ -12,7 +12,7 @@ from .boxes import BoxOptions
 from .checks import CheckOptions
 from .effort import EffortOptions
 from .estimate import EstimateOptions
-from .files import FileOptions
+from .files import PagedFileOptions
 from .groups import Groups
 from .job import JobOptions
 from .model import ModelOptions
@@ -61,7 +61,7 @@ class DeskOptions(Groups):
     checks: CheckOptions
     boxes: BoxOptions
     selection: SelectionOptions
-    files: FileOptions
+    files: PagedFileOptions
     output: OutputOptions
     shown: ShownOptions
     sidecars: SidecarChoices

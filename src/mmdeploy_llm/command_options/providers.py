@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -48,11 +49,11 @@ class ProviderOptions(Group):
         """Returns the files of plugins, and which plugin serves what."""
         return {"plugin_files": self.plugin, "use": self.use}
 
-    def kinds(self) -> KindTable:
-        """Returns the kinds and formats of these plugins and the installed ones. Raises
-        PluginError."""
+    def kinds(self, chosen: Mapping[str, Any]) -> KindTable:
+        """Returns the kinds and formats of these plugins and the installed ones. chosen: what the
+        environment says of plugins, see cli.plugin_names. Raises PluginError."""
         from mmdeploy_llm.hooks import PluginManager
         from mmdeploy_llm.plugin_choice import PluginChoice
 
         given = {name: value for name, value in self.to_engine().items() if value}
-        return PluginManager.of(PluginChoice(**given)).kinds
+        return PluginManager.of(PluginChoice(**given, **chosen)).kinds

@@ -14,7 +14,7 @@ from mmdeploy_llm.reading.choices import check_tables
 from .answer import Thinking
 from .effort import EffortOptions
 from .estimate import EstimateOptions
-from .files import FileOptions
+from .files import PAGES, Dpi, FileOptions, Password
 from .groups import Group, Groups
 from .job import JobOptions
 from .model import ModelOptions
@@ -31,30 +31,9 @@ class PageOptions(Group):
 
     title: ClassVar[str] = "Input"
 
-    pages: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RANGES",
-            help="Pages of each document, such as 1-5,8,-1; -1 is the last, 8- all from the eighth "
-            "on. What a document does not have of them is left out.",
-        ),
-    ] = None
-    dpi: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            max=2400,
-            metavar="N",
-            help="Draw pages with at most N pixels for an inch. No more are drawn than the model "
-            "sees (--image-tokens).  [default: of the preset, 200]",
-        ),
-    ] = None
-    password: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", hidden=True, help="Password of encrypted documents, or @FILE."
-        ),
-    ] = None
+    pages: Annotated[str | None, typer.Option(metavar="RANGES", help=PAGES)] = None
+    dpi: Dpi = None
+    password: Password = None
 
     def to_options(self) -> dict[str, Any]:
         """Returns options of documents, without those that are not given."""

@@ -1,5 +1,9 @@
 """The formats of corpora, and which of them an input has. A new one is a file and a line here, or a
-CorpusFormatSpec of a plugin."""
+CorpusFormatSpec of a plugin.
+
+Those of this package come through no hook: an input is read alike with any plugins and with none,
+and they know what a CorpusFile has not: folders, shards by place, URLs and the hub.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Prompt
-from mmdeploy_llm.records.item import Item
+from mmdeploy_llm.records.item import Item, part_of
 
 from .draw import Chosen, Drawn
 
@@ -88,7 +88,7 @@ def _kind_of(item: Item | BadItem) -> str:
 def name_of(item: Item | BadItem) -> str:
     """Returns the file of an item, else its id or line."""
     if isinstance(item, Item) and item.path is not None:
-        return item.path
+        return item.path + part_of(item.id, item.path)
     return f"line {item.line}" if item.id is None else str(item.id)
 
 

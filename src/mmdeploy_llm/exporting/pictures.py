@@ -26,8 +26,8 @@ from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.media import Blob, LeftOutError
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.unicode_text import replaced
-from mmdeploy_llm.sidecars.places import Spot, sidecar_name
-from mmdeploy_llm.sidecars.writer import NO_ANSWER, Sidecars, picture_of, write_beside
+from mmdeploy_llm.sidecars.places import Spot
+from mmdeploy_llm.sidecars.writer import NO_ANSWER, Sidecars, page_of, picture_of, write_beside
 
 from .export import Export, Exported
 
@@ -82,7 +82,7 @@ def write_kohya(export: Export) -> None:
             except (LeftOutError, RequestError) as error:
                 export.leave_out(str(error))
                 continue
-            own = sidecar_name(name, options.sidecar.suffix)
+            own = os.path.splitext(name)[0] + options.sidecar.suffix
             write_beside(opened, own, [text.encode() + b"\n"])
 
 
@@ -93,7 +93,7 @@ def write_sidecars(export: Export) -> None:
         raise ConfigError(f"{root!r} is no folder; sidecars need the folder that has the pictures")
 
     def spot_of(record: Record) -> Spot:
-        return Spot.beneath(root, os.path.join(base, picture_of(record)))
+        return Spot.beneath(root, os.path.join(base, picture_of(record)), page_of(record))
 
     options = export.options
     with Sidecars(options.sidecar, spot_of, export.inputs, options.kinds) as sidecars:

@@ -9,7 +9,8 @@ from itertools import islice
 
 from mmdeploy_llm.tiff import first_directory, pages_of
 
-from .signatures import GIF, PNG, TIFF, WEBP, Format
+from .collections import has_several
+from .signatures import AVIF, GIF, HEIF, PNG, TIFF, WEBP, Format
 
 MAX_PIECES = 100_000  # of a GIF; a second frame comes after all those of the first
 MAX_CHUNKS = 64  # of a PNG before its pixels
@@ -52,6 +53,20 @@ def is_paged(fd: int, found: Format) -> bool:
         if found is TIFF:
             file = _File(fd)
             return [*islice(pages_of(file.at), 2)] != [first_directory(file.at)]
+    return False
+
+
+def is_collection(fd: int, found: Format) -> bool:
+    """Returns whether an open HEIF or AVIF file has pictures beside its first one."""
+
+    def read(place: int, size: int) -> bytes:
+        data = os.pread(fd, size, place)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    with suppress(EOFError, OSError, OverflowError):
+        return found in (AVIF, HEIF) and has_several(read, os.fstat(fd).st_size)
     return False
 
 

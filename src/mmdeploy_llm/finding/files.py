@@ -137,15 +137,16 @@ def _judged(
 ) -> Iterator[FoundFile]:
     """Yields the media among the files. kept: real paths of those that are taken whatever they
     are."""
-    num_animated = num_paged = 0
+    num_animated = num_paged = num_collections = 0
     kinds = read_kinds([place.path for place in places], kinds=wanted.table)
     for place, found in zip(places, kinds, strict=True):
         if isinstance(found, Media):
             num_animated += found.is_animated
             kind = animated if found.is_animated else found.kind
-            if found.is_paged and PAGED in wanted.chosen:
+            if found.is_paged and wanted.takes_pages:
                 kind = PAGED
             num_paged += found.is_paged and kind != PAGED and kind in (wanted.chosen or (kind,))
+            num_collections += found.is_collection and kind in (wanted.chosen or (kind,))
             yield FoundFile(place=place, kind=kind)
         elif place.real_path in kept:
             yield FoundFile(place=place, kind=wanted.table.of_name(place.path) or "image")
@@ -160,7 +161,13 @@ def _judged(
         words = "image has" if num_paged == 1 else "images have"
         skipped.notes.append(
             f"{num_paged} {words} several pages, of which the first is used; `mmdeploy-llm read` "
-            f"reads all, --kinds image,{PAGED} asks about all at once"
+            f"reads all, --by-page asks about each, --kinds image,{PAGED} about all at once"
+        )
+    if num_collections:
+        words = "file has" if num_collections == 1 else "files have"
+        skipped.notes.append(
+            f"{num_collections} HEIF or AVIF {words} several pictures, of which the main one is "
+            "used; save the others as files of their own to have them read"
         )
 
 

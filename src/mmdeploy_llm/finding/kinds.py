@@ -19,7 +19,7 @@ from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 
-from .animations import is_animated, is_paged
+from .animations import is_animated, is_collection, is_paged
 from .signatures import EMPTY, HEAD, HEIF, PDF, RAW, SOUND, TIFF, Format, format_of, is_text
 from .words import listed
 
@@ -39,11 +39,13 @@ RAW_SUFFIXES = frozenset(f".{name}" for name in _RAWS.split())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """A file of a kind. is_animated: an image of several frames; is_paged: one of several pages."""
+    """A file of a kind. is_animated: an image of several frames; is_paged: one of several pages;
+    is_collection: one of several pictures."""
 
     kind: str
     is_animated: bool = False
     is_paged: bool = False
+    is_collection: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ def kind_of(path: str, has_heif: bool, kinds: KindTable = BUILT_IN_KINDS) -> Med
                 kind=judged.kind,
                 is_animated=is_animated(fd, found),
                 is_paged=is_paged(fd, found),
+                is_collection=is_collection(fd, found),
             )
         finally:
             os.close(fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -15,6 +15,7 @@ from mmdeploy_llm.sinks.scan import Mode
 from .contents import Reader, check_dedupe
 from .files import check_animated
 from .names import Patterns
+from .page_choice import PageChoice
 from .skipped import Skipped
 from .wanted import Wanted, given_kinds, installed_kinds
 
@@ -49,7 +50,8 @@ class FindingOptions:
 
     table: the kinds of media; None: those of all installed plugins. accepted: returns those that
         the model takes, see Wanted. open_reader: returns what reads images within the limits of the
-        engine.
+        engine. pages: whether pages of documents are items. new_source: builds the source of files,
+        with the arguments of FileSource; None: FileSource.
     """
 
     exclude: tuple[str, ...] = ()
@@ -61,6 +63,8 @@ class FindingOptions:
     table: KindTable | None = None
     accepted: Callable[[], Collection[str]] | None = None
     open_reader: Callable[[], Reader] | None = None
+    pages: PageChoice = field(default_factory=PageChoice)
+    new_source: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         check_animated(self.animated)
@@ -69,8 +73,10 @@ class FindingOptions:
 
     @classmethod
     def given(cls, arguments: Mapping[str, Any]) -> FindingOptions:
-        """Returns the options of FindingArguments. Raises ConfigError for wrong ones."""
+        """Returns the options of FindingArguments and PageArguments. Raises ConfigError for wrong
+        ones."""
         values = dict(arguments)
+        pages = PageChoice.taken(values)
         exclude = values.pop("exclude", None) or ()
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         if not all(isinstance(pattern, str) for pattern in patterns):
@@ -84,13 +90,15 @@ class FindingOptions:
             exclude=patterns,
             kinds=chosen,
             skipped=None if listed is None else Path(listed),
+            pages=pages,
             **values,
         )
 
     def wanted(self) -> Wanted:
         """Returns the kinds of files that become items. Raises ConfigError for an unknown one."""
         table = installed_kinds() if self.table is None else self.table
-        return Wanted(table=table, chosen=self.kinds, accepted=self.accepted)
+        by_page = self.pages.by_page
+        return Wanted(table=table, chosen=self.kinds, accepted=self.accepted, by_page=by_page)
 
     def check(self, mode: Mode, skipped: Skipped, *, is_corpus: bool) -> None:
         """Raises ConfigError for options that would have no effect, and where the list of what is
@@ -100,15 +108,16 @@ class FindingOptions:
         if self.skipped is not None:
             skipped.check_target(self.skipped)
         is_default = not (self.exclude or self.kinds or self.prune) and self.animated == "image"
-        if not is_default and is_corpus:
+        if (not is_default or self.pages.by_page) and is_corpus:
             raise ConfigError(
-                "exclude, kinds, animated and prune are for folders and files of media; this input "
-                "is a corpus"
+                "exclude, kinds, animated, by_page and prune are for folders and files of media; "
+                "this input is a corpus"
             )
 
     def values(self) -> dict[str, Any]:
         """Returns what decides answers, where it is not the default."""
-        return {} if self.animated == "image" else {"animated": self.animated}
+        animated = {} if self.animated == "image" else {"animated": self.animated}
+        return {**animated, **self.pages.values()}
 
 
 def with_reader(
@@ -116,7 +125,8 @@ def with_reader(
     open_reader: Callable[[], Reader],
     table: KindTable | None = None,
     accepted: Callable[[], Collection[str]] | None = None,
+    new_source: Callable[..., Any] | None = None,
 ) -> BatchSettings:
     """Returns the settings with what the engine decides; see FindingOptions."""
-    finding = replace(settings.finding, open_reader=open_reader, table=table, accepted=accepted)
-    return replace(settings, finding=finding)
+    known: dict[str, Any] = {"open_reader": open_reader, "table": table, "accepted": accepted}
+    return replace(settings, finding=replace(settings.finding, new_source=new_source, **known))

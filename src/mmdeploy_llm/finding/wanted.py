@@ -12,6 +12,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable, PluginManager
 from mmdeploy_llm.messages import MEDIA_KINDS
 
+from .signatures import PAGED
 from .skipped import Skip
 from .words import listed
 
@@ -24,12 +25,14 @@ class Wanted:
         takes. accepted: returns the kinds that the model takes; it is asked only when there is a
         file that is no image, since it reads files of the model. None: nobody knows them.
     leaves_out: why files of other kinds than the chosen ones are no items, and the same in short.
+    by_page: whether images of several pages are documents where nothing is chosen.
     """
 
     table: KindTable = BUILT_IN_KINDS
     chosen: tuple[str, ...] = ()
     accepted: Callable[[], Collection[str]] | None = None
     leaves_out: tuple[str, str] = ("kinds leaves it out", "--kinds")
+    by_page: bool = False
 
     def __post_init__(self) -> None:
         check_kinds(self.chosen, self.table)
@@ -38,6 +41,11 @@ class Wanted:
     def words(self) -> str:
         """Names the kinds that are looked for: "image or video"."""
         return listed(self.chosen or self.table.kinds)
+
+    @property
+    def takes_pages(self) -> bool:
+        """Whether an image of several pages is a document."""
+        return PAGED in self.chosen or (self.by_page and not self.chosen)
 
     def skips(self, kinds: Iterable[str]) -> Callable[[str, str], Skip | None]:
         """Returns what says why a file of a kind is no item, None for one that is.

@@ -31,6 +31,7 @@ from .embeds import EmbedsReader, Grid
 from .forms import Embeds, read_file
 from .keys import key_of, keyed, num_bytes
 from .kinds import ModelMedia
+from .notices import PageNotice
 from .paths import local_path
 from .protocols import CanPeek, CanPreview, HasDigest, KeepsTime
 from .splitting import Part, Splitting
@@ -73,7 +74,7 @@ class MediaLoader:
         self._fetch = fetch
         self._limits = limits
         self._max_items = max_items
-        self._file_lock = threading.Lock()
+        self._file_lock, self._pages = threading.Lock(), PageNotice()
         self._splitting = Splitting(
             media=media, max_items=max_items, open=self._opened, call=self._call
         )
@@ -200,6 +201,7 @@ class MediaLoader:
             return self._embeds.read(item.source, described)
         source, (processor, own) = self._opened(item, limits), self._budgets.of(item)
         if isinstance(source, bytes):
+            self._pages.see(item, source)
             key = key_of(item, "encoded", source)
 
             def decode_and_process() -> MediaInput:

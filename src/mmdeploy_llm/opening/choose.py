@@ -1,4 +1,9 @@
-"""Chooses the sink of an output by its name, or by the name of a format."""
+"""Chooses the sink of an output by its name, or by the name of a format.
+
+The formats of this package come through no hook: what a run has written can be read, resumed and
+exported whatever plugins are installed, blocked or named, with none of them too. They also do more
+than a RecordStore promises: parts, uploads, journals. A plugin of a higher priority takes a suffix.
+"""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.saving.rounders import GroupRounder, Place
 from mmdeploy_llm.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.saving.writer import places_of, unstacked
+from mmdeploy_llm.startup.chat_media import ChatMedia
 from mmdeploy_llm.startup.machine import load_kernels
 from mmdeploy_llm.tensor_file import TensorFile
 from mmdeploy_llm.weights.files import SafetensorsFile
@@ -116,7 +117,9 @@ def calibrate(
     folder.mkdir(exist_ok=True)
     kernels: Any = load_kernels(EngineConfig.from_options(config.model, NEEDED), is_cpu=True)
     with LLM(config.model, **engine_options(config)) as llm, ExitStack() as stack:
-        samples = answered(llm, items, folder)
+        media = ChatMedia(EngineConfig.from_options(config.model, engine_options(config)))
+        stack.callback(media.close)
+        samples = answered(llm, items, folder, media)
         _stop_recording(llm.model)
         if not (folder / REFERENCE).exists():
             save_answers(answers_of(llm, samples.held_out), folder / REFERENCE)

@@ -18,6 +18,7 @@ from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.saving.folders import write_whole
+from mmdeploy_llm.startup.chat_media import ChatMedia
 
 ANSWERS = "answers.json"
 HELD_OUT = 10  # every tenth item is held out
@@ -52,12 +53,13 @@ def digests_of(items: Sequence[Item | BadItem]) -> Sequence[str]:
     return [item.digest if isinstance(item, Item) else item.message for item in items]
 
 
-def answered(llm: LLM, items: Sequence[Item | BadItem], folder: Path) -> Samples:
+def answered(llm: LLM, items: Sequence[Item | BadItem], folder: Path, media: ChatMedia) -> Samples:
     """Returns the samples of all items that have an answer. The answers are kept in `folder`, where
-    a later run finds them. Raises ConfigError when no item is left."""
+    a later run finds them. media: takes those of messages. Raises ConfigError when no item is
+    left."""
     path = folder / ANSWERS
     if not path.exists():
-        found = _answers(llm, [item for item in items if isinstance(item, Item)])
+        found = _answers(llm, [item for item in items if isinstance(item, Item)], media)
         write_whole(path, json.dumps({"answers": found}).encode())
     answers = iter(read_object(path, MAX_INDEX_BYTES)["answers"])
     good, skipped = [], []
@@ -67,7 +69,8 @@ def answered(llm: LLM, items: Sequence[Item | BadItem], folder: Path) -> Samples
         elif "error" in (answer := next(answers)):
             skipped.append(f"{item.id}: {answer['error']}")
         else:
-            good.append(Sample(prompt=_completed(item.prompt, answer), start=answer["start"]))
+            prompt = _completed(item.prompt, answer, media)
+            good.append(Sample(prompt=prompt, start=answer["start"]))
     if not good:
         reasons = "; ".join(skipped[:3])
         raise ConfigError(f"none of {len(items)} calibration items can be used: {reasons}")
@@ -78,13 +81,13 @@ def answered(llm: LLM, items: Sequence[Item | BadItem], folder: Path) -> Samples
     return Samples(used=used or held_out, held_out=held_out, skipped=skipped)
 
 
-def _answers(llm: LLM, items: Sequence[Item]) -> list[dict[str, Any]]:
+def _answers(llm: LLM, items: Sequence[Item], media: ChatMedia) -> list[dict[str, Any]]:
     outputs = llm.generate([item.prompt for item in items], [item.params for item in items])
     answers = [_answer(output) for output in outputs]
     for index, item in enumerate(items):
         if "error" not in answers[index]:
             try:
-                llm.count_tokens(_completed(item.prompt, answers[index]))
+                llm.count_tokens(_completed(item.prompt, answers[index], media))
             except RequestError as error:
                 answers[index] = {"error": f"with its answer: {error}"}
     return answers
@@ -101,27 +104,13 @@ def _answer(output: RequestOutput) -> dict[str, Any]:
     return {"text": text, "ids": ids, "start": len(output.prompt_token_ids)}
 
 
-def _completed(prompt: Mapping[str, Any], answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _completed(
+    prompt: Mapping[str, Any], answer: Mapping[str, Any], media: ChatMedia
+) -> Mapping[str, Any]:
     """Returns a prompt with its answer at its end: text for a text or a chat, else ids."""
     if "prompt_token_ids" in prompt:
         return {**prompt, "prompt_token_ids": [*prompt["prompt_token_ids"], *answer["ids"]]}
     if "messages" not in prompt:
         return {**prompt, "prompt": answer["text"]}
     rest = {name: prompt[name] for name in ("mm_processor_kwargs",) if name in prompt}
-    return {"prompt": answer["text"], "multimodal_data": _media(prompt["messages"]), **rest}
-
-
-def _media(messages: Any) -> Mapping[str, Any]:
-    """Returns the media of a conversation by kind, in order."""
-    found: dict[str, list[Any]] = {}
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, (list, tuple)) else ():
-            name = part.get("type", "text") if isinstance(part, Mapping) else "text"
-            if name != "text":
-                value = part[name]
-                is_link = isinstance(value, Mapping) and "url" in value
-                found.setdefault(name.removesuffix("_url"), []).append(
-                    value["url"] if is_link else value
-                )
-    return found
+    return {"prompt": answer["text"], "multimodal_data": media.of(prompt["messages"]), **rest}

@@ -93,12 +93,16 @@ def questions_about(prompt: Mapping[str, Any], texts: Mapping[str, str]) -> tupl
                 **prompt,
                 "messages": [
                     *before,
-                    {**last, "content": [*parts, {"type": "text", "text": text}]},
+                    {**last, "content": [*parts, *_text_part(text)]},
                 ],
             },
         )
         for name, text in texts.items()
     )
+
+
+def _text_part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}] if text else []
 
 
 def _shown(value: Any) -> str:

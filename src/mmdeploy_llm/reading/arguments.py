@@ -10,6 +10,7 @@ from typing import Any
 from mmdeploy_llm.batch.options import option_settings
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.options import FindingArguments
+from mmdeploy_llm.finding.page_choice import check_drawing
 
 from .choices import check_tables
 from .plan import Wish
@@ -71,8 +72,10 @@ def read_arguments(
     drawn = {name: wished.pop(name, None) for name in ("dpi", "password")}
     running = wished.pop("running", "mark")
     check_tables(wished.get("tables"), running, is_written=markdown is not None)
+    of_documents = {name: value for name, value in drawn.items() if value is not None}
+    check_drawing(wished.get("pages"), of_documents)
     wish = Wish(
-        options={name: value for name, value in drawn.items() if value is not None},
+        options=of_documents,
         sampling=dict(wished.pop("sampling", None) or {}),
         markdown=None if markdown is None else Path(markdown),
         is_marked=running == "mark",

@@ -13,8 +13,6 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import ReadingPreset, ReadPage, ReadText
 from mmdeploy_llm.startup.model_files import ModelFiles
 
-FIELDS = ("text_layer", "width", "height", "page", "pages")
-FIELD = re.compile(r"\{(" + "|".join(FIELDS) + r")\}")
 OWN = "prompt"  # the task where the caller asks something else
 CARD_BYTES = 64 * 1024
 GENERAL = ReadingPreset(
@@ -32,7 +30,8 @@ GENERAL = ReadingPreset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How pages are asked for. prompt: with FIELDS in it. convert: makes Markdown of an answer."""
+    """How pages are asked for. prompt: with names in it, see finding/asked.py. convert: makes
+    Markdown of an answer."""
 
     preset: ReadingPreset
     task: str
@@ -40,11 +39,6 @@ class Asking:
     convert: Callable[[str, ReadPage], str | ReadText]
     tables: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def has_facts(self) -> bool:
-        """Whether the prompt names what only the opened document says."""
-        return any(name in ("text_layer", "width", "height") for name in FIELD.findall(self.prompt))
 
     @property
     def about(self) -> str:
@@ -55,10 +49,6 @@ class Asking:
         if self.preset is GENERAL:
             return "no preset is made for this model: a general prompt is used (--preset, --prompt)"
         return f"preset {self.preset.name}, task {self.task}"
-
-    def written(self, values: Mapping[str, Any]) -> str:
-        """Returns the prompt of a page. values: by FIELDS."""
-        return FIELD.sub(lambda own: str(values[own[1]]), self.prompt)
 
     def configuration(self) -> dict[str, Any]:
         """Returns what decides answers besides the engine and the parameters; no password."""

@@ -14,12 +14,13 @@ from itertools import groupby
 from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.page_ids import document_id, page_of
+from mmdeploy_llm.paging.pages import counted
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sinks.base import Sink
 
 from .markup.blocks import comment
-from .pages import counted, document_id, page_of
 from .repeated import mark_running
 
 MAX_NAMED = 20  # pages in a sentence, documents in a summary

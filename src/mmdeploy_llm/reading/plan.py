@@ -16,15 +16,16 @@ from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.finding.words import listed
 from mmdeploy_llm.model_folder import PROMPT_FILES
+from mmdeploy_llm.paging.documents import Documents
+from mmdeploy_llm.paging.pages import find_pages
+from mmdeploy_llm.paging.source import PageSource
+from mmdeploy_llm.paging.text_layers import TextLayers
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.startup.model_files import read_model_files
 
 from .asking import Asking, choose_asking
 from .finishing import Finishing
 from .folder import check_folder, newest_records, remove_documents, write_folder
-from .opening import Documents
-from .pages import find_pages
-from .source import PageSource
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.summary import BatchSummary
@@ -151,7 +152,7 @@ def find_reading(
         animated=settings.finding.animated,
         wanted=wanted_of(settings.finding, documents),
     )
-    pages = find_pages(found.files, documents, asking.options, wish.pages)
+    pages = find_pages(found.files, documents, asking.options, wish.pages, documents.kinds)
     if not pages.files:
         raise ConfigError("; ".join(pages.notes) or "the documents have no pages")
     finishing, describe = Finishing(asking), settings.describe_engine
@@ -169,11 +170,16 @@ def find_reading(
     )
     source = PageSource(
         found,
-        pages,
-        documents,
-        asking,
         settings.sampling_params,
         settings.selection,
+        pages=pages,
+        documents=documents,
+        options=asking.options,
+        kinds=documents.kinds,
+        more=asking.about,
+        question=asking.prompt,
+        system=asking.preset.system,
         template_kwargs=settings.chat_template_kwargs,
+        text_of=TextLayers(lambda: documents, asking.options).of,
     )
     return Reading(source=source, settings=settings, wish=wish, finishing=finishing)

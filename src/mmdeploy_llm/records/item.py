@@ -36,6 +36,13 @@ def kind_of_path(path: str) -> str:
     return BUILT_IN_KINDS.of_name(path) or "image"
 
 
+def part_of(own: str | int | None, path: str | None) -> str:
+    """Returns the end of an item's id that names a part of its file, such as "#page=3"; "" for all
+    of it."""
+    name = os.path.basename(path or "")
+    return str(own).rpartition(name)[2] if name and name in str(own) else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """One of several questions about an item. name: of its answer. prompt: the whole prompt."""

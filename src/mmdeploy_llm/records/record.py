@@ -39,7 +39,6 @@ exact          {"id", "path", "media"} with Python's escapes, when a text is not
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -47,7 +46,7 @@ from typing import Any
 from mmdeploy_llm.errors import OK
 
 from .boxes import check_boxes
-from .item import Media
+from .item import Media, part_of
 from .outcome import OUTCOMES, Outcome, derived
 from .unicode_text import escaped, replaced, unescaped
 
@@ -163,8 +162,7 @@ class Record:
     @property
     def part(self) -> str:
         """The end of its id that names a part of its file, such as "#page=3"; "" for all of it."""
-        own, name = str(self.id), os.path.basename(self.path or "")
-        return own.rpartition(name)[2] if name and name in own else ""
+        return part_of(self.id, self.path)
 
     @property
     def failure(self) -> str:

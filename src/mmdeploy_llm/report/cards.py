@@ -41,7 +41,7 @@ class Card:
         """The item's file, else its id or line."""
         record = self.record
         if record.path is not None:
-            return printable(record.path)
+            return printable(record.path + record.part)
         return f"line {record.line}" if record.id is None else printable(str(record.id))
 
     @property

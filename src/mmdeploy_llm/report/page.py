@@ -114,7 +114,7 @@ def report_batch(
     """
     run = summary.run
     speeds = {
-        "images/s": f"{run.images_per_second:.1f}",
+        f"{summary.unit}s/s": f"{run.items_per_second:.1f}",
         "tokens/s": f"{run.tokens_per_second:.0f}",
     }
     head = replace(

@@ -36,6 +36,11 @@ SUMMARIES: Mapping[str, str] = MappingProxyType(
         "media-processor": "a processor of charts, a kind of media with tensors of its own",
         "fetcher": "a source of media for addresses of its own",
         "observer": "an observer that counts what engines do",
+        "corpus-format": "a format of corpora (WARC, archives of web crawls)",
+        "output-sink": "a format of outputs (SQLite)",
+        "attention-backend": "an attention backend in plain torch",
+        "weight-format": "a format of quantised weights, 8 bits with a scale for each row",
+        "chat-part": "a type of parts of chat messages (places on a map)",
     }
 )
 SHORT: Mapping[str, str] = MappingProxyType(
@@ -43,10 +48,12 @@ SHORT: Mapping[str, str] = MappingProxyType(
 )
 NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
+        "attention-backend": ("torch",),
         "logits-processor": ("torch",),
         "model": ("torch",),
         "vision-model": ("numpy", "pillow", "torch"),
         "media-processor": ("numpy", "pillow", "torch"),
+        "weight-format": ("torch",),
     }
 )
 KINDS = tuple(SUMMARIES)

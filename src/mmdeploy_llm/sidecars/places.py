@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +12,17 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import Folder
 
-IN_QUESTION = re.compile(r"(?<!\{)\{sidecar\}(?!\})")  # the text of a sidecar, in a question
 MAX_BYTES = 2**20  # of a sidecar that is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """A picture: its path `relative` beneath a folder of the input, `root`."""
+    """A picture: its path `relative` beneath a folder of the input, `root`, or a page of a
+    document, by its number."""
 
     root: str
     relative: str
+    page: int | None = None
 
     @property
     def name(self) -> str:
@@ -30,19 +30,25 @@ class Spot:
         return os.path.basename(self.relative)
 
     @property
+    def stem(self) -> str:
+        """The start of the sidecar's name: of `a.b.jpg` it is `a.b`, of a page `a.b.page-3`."""
+        own = os.path.splitext(self.name)[0]
+        return own if self.page is None else f"{own}.page-{self.page}"
+
+    @property
     def path(self) -> str:
         """The path of the file."""
         return os.path.join(self.root, self.relative)
 
     @classmethod
-    def beneath(cls, root: str | None, path: str) -> Spot:
-        """Returns the place of a picture. root: None for a picture that a program has named itself.
-        Raises RequestError when it is not beneath the root."""
+    def beneath(cls, root: str | None, path: str, page: int | None = None) -> Spot:
+        """Returns the place of a picture, or of a page. root: None for a picture that a program has
+        named itself. Raises RequestError when it is not beneath the root."""
         path = os.path.abspath(path)
         root = os.path.dirname(path) if root is None else os.path.abspath(root)
         if os.path.commonpath((root, path)) != root:
             raise RequestError("it is not beneath the folder of the input")
-        return cls(root=root, relative=os.path.relpath(path, root))
+        return cls(root=root, relative=os.path.relpath(path, root), page=page)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,13 +58,13 @@ class Beside:
     folder: Folder
     owners: dict[str, str]
 
-    def check_owner(self, name: str, sidecar: str) -> None:
+    def check_owner(self, spot: Spot, sidecar: str) -> None:
         """Raises RequestError when the sidecar of a picture would be that of another one too, or
         the picture itself."""
-        owner = self.owners.get(os.path.splitext(name)[0], name)
-        if sidecar == name:
+        owner = self.owners.get(spot.stem, spot.name)
+        if sidecar == spot.name:
             raise RequestError("its sidecar would be the file itself")
-        if owner != name:
+        if owner != spot.name:
             raise RequestError(
                 f"its sidecar {sidecar!r} is that of {owner!r}; give one of them another name"
             )
@@ -115,15 +121,10 @@ def _owners(folder: Folder, kinds: KindTable) -> dict[str, str]:
     return owners
 
 
-def sidecar_name(name: str, suffix: str) -> str:
-    """Returns the name of the sidecar of a picture: `a.b.jpg` has `a.b.txt`."""
-    return os.path.splitext(name)[0] + suffix
-
-
 def read_sidecar(spot: Spot, suffix: str, places: Places) -> str:
     """Returns the text of the sidecar beside a picture. Raises RequestError where there is none, or
     one that is no text."""
-    name = sidecar_name(spot.name, suffix)
+    name = spot.stem + suffix
     text = text_in(places.beside(spot).folder, name)
     if not text:
         raise RequestError(f"its sidecar {name!r} is {'missing' if text is None else 'empty'}")

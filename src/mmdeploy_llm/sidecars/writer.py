@@ -17,7 +17,7 @@ from mmdeploy_llm.records.ids import IdSet
 from mmdeploy_llm.records.record import Record
 
 from .options import SidecarOptions, check_suffix
-from .places import Places, Spot, sidecar_name, text_in
+from .places import Places, Spot, text_in
 
 NO_ANSWER = frozenset(("failed", "empty", "repetition"))  # outcomes without a sidecar
 ENDS = (",", ".", ";", ":", "!", "?")
@@ -105,8 +105,8 @@ class Sidecars(Closing):
 
     def _write(self, record: Record, spot: Spot, *, is_filled: bool) -> bool:
         """Writes one sidecar; returns whether it was written."""
-        name, beside = sidecar_name(spot.name, self._options.suffix), self._places.beside(spot)
-        beside.check_owner(spot.name, name)
+        name, beside = spot.stem + self._options.suffix, self._places.beside(spot)
+        beside.check_owner(spot, name)
         folder = beside.folder
         if self._outputs and os.path.realpath(folder.path / name) in self._outputs:
             raise ConfigError("its sidecar would be an output of the run")
@@ -139,6 +139,12 @@ def picture_of(record: Record) -> str:
     if not record.media[0].is_file:
         raise RequestError("its picture is no file of its own")
     return record.media[0].name
+
+
+def page_of(record: Record) -> int | None:
+    """Returns the number of the page that a record is about; None for a whole file."""
+    pages = record.media[0].pages if len(record.media) == 1 else None
+    return int(pages) if pages is not None and pages.isdecimal() else None
 
 
 def _joined(known: str, text: str) -> str:

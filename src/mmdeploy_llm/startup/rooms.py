@@ -17,7 +17,6 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
-from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -25,6 +24,7 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
+from .chat_media import expander_of
 from .computer import Computer
 from .machine import Machine
 from .media import box_rule_of, media_limits
@@ -167,14 +167,7 @@ def build_intake(
         guard=files.plugins.guard,
         media_size=media_size,
         box_rule=box_rule_of(files),
-        expander=PartExpander(
-            files.plugins.kinds,
-            model=files.spec.name,
-            takes=media.read,
-            fetch=files.plugins.fetch_media,
-            limits=media_limits(runtime.options),
-            guard=files.plugins.guard,
-        ),
+        expander=expander_of(files, media, runtime.options),
     )
 
 

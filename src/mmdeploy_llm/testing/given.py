@@ -17,12 +17,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mmdeploy_llm.attention_checks.subject import BackendSubject
-from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.data_checks.outputs import OutputSubject
 from mmdeploy_llm.hooks import (
     AttentionBackendSpec,
-    ChatPartSpec,
-    CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaProcessorSpec,
     OutputSinkSpec,
@@ -35,7 +32,6 @@ from mmdeploy_llm.hooks.names import did_you_mean, listing
 from mmdeploy_llm.media_checks.splitters import SplitterSubject
 from mmdeploy_llm.media_checks.subject import ProcessorSubject
 from mmdeploy_llm.model_checks.base import Check, attributed, demand
-from mmdeploy_llm.plugin_checks.chat_parts import ChatPartSubject
 from mmdeploy_llm.plugin_checks.fetchers import FetcherSubject
 from mmdeploy_llm.plugin_checks.logits import LogitsProcessorSubject
 from mmdeploy_llm.plugin_checks.parsers import ParserSubject
@@ -47,10 +43,9 @@ NAME = "CHECKED_WITH"
 FETCHER = "fetch_media"
 FORM = f'{NAME} is "module:name" of a mapping: name of a spec, or {FETCHER} -> fields'
 OF_THE_KIT = frozenset({"spec", "file", "checkpoint", "fetch"})  # fields that are not given
+# Chat parts and formats of corpora name theirs in their specs' `samples`.
 SUBJECTS: tuple[tuple[type, type], ...] = (
     (AttentionBackendSpec, BackendSubject),
-    (ChatPartSpec, ChatPartSubject),
-    (CorpusFormatSpec, CorpusSubject),
     (LogitsProcessorSpec, LogitsProcessorSubject),
     (MediaProcessorSpec, ProcessorSubject),
     (OutputSinkSpec, OutputSubject),
@@ -101,7 +96,7 @@ def given_fields_are_known(given: GivenFields) -> None:
             demand(
                 each in allowed,
                 f"{NAME} gives {each!r}{did_you_mean(each, allowed)} for {name!r}, whose checks "
-                f"have {listing(sorted(allowed)) or 'no fields (give a model folder)'}",
+                f"have {listing(sorted(allowed)) or 'no such fields'}",
             )
     given.by_name = found
 

@@ -12,12 +12,12 @@ from typing import Any, TypedDict
 from mmdeploy_llm.corpora.folders import METADATA
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.asked import OF_FILES, OF_PAGES
 from mmdeploy_llm.finding.kinds import kind_of_bytes
 from mmdeploy_llm.finding.wanted import check_kinds
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.template import MAX_NAME, Template, shown
-from mmdeploy_llm.sidecars.places import IN_QUESTION
 
 ALL = "*"  # among the carried columns: all that a record can repeat
 
@@ -118,17 +118,20 @@ def check_columns(
             raise ConfigError(f"there is no column {name!r}; the columns are {shown(columns)}")
 
 
-def check_no_columns(question: str, paths: Iterable[str]) -> None:
+def check_no_columns(question: str, paths: Iterable[str], known: Sequence[str] = OF_FILES) -> None:
     """Raises ConfigError for a question about files that names a column: files have none, and it
-    would be asked as it stands. Braces around anything but a name are text, and {sidecar} stands
-    for the text beside a file."""
-    named = re.findall(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})", IN_QUESTION.sub("", question))
+    would be asked as it stands. Braces around anything but a name are text. known: the names that
+    files have, see finding/asked.py."""
+    found = re.findall(r"(?<!\{)\{([^\W\d]\w*)\}(?!\})", question)
+    named = [name for name in found if name not in known]
     if not named:
         return
     own = dict.fromkeys(os.path.dirname(path) for path in paths)
     folders = dict.fromkeys((*own, *map(os.path.dirname, own)))
     tables = [f for f in folders if any(os.path.isfile(os.path.join(f, m)) for m in METADATA)]
     advice = f"; {tables[0]!r} has metadata: name that folder" if tables else ""
+    if named[0] in OF_PAGES:
+        advice = "; pages of documents do, with --by-page (in Python by_page)"
     raise ConfigError(
         f"no column fills {{{named[0]}}} in the prompt {question[:MAX_NAME]!r}: files have no "
         f"columns{advice}"

@@ -4,7 +4,7 @@ unless the row is one of our own lines, with a prompt in it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from mmdeploy_llm.batch.items import KNOWN_KEYS, ItemReader
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row, Rows
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.finding.page_ids import document_id, page_of
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS
 from mmdeploy_llm.openai_lines.lines import OpenAILines, custom_id_of, is_openai_line
@@ -185,7 +186,8 @@ class QuestionReader:
             kept = (name for name in values if name not in left_out or name in KNOWN_KEYS)
             fields = {name: values[name] for name in kept if values[name] is not None}
         else:
-            cells = [cell for column in media for cell in _cells(column, row)]
+            yields = self._kinds.yields
+            cells = [own for column in media for own in _cells(column, row, yields)]
             if media and not cells:
                 raise RequestError(f"{_missing(media, values)}; the columns are {shown(values)}")
             names = [cell.name for cell in cells]
@@ -247,9 +249,9 @@ class _Cell:
     name: str | None
 
 
-def _cells(column: Column, row: Row) -> Iterator[_Cell]:
+def _cells(column: Column, row: Row, yields: Collection[str]) -> Iterator[_Cell]:
     """Yields the media of a cell. A name that a corpus gives to bytes is never used: it could be
-    that of a file here."""
+    that of a file here. yields: kinds of documents, whose names may end in #page=3."""
     found = row.values.get(column.name)
     for number, value in enumerate(found if isinstance(found, list) else [found]):
         mark = f"{column.name}[{number}]" if isinstance(found, list) else column.name
@@ -261,6 +263,8 @@ def _cells(column: Column, row: Row) -> Iterator[_Cell]:
             value = {column.kind: value["array"], **others}
         if isinstance(value, str):
             name = None
+            if column.kind in yields and document_id(value) != value:
+                value = {column.kind: document_id(value), "pages": str(page_of(value))}
         if value is not None:
             yield _Cell(part={"type": column.kind, column.kind: value}, name=name)
 

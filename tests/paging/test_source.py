@@ -10,19 +10,18 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.finding.files import find_media
 from mmdeploy_llm.finding.options import FindingOptions
+from mmdeploy_llm.finding.page_ids import document_id
 from mmdeploy_llm.finding.wanted import Wanted
-from mmdeploy_llm.hooks import MediaLimits, PluginManager, ReadingPreset
+from mmdeploy_llm.hooks import MediaLimits, PluginManager
+from mmdeploy_llm.paging.documents import Documents
+from mmdeploy_llm.paging.pages import find_pages
+from mmdeploy_llm.paging.source import PageSource
+from mmdeploy_llm.paging.text_layers import TextLayers
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.reading.asking import Asking
-from mmdeploy_llm.reading.opening import Documents
-from mmdeploy_llm.reading.pages import document_id, find_pages
 from mmdeploy_llm.reading.plan import wanted_of
-from mmdeploy_llm.reading.source import PageSource
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Media
 from mmdeploy_llm.records.record import Record
-
-PRESET = ReadingPreset(name="x", architectures=("X",), tasks={"page": "?"}, system="Be exact.")
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +52,20 @@ def source(documents, folder):
     def opened(prompt="Read.", pages=None, options=None, **selection):
         wanted = Wanted(table=documents.table, chosen=documents.kinds)
         found = find_media([str(folder)], is_recursive=True, wanted=wanted)
-        asking = Asking(
-            preset=PRESET, task="page", prompt=prompt, convert=None, options=options or {}
+        own = find_pages(found.files, documents, options or {}, pages, documents.kinds)
+        return PageSource(
+            found,
+            SamplingParams(),
+            Selection(**selection),
+            pages=own,
+            documents=documents,
+            options=options or {},
+            kinds=documents.kinds,
+            more="preset x",
+            question=prompt,
+            system="Be exact.",
+            text_of=TextLayers(lambda: documents, options or {}).of,
         )
-        own = find_pages(found.files, documents, asking.options, pages)
-        chosen = Selection(**selection)
-        return PageSource(found, own, documents, asking, SamplingParams(), chosen)
 
     return opened
 

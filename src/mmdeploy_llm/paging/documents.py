@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import KindTable, MediaLimits, MediaSplitter, PluginManager, SplitPart
 from mmdeploy_llm.messages import MediaRef
@@ -25,17 +25,8 @@ class HasText(Protocol):
         """Returns the text that the document itself holds for a part, "" for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFacts:
-    """The facts of a page that a prompt may say. width, height: pixels at which it is drawn."""
-
-    text_layer: str = ""
-    width: int = 0
-    height: int = 0
-
-
 class Documents(Closing):
-    """Documents whose pages are images, of all kinds that plugins split. Not thread-safe.
+    """Documents of all kinds that plugins split. Not thread-safe.
 
     splitters: by kind. The document that was opened last is kept.
     """
@@ -52,12 +43,15 @@ class Documents(Closing):
         self._last: tuple[object, Sequence[SplitPart]] | None = None
 
     @classmethod
-    def of(cls, files: ModelFiles, config: Any) -> Documents:
-        """Builds the splitters that a model's engine has. Raises PluginError."""
+    def of(
+        cls, files: ModelFiles, config: EngineConfig, yielded: Collection[str] = (IMAGE,)
+    ) -> Documents:
+        """Builds the splitters that a model's engine has, of kinds that yield one of `yielded`.
+        Raises PluginError."""
         table, splitters = files.plugins.kinds, {}
-        for kind, yielded in table.yields.items():
+        for kind, own in table.yields.items():
             spec = files.plugins.media_processor(kind, files.spec.name)
-            if yielded == IMAGE and spec is not None:
+            if own in yielded and spec is not None:
                 splitters[kind] = files.plugins.build_splitter(spec, files.checkpoint, {})
         return cls(files.plugins, table, splitters, media_limits(config))
 
@@ -65,6 +59,15 @@ class Documents(Closing):
     def kinds(self) -> tuple[str, ...]:
         """The kinds that are read: pictures, and those whose parts are pictures."""
         return (IMAGE, *self._splitters)
+
+    @property
+    def split_kinds(self) -> tuple[str, ...]:
+        """The kinds of documents, of which plugins know the parts."""
+        return tuple(self._splitters)
+
+    def part_name(self, kind: str) -> str:
+        """Returns what a part of such a document is called, such as "page"."""
+        return self._splitters[kind].part_name
 
     def is_paged(self, kind: str) -> bool:
         """Returns whether a page of such a document can be asked for alone."""
@@ -85,13 +88,31 @@ class Documents(Closing):
         """Returns the number of pages of a document. Raises MediaError and its subclasses."""
         return len(self._opened(kind, path, options))
 
-    def facts(self, kind: str, path: str, index: int, options: Mapping[str, Any]) -> PageFacts:
-        """Returns what a prompt may say of a page. Raises MediaError and its subclasses."""
+    def size(self, kind: str, path: str, index: int, options: Mapping[str, Any]) -> tuple[int, int]:
+        """Returns the pixels, width and height, at which a page is drawn. Raises MediaError and its
+        subclasses."""
+        width, height = getattr(self._opened(kind, path, options)[index].source, "size", (0, 0))
+        return width, height
+
+    def text(self, kind: str, path: str, index: int, options: Mapping[str, Any]) -> str:
+        """Returns the text that a document itself holds for a page. Raises MediaError and its
+        subclasses."""
         pages = self._opened(kind, path, options)
-        part = pages[index]
-        width, height = getattr(part.source, "size", (0, 0))
-        text = pages.text(index) if isinstance(pages, HasText) else ""
-        return PageFacts(text_layer=text, width=width, height=height)
+        return pages.text(index) if isinstance(pages, HasText) else ""
+
+    def whole_text(self, kind: str, path: str, options: Mapping[str, Any], most: int) -> str:
+        """Returns the text of a document, page by page until it has more than `most` characters; ""
+        for a file that is no document. Raises MediaError and its subclasses."""
+        if kind not in self.split_kinds:
+            return ""
+        pages, found = self._opened(kind, path, options), ""
+        if isinstance(pages, HasText):
+            for index in range(len(pages)):
+                text = pages.text(index)
+                found += f"\n\n{text}" if found and text else text
+                if len(found) > most:
+                    break
+        return found
 
     def close(self) -> None:
         """Ends the processes of the splitters."""

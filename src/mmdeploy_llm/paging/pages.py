@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.finding.files import FoundFile
+from mmdeploy_llm.finding.page_ids import PAGE_MARK
 from mmdeploy_llm.page_ranges import parse_pages
 
-from .opening import Documents
-
-PAGE_MARK = "#page="
+from .documents import Documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +37,6 @@ class PageFile(FoundFile):
         return document if self.index is None else f"{document}{PAGE_MARK}{self.index + 1}"
 
 
-def document_id(own: str) -> str:
-    """Returns the id of the document that a page with this id is of."""
-    document, mark, number = own.rpartition(PAGE_MARK)
-    is_page = mark and number.isascii() and number.isdigit() and len(number) < 10
-    return document if is_page else own
-
-
-def page_of(own: str) -> int:
-    """Returns the number of the page with this id, 1 for a whole document."""
-    document = document_id(own)
-    return 1 if own == document else int(own[len(document) + len(PAGE_MARK) :])
-
-
 def counted(num: int, noun: str) -> str:
     """Returns a number with its noun: "1 page", "2 pages"."""
     return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
@@ -70,15 +57,17 @@ def find_pages(
     documents: Documents,
     options: Mapping[str, Any],
     pages: str | None,
+    kinds: Collection[str],
 ) -> FoundPages:
     """Opens every document and returns all pages. pages: those of each document, see parse_pages;
-    what a document does not have of them is left out. A document that cannot be opened is one item,
-    which fails. Raises MediaError for a text that names no pages."""
+    what a document does not have of them is left out. kinds: of files that count as documents. A
+    document that cannot be opened is one item, which fails. Raises MediaError for a text that names
+    no pages."""
     if pages is not None:
         parse_pages(pages, 1, is_strict=False)
     found: list[PageFile] = []
     counts: dict[str, int] = {}
-    without = 0
+    without, whole = 0, Counter[str]()
     for file in files:
         try:
             is_paged = documents.is_paged(file.kind)
@@ -87,13 +76,19 @@ def find_pages(
             found.append(PageFile(place=file.place, kind=file.kind, error=error))
             continue
         counts[file.path] = count
-        own = list(_pages_of(file, count, pages))
+        whole[file.kind] += file.kind in documents.split_kinds and not is_paged
+        own = list(_pages_of(file, count, pages if file.kind in kinds else None))
         without += not own
         found += own
     notes = []
     if without:
         words = "document has" if without == 1 else "documents have"
         notes.append(f"{without} {words} none of the pages {pages}")
+    notes += [
+        f"{num} {kind} asked about whole: its plugin has no option that chooses a part"
+        for kind, num in whole.items()
+        if num
+    ]
     return FoundPages(files=found, counts=counts, notes=tuple(notes))
 
 

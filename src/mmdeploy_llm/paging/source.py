@@ -1,60 +1,74 @@
-"""PageSource: the items of documents, one for each page."""
+"""PageSource: the items of files, one for each page of a document."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.file_source import Fate, FileSource
-from mmdeploy_llm.batch.items import MAX_QUESTION, with_system
-from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.batch.items import MAX_QUESTION
 from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.finding.asked import OF_PAGES, SIDECAR
 from mmdeploy_llm.finding.files import Found, FoundFile
 from mmdeploy_llm.finding.identity import Ids
+from mmdeploy_llm.finding.page_ids import document_id, page_of
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.identity import digest_of, file_state
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item, Media
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.sidecars.places import Spot
 
-from .asking import Asking
-from .opening import Documents, PageFacts
-from .pages import FoundPages, PageFile, counted, document_id, page_of
+from .documents import Documents
+from .pages import FoundPages, PageFile, counted
+
+SIZES = {"width", "height"}  # names for which a page is opened
 
 
 class PageSource(FileSource):
-    """Builds one item per page; see FileSource. documents: opens them, for prompts that say what is
-    on a page."""
+    """Builds one item per page, and one per file that has no pages; see FileSource.
+
+    documents: opens them. options: of documents. kinds: of files that count as documents. more:
+    told after the number of pages.
+    """
+
+    names: ClassVar[tuple[str, ...]] = (SIDECAR, *OF_PAGES)
 
     def __init__(
         self,
         found: Found,
-        pages: FoundPages,
-        documents: Documents,
-        asking: Asking,
         params: SamplingParams,
         selection: Selection,
         *,
-        template_kwargs: Mapping[str, Any] | None = None,
+        pages: FoundPages,
+        documents: Documents,
+        options: Mapping[str, Any],
+        kinds: Collection[str],
+        more: str = "",
+        **asked: Any,
     ) -> None:
-        self._pages, self._documents, self._asking = pages, documents, asking
+        self._pages, self._documents, self._options = pages, documents, options
         self._all = found.files
-        whole = replace(found, files=pages.files)
-        super().__init__(whole, params, selection, template_kwargs=template_kwargs)
-        told = f"{self._told()}; {asking.about}"
-        self.about = "\n".join([*filter(None, [self.about]), told, *pages.notes])
-        self.unit = "page"
-
-    def _told(self) -> str:
-        """Counts what is read: "3 pages of 2 documents, 1 of which cannot be opened"."""
+        super().__init__(replace(found, files=pages.files), params, selection, **asked)
         files = [file for file in self._files.values() if isinstance(file, PageFile)]
-        unopened = sum(file.error is not None for file in files)
-        pages, documents = len(files) - unopened, len({file.path for file in files})
-        words = f"{counted(pages, 'page')} of {counted(documents, 'document')}"
-        return f"{words}, {unopened} of which cannot be opened" if unopened else words
+        paged = [file for file in files if file.kind in kinds]
+        told = "; ".join(filter(None, [self._told(files, paged), more]))
+        self.about = "\n".join([*filter(None, [self.about]), told, *pages.notes])
+        self.unit = "page" if paged else self.unit
+
+    def _told(self, files: Sequence[PageFile], paged: Sequence[PageFile]) -> str:
+        """Counts what is read: "3 pages of 2 documents, 1 of which cannot be opened, and 4 other
+        files"."""
+        unopened = sum(file.error is not None for file in paged)
+        documents = counted(len({file.path for file in paged}), "document")
+        words = f"{counted(len(paged) - unopened, 'page')} of {documents}"
+        words += f", {unopened} of which cannot be opened" if unopened else ""
+        others = len(files) - len(paged)
+        if not paged:
+            return f"no documents, {counted(others, 'other file')}"
+        return f"{words}, and {counted(others, 'other file')}" if others else words
 
     def use_root(self, root: str | None, known: Mapping[str, str] | None = None) -> None:
         """See FileSource. Outputs of an earlier version have no pages. A shard has whole documents,
@@ -136,65 +150,56 @@ class PageSource(FileSource):
     def _item(self, own: str) -> Item | BadItem:
         file = self._files[own]
         assert isinstance(file, PageFile)
-        line = self.ids[own]
-        try:
-            if file.error is not None:
-                raise file.error
-            return self._page(own, file)
-        except RequestError as error:
-            return BadItem(
-                line=line,
-                id=own,
-                path=file.path,
-                message=str(error),
-                kind=type(error).__name__,
-                code=error.code,
-            )
-
-    def _page(self, own: str, file: PageFile) -> Item:
-        text = self._asking.written(self._values(file))
-        return Item(
+        if file.error is None:
+            return super()._item(own)
+        error = file.error
+        return BadItem(
             line=self.ids[own],
             id=own,
             path=file.path,
-            prompt={
-                "messages": self._messages(file, text),
-                "chat_template_kwargs": dict(self._template_kwargs),
-            },
-            params=self._params,
+            message=str(error),
+            kind=type(error).__name__,
+            code=error.code,
+        )
+
+    def _good(self, own: str, file: FoundFile) -> Item:
+        item = super()._good(own, file)
+        assert isinstance(file, PageFile)
+        text = item.prompt["messages"][-1]["content"][-1].get("text", "")
+        return replace(
+            item,
             media=(_media(file),),
             question=text[:MAX_QUESTION] or None,
-            digest=digest_of(file_state(file.path)),
-            columns={
-                "document": document_id(own),
-                "page": file.number,
-                "pages": file.num_pages,
-            },
+            columns={"document": document_id(own), "page": file.number, "pages": file.num_pages},
             size=self._size(file),
         )
 
-    def _values(self, file: PageFile) -> dict[str, Any]:
-        facts = PageFacts()
-        if self._asking.has_facts and file.index is not None:
-            facts = self._documents.facts(file.kind, file.path, file.index, self._asking.options)
-        return {
-            "page": file.number,
-            "pages": file.num_pages,
-            "text_layer": facts.text_layer,
-            "width": facts.width,
-            "height": facts.height,
-        }
+    def _plain(self, file: FoundFile) -> str:
+        if self._question is not None:
+            return self._question
+        assert isinstance(file, PageFile)
+        is_page = file.index is not None
+        return description_of(self._documents.part_name(file.kind) if is_page else file.kind)
 
-    def _messages(self, file: PageFile, text: str) -> Any:
-        kind, path = file.kind, file.path
-        path = os.path.abspath(path) if is_url(path) else path
-        given: Any = path
-        if file.index is not None:
-            options = self._documents.options(kind, file.index, self._asking.options)
-            given = {kind: path, **options}
-        parts: list[dict[str, Any]] = [{"type": kind, kind: given}]
-        parts += [{"type": "text", "text": text}] if text else []
-        return with_system([{"role": "user", "content": parts}], self._asking.preset.system)
+    def _given(self, file: FoundFile) -> Any:
+        assert isinstance(file, PageFile)
+        path = super()._given(file)
+        if file.index is None:
+            return path
+        return {file.kind: path, **self._documents.options(file.kind, file.index, self._options)}
+
+    def _values(self, file: FoundFile) -> dict[str, Any]:
+        assert isinstance(file, PageFile)
+        found = {"page": file.number, "pages": file.num_pages, "width": 0, "height": 0}
+        if self._named & SIZES and file.index is not None:
+            of_page = (file.kind, file.path, file.index, self._options)
+            found["width"], found["height"] = self._documents.size(*of_page)
+        return {**found, **super()._values(file)}
+
+    def _spot(self, file: FoundFile) -> Spot:
+        assert isinstance(file, PageFile)
+        page = None if file.index is None else file.number
+        return replace(super()._spot(file), page=page)
 
 
 def _media(file: PageFile) -> Media:
