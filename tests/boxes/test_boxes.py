@@ -134,3 +134,18 @@ def test_svg_escapes_what_a_model_wrote():
     found = svg([box] * 1000, SIZE)
     assert "<script>" not in found
     assert found.count("<rect") == MAX_SHOWN
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("a" * 40, "a" * 40),
+        ("a" * 41, "a" * 40 + "…"),
+        ("红" * 20, "红" * 20),
+        ("红" * 21, "红" * 20 + "…"),
+    ],
+)
+def test_a_label_over_a_picture_is_cut_by_its_width(label, shown):
+    drawn = svg([Box(label=label, x0=1, y0=1, x1=9, y1=9)], SIZE)
+    assert f">{shown}</text>" in drawn
+    assert f"<title>{label}</title>" in drawn

@@ -125,7 +125,10 @@ def test_tokens_of_a_pair_of_files_alone(tiny_copy, tmp_path, images, family):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("family", "kind"), [("qwen3_vl", "Q8_0"), ("glm4v", "BF16")])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("qwen3_vl", "Q8_0"), pytest.param("glm4v", "BF16", marks=pytest.mark.long)],
+)
 def test_tokens_of_weights_in_few_bits(tiny_copy, tmp_path, images, family, kind):
     source, place = tiny_copy(family, tmp_path / "source"), tmp_path / "place"
     write_pair(source, place, family, kind=kind)

@@ -12,6 +12,7 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.media.image.thumbnail import Thumbnails
 from mmdeploy_llm.records.item import Media
 from mmdeploy_llm.records.record import ItemError, Record, Timings
+from mmdeploy_llm.report.cards import Card
 from mmdeploy_llm.report.page import CHUNK_CARDS, EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.report.previews import FilePreviews
 from mmdeploy_llm.sinks.scan import RecordIndex
@@ -90,6 +91,18 @@ def failed(path="gone.png", code=400, message="x"):
         error_msg=message,
         error=error,
     )
+
+
+def test_answers_that_are_lists_are_shown_in_their_own_letters(page):
+    html = page(good(answers={"颜色": ["红", "<蓝>"], "有圆": True}))
+    assert Page(html).texts["caption"] == ['颜色: ["红", "<蓝>"]']
+    assert "有圆: true" in html
+    assert 'lang="zh"' in html
+
+
+def test_words_are_found_in_any_form_of_their_letters(page):
+    card = Card(record=good(text="ＦＵＬＬ　cafe\u0301"), pictures=())
+    assert "full caf\u00e9" in card.words
 
 
 def test_a_picture_with_its_caption_reasoning_and_numbers(page, tmp_path):

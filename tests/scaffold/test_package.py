@@ -213,7 +213,10 @@ def test_a_package_passes_its_own_tests(kind, install):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["Cohere2", "GPTNeoX", "Olmo2"])
+@pytest.mark.parametrize(
+    "kind",
+    ["Cohere2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("GPTNeoX", "Olmo2"))],
+)
 def test_a_package_from_a_checkpoint_passes_its_own_tests(kind, install, tmp_path):
     config = getattr(transformers, f"{kind}Config")()
     config.architectures = [f"{kind}ForCausalLM"]

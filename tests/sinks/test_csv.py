@@ -32,7 +32,7 @@ def write(path, *records, mode="new"):
 
 
 def rows_of(path):
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -52,6 +52,22 @@ def test_rows_are_quoted_and_have_real_columns(table):
     assert json.loads(rows[1]["tags"]) == ["a", "b"]
     assert rows[3]["column_Text"] == "same name"
     assert rows[2]["error_code"] == "400"
+
+
+def test_only_a_table_with_more_than_ascii_begins_with_a_byte_order_mark(tmp_path, table):
+    """Excel needs it; whatever reads ASCII does not."""
+    assert table.read_bytes().startswith(b"\xef\xbb\xbfid,line,")
+    write(tmp_path / "plain.csv", ODD[0])
+    assert (tmp_path / "plain.csv").read_bytes().startswith(b"id,line,")
+    sink = open_sink(str(table))
+    sink.check("overwrite")  # it knows its own table again
+
+
+@pytest.mark.parametrize("first", ["\uff1d", "\uff0b", "\uff0d", "\uff20"])
+def test_a_formula_in_full_width_is_none(tmp_path, first):
+    """Excel of East Asia takes the full-width signs for the usual ones."""
+    write(tmp_path / "out.csv", Record(id="a", line=1, text=f"{first}1+1"))
+    assert rows_of(tmp_path / "out.csv")[0]["text"] == f"'{first}1+1"
 
 
 def test_no_cell_is_a_formula(table):

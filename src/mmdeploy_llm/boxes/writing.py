@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,7 +11,7 @@ from typing import Any
 from .reading import Box, Size
 
 MAX_SHOWN, MAX_LABELLED = 300, 40  # boxes over one picture
-MAX_LABEL = 40  # characters
+MAX_LABEL = 40  # characters, of which a wide one counts as two
 CARD, FONT = (260, 190), 11  # pixels of a picture on a page, and of the letters over it
 COLOURS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080")
 
@@ -91,6 +92,16 @@ def svg(boxes: Sequence[Box], size: Size) -> str:
     return "".join([*parts, "</svg>"])
 
 
+def _short(label: str) -> str:
+    """Returns what a label shows: wide characters, as those of Chinese, count twice."""
+    width = 0
+    for index, char in enumerate(label):
+        width += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if width > MAX_LABEL:
+            return f"{label[:index]}\u2026"
+    return label
+
+
 def _label(box: Box, width: int, unit: float, colour: str) -> str:
     """Returns the label above a box, or inside of one that begins at the top; that of a box on the
     right ends where the box does."""
@@ -100,5 +111,5 @@ def _label(box: Box, width: int, unit: float, colour: str) -> str:
     x, anchor = (box.x1, "end") if is_right else (box.x0, "start")
     return (
         f'<text x="{x}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}" '
-        f'font-size="{FONT * unit:.1f}">{escape(box.label[:MAX_LABEL])}</text>'
+        f'font-size="{FONT * unit:.1f}">{escape(_short(box.label))}</text>'
     )

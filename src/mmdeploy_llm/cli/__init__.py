@@ -14,7 +14,9 @@ commands, and its names are imported from here when they are first used.
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +33,9 @@ SHARD_VARIABLES = (
 
 def main() -> None:
     """Runs the program; entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal in GBK has no emoji
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     with Interrupts():
         import_module(f"{__name__}.program").app()
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import typer
 
+from mmdeploy_llm.encodings import not_utf8
 from mmdeploy_llm.errors import ConfigError
 
 COMMAND, FOLDER, SAVE = "command", "folder", "save_job"
@@ -46,7 +47,9 @@ def read_job(path: str) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"the job {path!r} is larger than {MAX_BYTES} bytes")
     try:
-        values = tomllib.loads(data.decode())
+        values = tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ConfigError(f"the job {path!r} is {not_utf8(data)}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the job {path!r} is not TOML: {error}") from error
     if COMMAND not in values:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.encodings import is_utf8, not_utf8
 from mmdeploy_llm.errors import ConfigError
 
 from .groups import Group
@@ -117,6 +118,9 @@ def listed_files(given: str) -> list[str]:
     data = data.removeprefix(codecs.BOM_UTF8)  # as editors of Windows write it
     names = data.split(b"\0") if b"\0" in data else data.splitlines()
     paths = [os.fsdecode(name) for name in names if name.strip()]
+    for path in paths:  # a file may have such a name, a list in another encoding names none
+        if not is_utf8(path) and not os.path.lexists(path):
+            raise ConfigError(f"--files-from {given!r} is {not_utf8(path)}")
     if not paths:
         raise ConfigError(f"--files-from {given!r} has no paths")
     return paths

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mmdeploy_llm.encodings import not_utf8
 from mmdeploy_llm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ def text_value(option: str, text: str | None) -> str | None:
 def read_text(option: str, path: str, hint: str = "") -> str:
     """Reads the text that a file holds, without the ends of lines after it. Raises ConfigError."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             return _not_empty(option, path, file.read(MAX_TEXT + 1))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option}: the file {path!r} is {not_utf8(error.object)}") from None
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -129,6 +132,6 @@ def read_tools(path: Path | None) -> Any:
     if path is None:
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--tools {str(path)!r} cannot be read as JSON: {error}") from error

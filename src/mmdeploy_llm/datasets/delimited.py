@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from mmdeploy_llm.encodings import is_utf8, not_utf8
+
 from .files import File, suffix_of
 from .lines import skip_blank, unreadable
 from .packed import open_content, unpacked_name
@@ -58,6 +60,9 @@ class DelimitedRows:
         texts = _Lines(_texts(opened))
         reader = csv.reader(texts, delimiter=mark)
         columns = next(reader, [])
+        first = "".join(texts.taken)
+        if "\0" in first or not is_utf8(first):
+            raise csv.Error(f"its first line is {not_utf8(first)}")
         if not columns or len(set(columns)) < len(columns):
             raise csv.Error("its first line must name the columns, each once")
         num_undone = 0
@@ -85,10 +90,9 @@ class DelimitedRows:
         if isinstance(row, _Fault):
             words = f"the row cannot be used: {row.words}"
             return BadItem(line=line, message=words, values=row.values)
-        try:
-            "".join(row.values()).encode()
-        except UnicodeEncodeError:  # `surrogateescape` has kept what is not UTF-8
-            return BadItem(line=line, message="the row is not UTF-8")
+        whole = "".join(row.values())
+        if not is_utf8(whole):
+            return BadItem(line=line, message=f"the row is {not_utf8(whole)}")
         return table_row(line, {name: text or None for name, text in row.items()}, file.folder)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from mmdeploy_llm.encodings import not_utf8
+
 from .files import File
 from .json_text import parse_json
 from .packed import is_packed, open_content
@@ -112,7 +114,9 @@ def _skip_rest(file: BinaryIO) -> None:
 def _parsed(raw: bytes, line: int, folder: str) -> Row | BadItem:
     try:
         return Row(line=line, values=parse_json(raw.decode("utf-8")), folder=folder)
-    except UnicodeDecodeError as error:
-        return BadItem(line=line, message=f"the line is not UTF-8: {error.reason}")
+    except UnicodeDecodeError:
+        return BadItem(line=line, message=f"the line is {not_utf8(raw)}")
     except ValueError as error:
+        if b"\0" in raw:
+            return BadItem(line=line, message=f"the line is {not_utf8(raw)}")
         return BadItem(line=line, message=f"the line is not JSON: {str(error)[:MAX_SHOWN]}")

@@ -20,6 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+from mmdeploy_llm.encodings import not_utf8
 from mmdeploy_llm.errors import MediaLimitError, RequestError
 from mmdeploy_llm.hooks import KindTable
 
@@ -276,8 +277,8 @@ def _put(values: dict[str, Any], suffix: str, data: bytes, *, is_media: bool) ->
         return
     try:
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the {suffix} is not UTF-8: {error.reason}") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"the {suffix} is {not_utf8(data)}") from None
     if not suffix.endswith("json"):
         values[suffix] = text.strip()
         return

@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from importlib import resources
 from typing import Any
@@ -21,6 +22,7 @@ from mmdeploy_llm.records.boxes import boxes_of
 from mmdeploy_llm.records.record import Record, seconds
 
 from .bidi import without_bidi_controls
+from .letters import language, searched
 from .pictures import JPEG, MP3, Picture, Pictures, printable
 from .previews import is_refused, media_of
 
@@ -94,6 +96,14 @@ class Card:
         return f"{text}, {MAX_SHOWN} of them drawn" if count > MAX_SHOWN else text
 
     @property
+    def language(self) -> str:
+        """The language of the item's texts, as far as its letters tell."""
+        record = self.record
+        return language(
+            " ".join((record.text, record.prompt or "", *map(str, record.answers.values())))
+        )
+
+    @property
     def words(self) -> str:
         """The lower-case text that the page's filter searches."""
         record = self.record
@@ -101,7 +111,7 @@ class Card:
         samples = (str(sample.get("text") or "") for sample in record.outputs[1:])
         others = (*map(str, record.answers.values()), *samples)
         said = (record.lack, record.text, *others, record.reasoning, record.prompt)
-        return printable(" ".join((self.path, fault, *filter(None, said))).lower())
+        return searched(printable(" ".join((self.path, fault, *filter(None, said)))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +203,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["as_json"] = partial(json.dumps, ensure_ascii=False)
     environment.filters["seconds"] = seconds
     environment.filters["thousands"] = thousands
     return environment

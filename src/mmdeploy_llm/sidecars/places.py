@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name, natural_key
+from mmdeploy_llm.encodings import not_utf8
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.records.closing import Closing
@@ -146,4 +147,4 @@ def text_in(folder: Folder, name: str) -> str | None:
     try:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
-        raise RequestError(f"{name!r} is not UTF-8") from None
+        raise RequestError(f"{name!r} is {not_utf8(data)}") from None

@@ -1,12 +1,14 @@
 """An output that is a table in CSV: `captions.csv` is written whole at the end of each run, from
 the records in `captions.csv.jsonl` beside it, which a run extends and resumes as any file of lines.
 
-A cell that a spreadsheet would compute, one that begins with =, +, -, @, a tab or a return, has an
-apostrophe before it; the records have the exact text.
+A cell that a spreadsheet would compute, one that begins with =, +, -, @ (also in full width), a tab
+or a return, has an apostrophe before it; the records have the exact text. A table with more than
+ASCII begins with a byte order mark: without it, Excel does not know that it is UTF-8.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -40,7 +42,7 @@ LEFT_OUT = (  # of a record: only the lines have them
     *("exact", "content", "num_tokens_by_kind"),
 )
 ORDER = ("answers", "columns", "")  # of the other columns: where they come from
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 HEADER_BYTES = 2**16
 
 
@@ -127,6 +129,7 @@ class CsvTable:
     def __init__(self, records: Callable[[], Iterable[Record]]) -> None:
         self._records = records
         self.num_guarded = 0
+        self._mark = b""
 
     def __iter__(self) -> Iterator[bytes]:
         columns = Columns(fixed=(*FIRST, *LAST), fields=(*FIRST, *LAST, *LEFT_OUT))
@@ -136,14 +139,17 @@ class CsvTable:
             source: [n for n, at, _ in columns.items() if at.source == source] for source in ORDER
         }
         names = (*FIRST, *own["answers"], *own["columns"], *LAST, *own[""])
-        yield _line(map(self._cell, names))
+        yield self._mark + _line(map(self._cell, names))
         for values in self._values():
             row = {**values, **columns.cells(values), "seconds": values["timings"]["total"]}
             yield _line(self._cell(row.get(name)) for name in names)
 
     def _values(self) -> Iterator[dict[str, Any]]:
         for record in self._records():
-            yield json.loads(record.to_json())
+            line = record.to_json()
+            if not line.isascii():
+                self._mark = codecs.BOM_UTF8
+            yield json.loads(line)
 
     def _cell(self, value: Any) -> str:
         """Returns a cell: lists and objects as JSON, nothing as an empty one."""
@@ -165,4 +171,5 @@ def _line(cells: Iterable[str]) -> bytes:
 def is_table(path: Path) -> bool:
     """Whether a file is a table that a batch has written, by its first line."""
     with open_regular(path, os.O_RDONLY) as file:
-        return (file.read(HEADER_BYTES) or b"").startswith(",".join(FIRST).encode())
+        first = (file.read(HEADER_BYTES) or b"").removeprefix(codecs.BOM_UTF8)
+        return first.startswith(",".join(FIRST).encode())
