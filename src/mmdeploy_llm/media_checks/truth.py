@@ -218,7 +218,8 @@ def heard(source: Any, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
             raise CheckSkipped(f"the reference resamples to {rate} Hz; {GIVE_YOUR_OWN}")
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
         channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
-    return channels.mean(1)
+    mixed: np.ndarray[Any, np.dtype[np.float32]] = channels.mean(1)
+    return mixed
 
 
 def opened(source: Any) -> Any:
