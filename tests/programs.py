@@ -19,7 +19,11 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-PRELOADED = ("mmdeploy_llm.llm", "mmdeploy_llm.testing.check", "transformers.modeling_utils")
+PRELOADED = (
+    *("mmdeploy_llm.llm", "mmdeploy_llm.desk.many", "mmdeploy_llm.batch.job"),
+    *("mmdeploy_llm.reading.plan", "mmdeploy_llm.report.whole", "mmdeploy_llm.testing.check"),
+    "transformers.modeling_utils",
+)
 SERVER = """
 import importlib, json, os, signal, socket, sys, tempfile, types
 

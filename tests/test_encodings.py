@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mmdeploy_llm import cli
+from mmdeploy_llm.command_options.values import text_value
 from mmdeploy_llm.encodings import is_gbk, not_utf8
+from mmdeploy_llm.errors import ConfigError
 
 CHINESE = "描述这张图片，左边有一个红色的圆。"
 GBK = "not UTF-8, it seems to be GB18030; convert it: iconv -f GB18030 -t UTF-8 FILE > NEW"
@@ -68,9 +70,17 @@ def test_every_text_that_the_program_reads_is_told(tmp_path, monkeypatch, name, 
     assert done.exit_code != 0
 
 
-def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path, monkeypatch):
-    from mmdeploy_llm.command_options.values import text_value
+def test_standard_input_in_gbk_is_told(monkeypatch):
+    given = io.TextIOWrapper(io.BytesIO(CHINESE.encode("gbk")), encoding="utf-8")
+    program = SimpleNamespace(app=lambda: text_value("--prompt", "-"))
+    monkeypatch.setattr(sys, "stdin", given)
+    monkeypatch.setattr(cli, "import_module", lambda name: program)
+    with pytest.raises(ConfigError) as caught:
+        cli.main()
+    assert str(caught.value) == f"--prompt: standard input is {GBK}"
 
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbf" + CHINESE.encode())
     assert text_value("--prompt", f"@{tmp_path / 'prompt.txt'}") == CHINESE
 

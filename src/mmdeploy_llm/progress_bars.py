@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tqdm import auto
-
 UseTqdm = bool | Callable[..., Any]  # a callable is called as tqdm is, and returns a bar
 
 
@@ -23,6 +21,8 @@ def open_bar(use_tqdm: UseTqdm | None, **options: Any) -> Any:
     """
     if callable(use_tqdm):
         return _made(use_tqdm(**options))
+    from tqdm import auto  # which imports asyncio
+
     is_hidden = None if use_tqdm is None and not in_notebook() else use_tqdm is False
     return auto.tqdm(**options, dynamic_ncols=True, disable=is_hidden)
 
@@ -39,6 +39,8 @@ def _made(bar: Any) -> Any:
 
 def in_notebook() -> bool:
     """Returns whether bars are widgets of a notebook."""
+    from tqdm import auto
+
     return auto.notebook_tqdm is not auto.std_tqdm
 
 

@@ -1,4 +1,4 @@
-"""Shows a value that came from outside in the message of an error."""
+"""Writes for people: a value that came from outside in the message of an error, a duration."""
 
 from __future__ import annotations
 
@@ -28,3 +28,28 @@ def error_text(error: BaseException) -> str:
         message = "(its message cannot be shown)"
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return _ADDRESS.sub("", text)[:MAX_ERROR_LENGTH]
+
+
+def seconds(value: float | None) -> str:
+    """Formats a duration: "340 ms", "2.1 s", "3 min 05 s"; "not reached" for None."""
+    if value is None:
+        return "not reached"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def duration(value: float) -> str:
+    """Formats seconds that are estimated: "40 s", "3 min 05 s", "2 h 10 min", "3 days 4 h"."""
+    whole = round(value)
+    for size, name, inner, inner_name in (
+        (86400, "days" if whole >= 2 * 86400 else "day", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // inner:02d} {inner_name}"
+    return f"{whole} s"

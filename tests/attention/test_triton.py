@@ -17,12 +17,16 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INT4_SIZES = (32, 40, 64, 80, 96, 128, 192, 256)
 
 
-def seeds(count, num_quick):
-    more = (pytest.param(seed, marks=pytest.mark.full) for seed in range(num_quick, count))
+def seeds(count, num_quick, num_full):
+    """The first are quick, those up to num_full full, and the rest long."""
+    tiers = {
+        seed: pytest.mark.full if seed < num_full else pytest.mark.long for seed in range(count)
+    }
+    more = (pytest.param(seed, marks=tiers[seed]) for seed in range(num_quick, count))
     return [*range(num_quick), *more]
 
 
-@pytest.mark.parametrize("seed", seeds(30, num_quick=3))
+@pytest.mark.parametrize("seed", seeds(30, num_quick=3, num_full=12))
 def test_random_batches(cases, triton_attention, triton_device, seed):
     case, options = cases.random_case(
         seed, longest=50, dtype=DTYPES[seed % 3], device=triton_device
@@ -115,7 +119,7 @@ def test_cache_in_8_bits(
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("seed", seeds(24, num_quick=2))
+@pytest.mark.parametrize("seed", seeds(24, num_quick=2, num_full=9))
 def test_cache_in_4_bits(cases, triton_attention, triton_device, seed):
     """Each head size in each dtype: batches of all kinds, with windows, softcap and sinks, and
     decode in splits."""

@@ -11,7 +11,8 @@ from mmdeploy_llm.outputs import Completions, ToolCall
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.item import Item, Media
 from mmdeploy_llm.records.making import bad_record, record_of
-from mmdeploy_llm.records.record import ItemError, Record, Timings, key_of, seconds
+from mmdeploy_llm.records.record import ItemError, Record, Timings, key_of
+from mmdeploy_llm.shown import seconds
 
 
 def item(prompt, n=1, **values):

@@ -37,7 +37,7 @@ def _folder(tmp_path, monkeypatch):
         ([*HERE, "-p", "@nowhere.txt"], "--prompt: the file 'nowhere.txt' cannot be read"),
         ([*HERE, "-p", "@empty.txt"], "--prompt: 'empty.txt' has no text"),
         ([*HERE, "-p", ""], "--prompt has no text"),
-        ([*HERE, "-p", "@latin.txt"], "'latin.txt' cannot be read"),
+        ([*HERE, "-p", "@latin.txt"], "'latin.txt' is not UTF-8"),
         ([*HERE, "-p", "@/dev/zero"], "has more than 1000000 characters"),
         ([*HERE, "-p", "x", "--prompt-file", "a.png"], "--prompt and --prompt-file contradict"),
         ([*HERE, "--system", "@nowhere.txt"], "--system: the file 'nowhere.txt'"),

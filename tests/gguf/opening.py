@@ -6,7 +6,10 @@ import re
 
 import torch
 
-from mmdeploy_llm.gguf import GGUFFile, TowerFile, find_tables, read_headers
+from mmdeploy_llm.gguf.header import read_headers
+from mmdeploy_llm.gguf.lookup import find_tables
+from mmdeploy_llm.gguf.reading import GGUFFile
+from mmdeploy_llm.gguf.tower import TowerFile
 from mmdeploy_llm.hooks import PluginManager
 
 

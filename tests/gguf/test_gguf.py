@@ -13,8 +13,10 @@ import torch
 
 from mmdeploy_llm import tensor_file
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
-from mmdeploy_llm.gguf import find_gguf, gguf_config, read_headers, rows
+from mmdeploy_llm.gguf import find_gguf, rows
 from mmdeploy_llm.gguf.codes import LAYOUTS
+from mmdeploy_llm.gguf.config import gguf_config
+from mmdeploy_llm.gguf.header import read_headers
 from mmdeploy_llm.gguf.library import known_keys, readable_types
 from mmdeploy_llm.gguf.tables import GGUFTable
 from mmdeploy_llm.hooks import PluginManager

@@ -16,7 +16,7 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelError
-from mmdeploy_llm.gguf import read_headers
+from mmdeploy_llm.gguf.header import read_headers
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder.gguf import check_tokenizer, described
 

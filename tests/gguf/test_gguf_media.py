@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, ModelError, ModelNotSupportedError
-from mmdeploy_llm.gguf import find_tower, media_config, read_headers
+from mmdeploy_llm.gguf import find_tower
+from mmdeploy_llm.gguf.header import read_headers
+from mmdeploy_llm.gguf.tower import media_config
 from mmdeploy_llm.model_folder import read_checkpoint
 
 from .gguf_writing import write_gguf

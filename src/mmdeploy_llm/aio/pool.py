@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from mmdeploy_llm.client.belonging import Belonging
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, EngineError
-from mmdeploy_llm.native import usable_cpus
 from mmdeploy_llm.params.signatures import takes
-from mmdeploy_llm.startup.needs import MemoryNeeds, count_needs
-from mmdeploy_llm.startup.sizes import free_ram
 
 from .async_llm import AsyncLLM
 from .fair_lock import FairLock
 
 if TYPE_CHECKING:
     from mmdeploy_llm.params.option_dicts import EngineOptions
+    from mmdeploy_llm.startup.needs import MemoryNeeds
 
 Cores = Literal["turns", "shares"]
 State = Literal["installed", "running", "stopped"]
@@ -92,7 +90,7 @@ class ModelPool(Belonging):
         if cores not in ("turns", "shares"):
             raise ConfigError(f"cores must be 'turns' or 'shares', got {cores!r}")
         self._cores: Cores = cores
-        self._limit = free_ram() if memory is None else memory
+        self._limit = _free_ram() if memory is None else memory
         self._step_lock = FairLock()
         self._lock = threading.Lock()  # held for the table only, never while a model loads
         self._entries: dict[str, _Entry] = {}
@@ -202,6 +200,8 @@ class ModelPool(Belonging):
     def _reserve(self, entry: _Entry) -> EngineConfig:
         """Writes the model into the table. Returns its options with the size of the KV cache that
         was written. Raises ConfigError when it does not fit."""
+        from mmdeploy_llm.startup.needs import count_needs  # which imports torch
+
         with self._lock:
             left = self._memory_left()
         needs = count_needs(entry.config, left)
@@ -221,7 +221,7 @@ class ModelPool(Belonging):
 
     def _memory_left(self) -> int:
         """Returns the RAM for one more model: free now, and not promised to others."""
-        return max(0, min(self._limit - sum(needs.total for needs in self._on_cpu()), free_ram()))
+        return max(0, min(self._limit - sum(needs.total for needs in self._on_cpu()), _free_ram()))
 
     def _on_cpu(self) -> list[MemoryNeeds]:
         each = (entry.needs for entry in self._entries.values())
@@ -243,6 +243,8 @@ class ModelPool(Belonging):
         )
 
     def _check_threads(self, entry: _Entry, needs: MemoryNeeds) -> None:
+        from mmdeploy_llm.native import usable_cpus
+
         config, name = entry.config, entry.name
         if self._cores == "turns":
             if config.data_parallel_size > 1:
@@ -278,6 +280,12 @@ def _status(entry: _Entry) -> ModelStatus:
         weights=needs.weights,
         kv_cache=needs.kv_cache,
     )
+
+
+def _free_ram() -> int:
+    from mmdeploy_llm.startup.sizes import free_ram
+
+    return free_ram()
 
 
 def _gib(num_bytes: int) -> str:

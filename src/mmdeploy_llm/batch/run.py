@@ -29,7 +29,8 @@ from mmdeploy_llm.records.ids import DoneItems, IdSet
 from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.making import bad_record
 from mmdeploy_llm.records.outcome import counted
-from mmdeploy_llm.records.record import Record, duration, key_of
+from mmdeploy_llm.records.record import Record, key_of
+from mmdeploy_llm.shown import duration
 from mmdeploy_llm.sinks.base import RecordSink
 from mmdeploy_llm.telling.teller import Tell, silent
 

@@ -1,4 +1,7 @@
-"""BulkClient: LLM's methods for whole batches, whose items are read and written one by one."""
+"""BulkClient: LLM's methods for whole batches, whose items are read and written one by one.
+
+They import what a batch needs when they are called, so that importing LLM is quick.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,10 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mmdeploy_llm.answers import VALIDATE_RETRIES
-from mmdeploy_llm.answers.checks import open_checks
-from mmdeploy_llm.answers.rules import TextRules
-from mmdeploy_llm.answers.schemas import AnswerSchema
-from mmdeploy_llm.answers.validated import Validated
-from mmdeploy_llm.batch.engine import describe_engine
-from mmdeploy_llm.batch.job import (
-    BatchJob,
-    BatchSettings,
-    plan_batch,
-    run_batch,
-    source_of,
-)
-from mmdeploy_llm.batch.options import BatchOptions, mode_of, option_settings
-from mmdeploy_llm.batch.summary import BatchSummary
+from mmdeploy_llm.batch.options import BatchOptions, option_settings
 from mmdeploy_llm.client.arguments import (
     as_prompt,
     as_prompts,
@@ -39,33 +29,26 @@ from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
-from mmdeploy_llm.estimate.estimate import NUM_ITEMS, estimate
-from mmdeploy_llm.estimate.result import Estimate
-from mmdeploy_llm.finding.options import with_reader
+from mmdeploy_llm.estimate import NUM_ITEMS
 from mmdeploy_llm.messages import Conversation, Prompts
-from mmdeploy_llm.paging.sources import Sources
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.params.signatures import takes
 from mmdeploy_llm.progress_bars import UseTqdm, where_seen
-from mmdeploy_llm.reading.arguments import ReadArguments, read_arguments
-from mmdeploy_llm.reading.plan import Reader, find_reading
-from mmdeploy_llm.reading.plan import open_reader as pages_reader
-from mmdeploy_llm.records.outcome import Retried
-from mmdeploy_llm.records.record import ItemError
-from mmdeploy_llm.report.previews import FilePreviews
-from mmdeploy_llm.report.whole import ReportOptions, RunReport
-from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
-from mmdeploy_llm.startup.media import check_boxes, open_media, open_reader
+from mmdeploy_llm.reading.options import ReadArguments
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.answers.schemas import AnswerSchema
+    from mmdeploy_llm.batch.job import BatchJob, BatchSettings
+    from mmdeploy_llm.batch.summary import BatchSummary
+    from mmdeploy_llm.estimate.result import Estimate
+    from mmdeploy_llm.paging.sources import Sources
+    from mmdeploy_llm.reading.plan import Reader
 
 logger = logging.getLogger(__name__)
 
 
 class BulkClient(EngineClient):
     """Base of LLM."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        super().__init__(config)
 
     def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
         """Yields results as generate_iter does, each with its ask. Closing the generator aborts the
@@ -107,18 +90,18 @@ class BulkClient(EngineClient):
         OutputWriteError, which say how to continue; an item with an error becomes a line with it.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
-        settings = BatchSettings(
-            mode=mode_of(resume, overwrite),
+        from mmdeploy_llm.batch.job import plan_batch
+        from mmdeploy_llm.paging.sources import Sources
+
+        settings = self._settings(
+            resume,
+            overwrite,
+            retry_failed,
+            chat_template_kwargs,
+            use_tqdm,
             sampling_params=one_params(sampling_params),
-            chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            retried=Retried.parse(retry_failed),
             **option_settings(options),
-            max_media_bytes=self._config.max_media_bytes,
-            allowed_media_root=self._config.allowed_media_root,
-            is_any_config_kept=resume == "anyway",
-            describe_engine=partial(describe_engine, self._config),
-            use_tqdm=where_seen(use_tqdm),
         )
         with Sources(self._config, settings.finding.pages) as sources:
             job = plan_batch(input, output, self._informed(settings, sources))
@@ -147,24 +130,19 @@ class BulkClient(EngineClient):
         are those of run_batch, and so are the errors. The budget of a page is the engine's
         `image_tokens`. What is told of the Markdown is logged.
         """
+        from mmdeploy_llm.reading.arguments import read_arguments
+        from mmdeploy_llm.reading.plan import find_reading
+        from mmdeploy_llm.reading.plan import open_reader as pages_reader
+
         wish, fields = read_arguments(options, markdown if markdown is None else Path(markdown))
-        config = self._config
-        settings = BatchSettings(
-            mode=mode_of(resume, overwrite),
-            chat_template_kwargs=dict(chat_template_kwargs or {}),
-            retried=Retried.parse(retry_failed),
-            **fields,
-            max_media_bytes=config.max_media_bytes,
-            allowed_media_root=config.allowed_media_root,
-            is_any_config_kept=resume == "anyway",
-            describe_engine=partial(describe_engine, config),
-            use_tqdm=where_seen(use_tqdm),
+        settings = self._settings(
+            resume, overwrite, retry_failed, chat_template_kwargs, use_tqdm, **fields
         )
         is_one = isinstance(documents, (str, os.PathLike))
         several: Any = [documents] if is_one else documents
         paths = [os.fspath(own) for own in several]
-        with (reader := pages_reader(config, wish)).documents:
-            _warn_of_budget(config, reader)
+        with (reader := pages_reader(self._config, wish)).documents:
+            _warn_of_budget(self._config, reader)
             found = find_reading(paths, self._informed(settings), reader, wish)
             reading = found.plan(output)
 
@@ -191,6 +169,11 @@ class BulkClient(EngineClient):
         values. Answers are generated by it; one that breaks it, such as a validator of the class,
         is asked again up to `retries` times. One that was cut off is an ItemError.
         """
+        from mmdeploy_llm.answers.checks import open_checks
+        from mmdeploy_llm.answers.rules import TextRules
+        from mmdeploy_llm.answers.schemas import AnswerSchema
+        from mmdeploy_llm.answers.validated import Validated
+
         shape = AnswerSchema.given(schema)
         if shape is None:
             raise ConfigError("extract needs a schema: a class of pydantic, or a JSON schema")
@@ -226,6 +209,10 @@ class BulkClient(EngineClient):
         seed: the same one draws the same items. The other arguments are those of run_batch. The
         items of an iterator are read to its end.
         """
+        from mmdeploy_llm.batch.job import BatchSettings, source_of
+        from mmdeploy_llm.estimate.estimate import estimate
+        from mmdeploy_llm.paging.sources import Sources
+
         settings = BatchSettings(
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
@@ -238,8 +225,41 @@ class BulkClient(EngineClient):
             source = source_of(input, self._informed(settings, sources))
             return estimate(source, settings.selection, self, num_items=num_items, seed=seed)
 
+    def _settings(
+        self,
+        resume: bool | Literal["anyway"],
+        overwrite: bool,
+        retry_failed: bool | Collection[int | str] | str,
+        chat_template_kwargs: Mapping[str, Any] | None,
+        use_tqdm: UseTqdm,
+        **fields: Any,
+    ) -> BatchSettings:
+        """Returns the settings of a batch that is written. fields: those that not all of them
+        have."""
+        from mmdeploy_llm.batch.engine import describe_engine
+        from mmdeploy_llm.batch.job import BatchSettings
+        from mmdeploy_llm.batch.options import mode_of
+        from mmdeploy_llm.records.outcome import Retried
+
+        config = self._config
+        return BatchSettings(
+            mode=mode_of(resume, overwrite),
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
+            retried=Retried.parse(retry_failed),
+            max_media_bytes=config.max_media_bytes,
+            allowed_media_root=config.allowed_media_root,
+            is_any_config_kept=resume == "anyway",
+            describe_engine=partial(describe_engine, config),
+            use_tqdm=where_seen(use_tqdm),
+            **fields,
+        )
+
     def _informed(self, settings: BatchSettings, sources: Sources | None = None) -> BatchSettings:
         """Returns the settings with what this engine decides about media. sources: of files."""
+        from mmdeploy_llm.finding.options import with_reader
+        from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
+        from mmdeploy_llm.startup.reader import open_reader
+
         config = self._config
         return with_reader(
             settings,
@@ -258,6 +278,12 @@ class BulkClient(EngineClient):
     ) -> BatchSummary:
         """Runs a batch and writes its report, if one is wanted, with the frames of its videos.
         after: called with the summary, also of a run that Ctrl-C has ended."""
+        from mmdeploy_llm.batch.job import run_batch
+        from mmdeploy_llm.report.previews import FilePreviews
+        from mmdeploy_llm.report.whole import ReportOptions, RunReport
+        from mmdeploy_llm.startup.media import check_boxes, open_media
+        from mmdeploy_llm.startup.reader import open_reader
+
         if job.settings.boxes:
             check_boxes(self._config, job.settings.sampling_params)
         if report is None:
@@ -286,6 +312,8 @@ class BulkClient(EngineClient):
 
 def extracted(answer: Answer, shape: AnswerSchema) -> Any:
     """Returns the object of an answer, or an ItemError."""
+    from mmdeploy_llm.records.record import ItemError
+
     output, first = answer.output, answer.output.outputs[0]
     if not output.is_ok:
         return ItemError(code=output.error_code, message=output.error_msg or "no message was given")

@@ -33,9 +33,13 @@ SHARD_VARIABLES = (
 
 def main() -> None:
     """Runs the program; entry point of the console script."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal in GBK has no emoji
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),  # whoever reads it tells what is not UTF-8
+        (sys.stdout, "backslashreplace"),  # a terminal in GBK has no emoji
+        (sys.stderr, "backslashreplace"),
+    ):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=errors)
     with Interrupts():
         import_module(f"{__name__}.program").app()
 

@@ -163,7 +163,7 @@ def batch_settings(
     from mmdeploy_llm.finding.options import with_reader
     from mmdeploy_llm.paging.sources import Sources
     from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
-    from mmdeploy_llm.startup.media import check_boxes, open_reader
+    from mmdeploy_llm.startup.reader import open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:
@@ -179,6 +179,8 @@ def batch_settings(
     if settings.boxes and desk.effort.ray is not None:
         raise ConfigError("--boxes are read by an engine of this process; leave out --ray")
     if settings.boxes:
+        from mmdeploy_llm.startup.media import check_boxes  # which imports torch
+
         check_boxes(config, settings.sampling_params)
     sources = ctx.with_resource(Sources(config, settings.finding.pages))
     return with_reader(

@@ -54,9 +54,9 @@ def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
 def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
     """Returns a loader that reads media within the limits and needs no files of the model."""
     from mmdeploy_llm.config import EngineConfig
-    from mmdeploy_llm.startup import media
+    from mmdeploy_llm.startup import reader
 
-    return media.open_reader(EngineConfig.from_options(model, options))
+    return reader.open_reader(EngineConfig.from_options(model, options))
 
 
 def previews_of(model: str, options: Mapping[str, Any]) -> FilePreviews:

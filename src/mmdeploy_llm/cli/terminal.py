@@ -15,18 +15,18 @@ from rich.table import Table
 from rich.text import Text
 
 from mmdeploy_llm.errors import MMDeployLLMError
-from mmdeploy_llm.messages import Prompt
-from mmdeploy_llm.outputs import RequestOutput, ToolCall
-from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.records.outcome import MAX_MODEL_LEN, MAX_TOKENS
-from mmdeploy_llm.records.record import Record, seconds
 from mmdeploy_llm.report.bidi import without_bidi_controls
+from mmdeploy_llm.shown import seconds
 
 from .interrupts import Terminated
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.handle import Handle
     from mmdeploy_llm.batch.summary import BatchSummary
+    from mmdeploy_llm.messages import Prompt
+    from mmdeploy_llm.outputs import RequestOutput, ToolCall
+    from mmdeploy_llm.params import SamplingParams
+    from mmdeploy_llm.records.record import Record
 
 WIDTH_WITHOUT_TERMINAL = 100
 CHAT_HELP = (
@@ -103,6 +103,8 @@ def caption_table(records: Sequence[Record]) -> Table:
 
 def advice(lacks: Mapping[str, int]) -> Iterator[str]:
     """Yields what helps against these outcomes, see BatchSummary.lacks."""
+    from mmdeploy_llm.records.outcome import MAX_MODEL_LEN, MAX_TOKENS
+
     limits = {
         MAX_TOKENS: "raise --max-tokens",
         MAX_MODEL_LEN: "raise the engine's max_model_len, or give smaller media",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.boxes.reading import Box, FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
-from mmdeploy_llm.desk.many import open_desk
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.defaults import usual_params
 from mmdeploy_llm.intake.rendered import TokenCount
@@ -21,8 +19,6 @@ from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.processes import finalize_here
-from mmdeploy_llm.saving import save_loaded
-from mmdeploy_llm.startup.start import report_load
 
 from .arguments import as_prompt
 from .belonging import Belonging
@@ -37,12 +33,15 @@ class EngineClient(Belonging):
         """step_lock: entered for each step, where models share the cores."""
         super().__init__()
         self._tokenizer: Any = None
-        self._opened_with = partial(open_desk, config, step_lock)
-        self._save = partial(save_loaded, config)
+        self._config, self._step_lock = config, step_lock
         self._open(config.quiet)
 
     def _open(self, quiet: bool) -> None:
-        self._desk = self._opened_with()
+        # They import torch, which `from mmdeploy_llm import LLM` need not wait for.
+        from mmdeploy_llm.desk.many import open_desk
+        from mmdeploy_llm.startup.start import report_load
+
+        self._desk = open_desk(self._config, self._step_lock)
         # The desk ends with this object; with the program it ends by itself.
         self._stop = finalize_here(self, self._desk.stop, at_exit=False)
         self.plugins, self.model = self._desk.plugins, self._desk.model
@@ -126,8 +125,10 @@ class EngineClient(Belonging):
         overwrite: replace a folder that holds a model. Raises ConfigError for a folder that cannot
         be written to, and for quantization = "int8", dummy weights and GGUF files.
         """
+        from mmdeploy_llm.saving import save_loaded
+
         self._home.check()
-        self._save(self.runtime, Path(folder), overwrite=overwrite)
+        save_loaded(self._config, self.runtime, Path(folder), overwrite=overwrite)
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"

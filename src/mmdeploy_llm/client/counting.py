@@ -10,7 +10,6 @@ from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.params.signatures import takes
-from mmdeploy_llm.startup.counting import open_intake
 
 from .arguments import as_prompt
 from .belonging import Belonging
@@ -30,6 +29,8 @@ class TokenCounter(Belonging):
 
     @takes(EngineConfig)
     def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
+        from mmdeploy_llm.startup.counting import open_intake
+
         super().__init__()
         self._is_closed = False
         self._intake = open_intake(EngineConfig.from_options(model, options))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mmdeploy_llm.encodings import not_utf8
+from mmdeploy_llm.encodings import is_utf8, not_utf8
 from mmdeploy_llm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,10 @@ def text_value(option: str, text: str | None) -> str | None:
     if text is None or not text.startswith(("@", "-")) or text.startswith("@@"):
         return text if text is None else text.removeprefix("@")
     if text == "-":
-        return _not_empty(option, text, sys.stdin.read(MAX_TEXT + 1))
+        given = sys.stdin.read(MAX_TEXT + 1).removeprefix("\ufeff")
+        if not is_utf8(given):
+            raise ConfigError(f"{option}: standard input is {not_utf8(given)}")
+        return _not_empty(option, text, given)
     if text.startswith("-"):
         return text
     return read_text(option, text[1:], "; a text that begins with @ is written with @@")

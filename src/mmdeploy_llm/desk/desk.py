@@ -17,20 +17,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, RequestError
-from mmdeploy_llm.hooks import Model, PluginManager
 from mmdeploy_llm.intake.prompts import deadline_of, priority_of
-from mmdeploy_llm.intake.rendered import TokenCount
-from mmdeploy_llm.media_loading.cache import CacheStats
-from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.processes import Home
-from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .ticket import Ask, Ticket
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.boxes.reading import FoundBoxes
+    from mmdeploy_llm.hooks import Model, PluginManager
+    from mmdeploy_llm.intake.rendered import TokenCount
+    from mmdeploy_llm.media_loading.cache import CacheStats
+    from mmdeploy_llm.media_loading.loader import MediaLoader
+    from mmdeploy_llm.runtime_config import RuntimeConfig
 
 CLOSED = "this LLM is closed; make a new one"
 CLOSED_MEANWHILE = (

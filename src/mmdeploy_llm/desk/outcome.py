@@ -16,7 +16,6 @@ from mmdeploy_llm.errors import (
     RequestError,
 )
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.kept_media import kept
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 
 from .merge import merged
@@ -60,6 +59,8 @@ def refused(ask: Ask, error: Exception) -> RequestOutput:
 
 def refusal(ask: Ask, request_id: str, index: int, error: Exception) -> RequestOutput:
     """Returns the error output of a completion that never became a request."""
+    from mmdeploy_llm.kept_media import kept  # which reads pictures: not at import
+
     code, message = 500, error_text(error)
     if isinstance(error, MMDeployLLMError):
         code, message = error.code, str(error)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from mmdeploy_llm.kept_media import kept
 from mmdeploy_llm.outputs import Completions, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 
@@ -101,6 +100,8 @@ class Ticket:
     @cached_property
     def item(self) -> Any:
         """The `item` of its outputs."""
+        from mmdeploy_llm.kept_media import kept  # which reads pictures: not at import
+
         return kept(self.ask.shown)
 
     @property

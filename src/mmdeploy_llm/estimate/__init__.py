@@ -10,3 +10,5 @@ faster.py    what would take less time, and how much less
 words.py     the estimate as text
 result.py    the estimate
 """
+
+NUM_ITEMS = 20  # that are answered, unless a caller says another number

@@ -24,6 +24,7 @@ from mmdeploy_llm.records.item import Item
 from mmdeploy_llm.records.making import bad_record
 from mmdeploy_llm.records.record import Record
 
+from . import NUM_ITEMS
 from .census import Tokens, count_tokens, kinds_of, name_of
 from .draw import Chosen, Drawn, draw
 from .faster import fewer_answer_tokens, fewer_image_tokens
@@ -31,7 +32,6 @@ from .left import LeftSource
 from .result import Estimate, Range
 from .steps import Machine, StepCosts, StepLog, Work
 
-NUM_ITEMS = 20
 MIN_SECONDS = 5.0  # of measuring, as long as there are items
 NUM_DRAWS = 400  # samples drawn from the sample, for the range
 MODEL_SHARE = 0.15  # of the seconds: how far the costs of steps may be off

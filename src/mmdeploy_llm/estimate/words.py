@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.outcome import LACKING
-from mmdeploy_llm.records.record import Record, duration, seconds
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.shown import duration, seconds
 
 from .census import Kind, Tokens
 

@@ -46,6 +46,7 @@ class PluginRegistry:
         self.hooks = tuple(name for name in vars(self._pluggy.hook) if not name.startswith("_"))
         self._origins: dict[str, PluginOrigin] = {}  # in load order, failed ones included
         self._warnings: dict[str, tuple[str, ...]] = {}
+        self._observed: dict[str, tuple[str, ...]] = {}  # hooks of a plugin that provide no specs
         self._provided: list[Provided[Any]] = []
         self._failures: list[PluginFailure] = []
 
@@ -160,6 +161,8 @@ class PluginRegistry:
     def _collect(self, plugin: object, origin: PluginOrigin, *, is_strict: bool) -> None:
         """Calls the provide_ hooks of one plugin, once. A failure loses that hook's specs only."""
         impls = list(self._impls_of(plugin))
+        others = {hook for hook, _ in impls} - set(PROVIDED)
+        self._observed[origin.name] = tuple(f"hook {hook}" for hook in sorted(others))
         faults: list[BaseException] = []
         for hook, impl in [pair for hook in PROVIDED for pair in impls if pair[0] == hook]:
             try:
@@ -178,6 +181,7 @@ class PluginRegistry:
     def _forget(self, name: str) -> None:
         """Removes everything that a plugin has registered and provided."""
         origin = self._origins.pop(name)
+        self._observed.pop(name, None)
         self._provided = [item for item in self._provided if item.origin is not origin]
         if self._pluggy.has_plugin(name):
             self._pluggy.unregister(name=name)
@@ -191,14 +195,12 @@ class PluginRegistry:
 
     def _info(self, origin: PluginOrigin) -> PluginInfo:
         provides = [describe(item.spec) for item in self._provided if item.origin is origin]
-        plugin = self._pluggy.get_plugin(origin.name)
-        hooks = {hook for hook, _ in self._impls_of(plugin)} - set(PROVIDED) if plugin else ()
         return PluginInfo(
             name=origin.name,
             module=origin.module,
             distribution=origin.distribution,
             version=origin.version,
-            provides=(*provides, *(f"hook {hook}" for hook in sorted(hooks))),
+            provides=(*provides, *self._observed.get(origin.name, ())),
             failures=tuple(item for item in self._failures if item.plugin == origin.name),
             warnings=self._warnings.get(origin.name, ()),
         )

@@ -92,6 +92,8 @@ class Chooser:
 
     def tell_unused(self, architectures: Sequence[str], provided: Sequence[Provided[Any]]) -> None:
         """Warns of names in `use` that could only be the model's architecture, and are not."""
+        if not self._use:
+            return
         keys = {normalise(key) for item in provided for key in use_keys(item.spec)}
         known = {normalise(name) for name in architectures}
         others = {

@@ -9,18 +9,17 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits
 
 from .forms import Embeds
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
 Grid = tuple[int, int, int]
 
 
@@ -68,6 +67,8 @@ class EmbedsReader:
     def read(self, given: Embeds, made: MediaInput) -> MediaInput:
         """Returns the item `made` by `describe` with its embeddings and their key. Raises
         MediaError for values that are not finite."""
+        import torch  # not at import: reports read media without it
+
         values = _tensor(f"{made.kind}_embeds", given.values).detach().cpu().contiguous()
         # A copy: the caller may change its tensor, of which the key would then be wrong.
         embeds = values.to(getattr(torch, self.dtype), copy=True)
@@ -86,6 +87,8 @@ class EmbedsReader:
     def adopt(self, made: MediaInput) -> MediaInput:
         """Returns an item whose processor has encoded it, in the model's dtype. Raises MediaError
         for embeddings that the model cannot take."""
+        import torch
+
         values = _tensor(f"the embeds of the {made.kind}", made.embeds)
         wanted = (made.num_tokens, self.media_size or values.shape[1])
         if tuple(values.shape) != wanted:
@@ -99,6 +102,10 @@ class EmbedsReader:
 def _tensor(name: str, values: Any) -> Tensor:
     """Returns the values as a dense tensor [tokens, width]. Raises MediaError and its
     subclasses."""
+    import numpy as np
+    import torch
+    from torch import Tensor
+
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         values = torch.from_numpy(values)
     if not isinstance(values, Tensor):
@@ -108,10 +115,9 @@ def _tensor(name: str, values: Any) -> Tensor:
         )
     if values.layout is not torch.strided or values.is_meta:
         raise UnsupportedMediaError(f"{name} must be a dense tensor with values")
-    if values.dtype not in DTYPES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+    if values.dtype not in [getattr(torch, known) for known in DTYPES]:
         raise UnsupportedMediaError(
-            f"{name} must have one of the dtypes {known}, got {values.dtype}"
+            f"{name} must have one of the dtypes {', '.join(DTYPES)}, got {values.dtype}"
         )
     if values.ndim != 2 or 0 in values.shape:
         raise MediaError(

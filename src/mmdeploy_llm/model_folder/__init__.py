@@ -16,7 +16,6 @@ from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
 
-from .gguf import described, table_names
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -93,6 +92,8 @@ def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkp
             video_preprocessor=video,
             generation=generation,
         )
+    from .gguf import described, table_names  # which import torch
+
     tower = find_tower(place)
     plugins = PluginManager.load() if plugins is None else plugins
     if os.path.lexists(folder / "config.json"):

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.gguf import (
-    Header,
-    find_gguf,
-    find_tables,
-    gguf_config,
-    media_config,
-    read_headers,
-)
+from mmdeploy_llm.gguf import find_gguf
+from mmdeploy_llm.gguf.config import gguf_config
+from mmdeploy_llm.gguf.header import Header, read_headers
+from mmdeploy_llm.gguf.lookup import find_tables
+from mmdeploy_llm.gguf.tower import media_config
 from mmdeploy_llm.guarding.folder_files import fault, library_error, shown
 from mmdeploy_llm.hooks import PluginManager
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import KindTable, MediaLimits, MediaSplitter, PluginManager, SplitPart
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.records.closing import Closing
-from mmdeploy_llm.startup.media import media_limits
-from mmdeploy_llm.startup.model_files import ModelFiles
+from mmdeploy_llm.startup.reader import media_limits
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.startup.model_files import ModelFiles
 
 IMAGE = "image"
 

@@ -13,8 +13,6 @@ from mmdeploy_llm.model_folder import PROMPT_FILES
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.ids import Selection
-from mmdeploy_llm.startup.media import kinds_of
-from mmdeploy_llm.startup.model_files import read_model_files
 
 from .documents import Documents
 from .pages import find_pages
@@ -62,6 +60,9 @@ class Sources(Closing):
             self._documents.close()
 
     def _opened(self) -> Documents:
+        from mmdeploy_llm.startup.media import kinds_of  # which imports torch
+        from mmdeploy_llm.startup.model_files import read_model_files
+
         if self._documents is None:
             files = read_model_files(self._config, PROMPT_FILES)
             self._documents = Documents.of(files, self._config, kinds_of(files))

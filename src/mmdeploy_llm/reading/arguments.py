@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from mmdeploy_llm.finding.options import FindingArguments
 from mmdeploy_llm.finding.page_choice import check_drawing
 
 from .choices import check_tables
+from .options import ReadArguments
 from .plan import Wish
 
 WISHED = ("preset", "task", "prompt", "tables", "pages", "dpi", "password", "running", "sampling")
@@ -20,41 +20,6 @@ OF_OUTPUT = (
     *("shard", "limit", "random", "random_seed", "only", "order", "recursive", "max_failures"),
     *("format", "part_items", "journal", "engine_restarts", "log_json"),
 )
-
-
-class ReadArguments(FindingArguments, total=False):
-    """Arguments of `LLM.read` beside those of files, see FindingArguments, and those of
-    OutputOptions that are named in OF_OUTPUT.
-
-    preset: how the model is asked; None: the one for the model. task: one of the preset's prompts.
-    prompt: asks something else, with {text_layer}, {page}, {pages}, {width}, {height}.
-    pages: such as "1-5,8,-1". dpi, password: of documents. tables: "html" or "markdown".
-    running: "mark" or "keep", for headers and footers in Markdown.
-    sampling: values of SamplingParams that are not the preset's.
-    """
-
-    preset: str | None
-    task: str | None
-    prompt: str | None
-    pages: str | None
-    dpi: float | None
-    password: str | None
-    tables: str | None
-    running: str
-    sampling: Mapping[str, Any]
-    shard: str | None
-    limit: int | None
-    random: bool
-    random_seed: int
-    only: Collection[str] | None
-    order: str
-    recursive: bool
-    max_failures: int | None
-    format: str | None
-    part_items: int | None
-    journal: str | None
-    engine_restarts: int
-    log_json: str | None
 
 
 def read_arguments(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 TAIL = 1024  # tokens at the end that are looked at
 MAX_PERIOD = 200
 FEWEST_TOKENS, FEWEST_TIMES = 64, 4  # of a loop: shorter ones are found in sound texts
@@ -26,6 +24,8 @@ class Loop:
 
 def loop_of(token_ids: Sequence[int]) -> Loop | None:
     """Returns the loop with the shortest period at the end of a text, None without one."""
+    import numpy as np  # which reports and commands without a model do not need
+
     tail = np.asarray(token_ids[-TAIL:], dtype=np.int64)
     for period in range(1, min(MAX_PERIOD, len(tail) // FEWEST_TIMES) + 1):
         differs = np.flatnonzero(tail[period:] != tail[:-period])

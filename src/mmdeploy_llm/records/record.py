@@ -270,28 +270,3 @@ def _restored(values: dict[str, Any]) -> dict[str, Any]:
     names = map(unescaped, exact.get("media", ()))
     media = (replace(item, name=name) for item, name in zip(values["media"], names, strict=True))
     return {**values, **texts, "media": tuple(media)}
-
-
-def seconds(value: float | None) -> str:
-    """Formats a duration: "340 ms", "2.1 s", "3 min 05 s"; "not reached" for None."""
-    if value is None:
-        return "not reached"
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest:02d} s"
-
-
-def duration(value: float) -> str:
-    """Formats seconds that are estimated: "40 s", "3 min 05 s", "2 h 10 min", "3 days 4 h"."""
-    whole = round(value)
-    for size, name, inner, inner_name in (
-        (86400, "days" if whole >= 2 * 86400 else "day", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // inner:02d} {inner_name}"
-    return f"{whole} s"

@@ -19,7 +19,8 @@ from markupsafe import Markup
 from mmdeploy_llm.boxes.writing import MAX_SHOWN, svg
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.boxes import boxes_of
-from mmdeploy_llm.records.record import Record, seconds
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.shown import seconds
 
 from .bidi import without_bidi_controls
 from .letters import language, searched

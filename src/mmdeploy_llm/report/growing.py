@@ -23,7 +23,8 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.item import Item
-from mmdeploy_llm.records.record import Record, duration
+from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.shown import duration
 from mmdeploy_llm.sinks.scan import RecordIndex
 
 from .cards import CardMaker, Cards, Row

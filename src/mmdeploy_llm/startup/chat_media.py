@@ -10,8 +10,9 @@ from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.model_folder import PROMPT_FILES
 
-from .media import build_media, media_limits
+from .media import build_media
 from .model_files import ModelFiles, read_model_files
+from .reader import media_limits
 
 
 class ChatMedia:

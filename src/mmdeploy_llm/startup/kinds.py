@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks import KindTable, PluginManager
-from mmdeploy_llm.model_folder import PROMPT_FILES
-
-from .media import build_media
-from .model_files import naming, read_model_files
 
 
 def known_kinds(config: EngineConfig) -> KindTable:
@@ -19,6 +15,11 @@ def known_kinds(config: EngineConfig) -> KindTable:
 def accepted_kinds(config: EngineConfig) -> tuple[str, ...]:
     """Returns the kinds that the model takes, without its weights. Raises what `read_model_files`
     raises."""
+    from mmdeploy_llm.model_folder import PROMPT_FILES
+
+    from .media import build_media  # which imports torch
+    from .model_files import naming, read_model_files
+
     files = read_model_files(config, PROMPT_FILES)
     with naming(config.model):
         media = build_media(files, config)

@@ -12,11 +12,9 @@ from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMed
 from mmdeploy_llm.hooks import (
     BoxRule,
     KindTable,
-    MediaLimits,
     MediaProcessor,
     MediaProcessorSpec,
     MediaSplitter,
-    PluginManager,
 )
 from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.hooks.names import did_you_mean, normalise
@@ -29,6 +27,7 @@ from mmdeploy_llm.params import SamplingParams
 
 from .budgets import within_budget
 from .model_files import ModelFiles, naming, read_model_files
+from .reader import media_limits
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +45,6 @@ def open_media(config: EngineConfig) -> MediaLoader:
         max_items=config.limit_mm_per_prompt or {},
         budgets=budgets_of(config),
         guard=files.plugins.guard,
-    )
-
-
-def open_reader(config: EngineConfig) -> MediaLoader:
-    """Returns a loader that only reads media, within the same limits: it has no processors and
-    needs no files of the model. Raises PluginError for plugins that are named and missing."""
-    plugins = PluginManager.of(config)
-    return MediaLoader(
-        media=ModelMedia(),
-        fetch=plugins.fetch_media,
-        limits=media_limits(config),
-        max_items={},
-        guard=plugins.guard,
     )
 
 
@@ -209,30 +195,6 @@ def check_boxes(config: EngineConfig, params: SamplingParams) -> None:
             f"boxes of {files.spec.name} are special tokens: give skip_special_tokens=False "
             "(--sampling skip_special_tokens=false)"
         )
-
-
-def media_limits(config: EngineConfig) -> MediaLimits:
-    """Returns the limits on one item that the options set."""
-    root = config.allowed_media_root
-    try:
-        root = root.resolve() if root is not None else None
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a lone surrogate
-        raise ConfigError(f"allowed_media_root {str(root)!r} is not a usable path") from error
-    return MediaLimits(
-        max_bytes=config.max_media_bytes,
-        max_pixels=config.max_image_pixels,
-        fetch_timeout=config.media_fetch_timeout,
-        allowed_root=root,
-        allow_urls=config.allow_media_urls or bool(config.allowed_media_domains),
-        allowed_domains=config.allowed_media_domains,
-        allow_private_addresses=config.allow_private_media_addresses,
-        allowed_schemes=config.allowed_media_schemes,
-        max_duration=config.max_video_seconds,
-        max_frames=config.max_video_frames,
-        isolation=config.media_isolation,
-        decode_timeout=config.media_timeout,
-        decode_memory=config.media_process_memory,
-    )
 
 
 def _own_options(options: Any, others: list[str]) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from mmdeploy_llm.schedule.windows import blocks_of_window
 from .chat_media import expander_of
 from .computer import Computer
 from .machine import Machine
-from .media import box_rule_of, media_limits
+from .media import box_rule_of
 from .model_files import ModelFiles
+from .reader import media_limits
 
 CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
 

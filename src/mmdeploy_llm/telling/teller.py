@@ -15,7 +15,7 @@ from typing import Any
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.progress_bars import UseTqdm, in_notebook
 from mmdeploy_llm.records.outcome import counted
-from mmdeploy_llm.records.record import duration
+from mmdeploy_llm.shown import duration
 
 from .log import EventLog
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.gguf import GGUFFile
+from mmdeploy_llm.gguf.reading import GGUFFile
 from mmdeploy_llm.kernels.coded import (
     CodedWeight,
     CodeLayout,

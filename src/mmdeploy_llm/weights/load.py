@@ -29,7 +29,10 @@ from mmdeploy_llm.errors import (
     ModelNotSupportedError,
     PluginContractError,
 )
-from mmdeploy_llm.gguf import GGUFFile, Tables, TowerFile, read_headers
+from mmdeploy_llm.gguf.header import read_headers
+from mmdeploy_llm.gguf.lookup import Tables
+from mmdeploy_llm.gguf.reading import GGUFFile
+from mmdeploy_llm.gguf.tower import TowerFile
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.sharding import Share

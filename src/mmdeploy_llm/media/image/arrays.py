@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 
 from .modes import on_white, scale_16_bit
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHANNELS = (1, 3, 4)
 ACCEPTED = (
@@ -43,8 +46,15 @@ def array_to_rgb(source: Any) -> Image.Image:
     return on_white(image) if image.mode == "RGBA" else image.convert("RGB")
 
 
+def _is_tensor(source: Any) -> bool:
+    """Returns whether it is a tensor of torch, which somebody has then imported: what decodes files
+    alone, as a report does, need not."""
+    found = getattr(sys.modules.get("torch"), "Tensor", None)
+    return found is not None and isinstance(source, found)
+
+
 def _shape(source: Any) -> tuple[int, ...]:
-    if not isinstance(source, (np.ndarray, torch.Tensor)):
+    if not isinstance(source, np.ndarray) and not _is_tensor(source):
         raise UnsupportedMediaError(
             f"an image of type {type(source).__name__} is not accepted; give {ACCEPTED}"
         )
@@ -60,7 +70,7 @@ def _shape(source: Any) -> tuple[int, ...]:
 def _is_channels_first(source: Any) -> bool:
     """Returns whether three dimensions are [C, H, W]; where both orders fit, only for tensors."""
     first, last = source.shape[0] in CHANNELS, source.shape[-1] in CHANNELS
-    return first and (isinstance(source, torch.Tensor) or not last)
+    return first and (_is_tensor(source) or not last)
 
 
 def _spatial(shape: tuple[int, ...], is_channels_first: bool) -> tuple[int, ...]:
@@ -70,11 +80,13 @@ def _spatial(shape: tuple[int, ...], is_channels_first: bool) -> tuple[int, ...]
 def _numpy(source: Any) -> np.ndarray:
     if isinstance(source, np.ndarray):
         return source
+    import torch
+
     if source.layout is not torch.strided or source.is_meta or source.is_quantized:
         raise UnsupportedMediaError(
             "a sparse, quantized or meta tensor is not an image; give a plain one"
         )
-    tensor: torch.Tensor = source.detach().cpu().resolve_conj().resolve_neg()
+    tensor: Tensor = source.detach().cpu().resolve_conj().resolve_neg()
     return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
 
 

@@ -1,0 +1,93 @@
+"""What is imported when: `import mmdeploy_llm`, its names and the commands that need no model load
+neither torch nor transformers, so that they answer at once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy", "PIL"}
+HEAVY |= {"av", "httpcore2", "jinja2", "asyncio", "mmdeploy_llm.startup.start"}
+OF_REPORTS = {"numpy", "PIL", "jinja2", "asyncio"}  # small pictures in a template; tqdm.auto
+OF_BATCHES = {"jinja2"}
+# Twice to four times what a core of its own needs. torch alone takes 1.5, transformers 0.8.
+MAX_CPU_SECONDS = 0.8
+
+NAMES = "from mmdeploy_llm import LLM, SamplingParams"
+ALL = """
+import mmdeploy_llm
+names = {}
+exec("from mmdeploy_llm import *", names)
+missing = set(mmdeploy_llm.__all__) - names.keys()
+assert not missing, missing
+assert set(mmdeploy_llm.__all__) <= set(dir(mmdeploy_llm))
+"""
+RUN = """
+from mmdeploy_llm.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code in (0, {code}), end.code
+"""
+TELL = """
+import json, sys, time
+print("\\n" + json.dumps([time.process_time(), list(sys.modules)]))
+"""
+
+
+def loaded(code, *words, cwd=None):
+    """CPU seconds and modules of a fresh interpreter that has run the code."""
+    done = subprocess.run(
+        [sys.executable, "-c", code + TELL, *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    seconds, modules = json.loads(done.stdout.splitlines()[-1])
+    return seconds, set(modules)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(NAMES, ()), (RUN.format(code=0), ("caption", "--help"))],
+    ids=["LLM", "help"],
+)
+def test_what_is_imported_first_takes_little_cpu(code, words):
+    for _ in range(5):
+        seconds, modules = loaded(code, *words)
+        if seconds < MAX_CPU_SECONDS:
+            break
+    assert seconds < MAX_CPU_SECONDS
+    assert not HEAVY & modules
+    assert {"mmdeploy_llm.llm", "mmdeploy_llm.cli.program"} & modules
+
+
+def test_every_name_of_the_package_loads_nothing_heavy():
+    _, modules = loaded(ALL)
+    assert not (HEAVY - {"asyncio"}) & modules  # which AsyncLLM needs
+    assert "mmdeploy_llm.llm" in modules
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed", "code"),
+    [
+        ("plugins list", (), 0),
+        ("export captions.jsonl -o captions.csv", (), 0),
+        ("report captions.jsonl --output captions.html", OF_REPORTS, 0),
+        ("caption nowhere", OF_BATCHES, 2),
+    ],
+)
+def test_commands_without_a_model_load_nothing_heavy(words, allowed, code, tmp_path):
+    picture = ROOT / "examples/images/picture-2.jpg"
+    row = {"id": "2", "path": str(picture), "text": "A circle.", "error_code": 200, "error": None}
+    (tmp_path / "captions.jsonl").write_text(json.dumps(row) + "\n")
+    _, modules = loaded(RUN.format(code=code), *words.split(), cwd=tmp_path)
+    assert not (HEAVY - set(allowed)) & modules
+    assert "mmdeploy_llm.cli.program" in modules
