@@ -1,5 +1,5 @@
-"""What an author gives to `plugins check`: the fields of the conformance classes, for each spec and
-for the fetcher.
+"""Reads what an author gives to `plugins check`: the fields of the conformance classes, for each
+spec and for the fetcher.
 
 The plugin's module says where they are, so that listing plugins does not import them:
 
