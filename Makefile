@@ -20,7 +20,7 @@ PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-long test-triton lint types docs clean
+.PHONY: help demo test test-all test-long test-triton lint types docs release clean
 
 help:
 	@echo "make demo         caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
@@ -31,6 +31,7 @@ help:
 	@echo "make lint         ruff: check and format"
 	@echo "make types        mypy"
 	@echo "make docs         build the guide into site/"
+	@echo "make release      VERSION=0.2.0 [DRY_RUN=1]: the files of a release in dist/, a commit, a signed tag"
 	@echo "make clean        remove .venv and what was written"
 
 # The demo's folder holds one truncated picture, so exit code 1 with one failed line is success.
@@ -83,6 +84,10 @@ docs: $(DOCS_STAMP)
 $(DOCS_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[docs]"
 	@touch $@
+
+# Nothing is uploaded; see docs/releasing.md.
+release: $(STAMP)
+	@$(BIN)/python .ci/release.py "$(VERSION)" $(if $(DRY_RUN),--dry-run)
 
 clean:
 	rm -rf .venv build dist site *.egg-info $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

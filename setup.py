@@ -1,7 +1,8 @@
-"""Adds compiled kernels to a wheel for x86-64 Linux; pyproject.toml has everything else.
+"""Adds compiled kernels to a wheel for Linux or macOS; pyproject.toml has everything else.
 
 `python -m build` makes a wheel with them. MMDEPLOY_LLM_PURE=1 makes one without, for any machine,
-which compiles its kernels on first use; so does a machine without a C++ compiler.
+which compiles its kernels on first use; so does a machine without a C++ compiler. With
+MMDEPLOY_LLM_KERNELS=1 a wheel without them is an error, as it must be where wheels are released.
 """
 
 import importlib
@@ -15,21 +16,25 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-NATIVE = Path(__file__).parent / "src" / "mmdeploy_llm" / "native"
+SOURCES = Path(__file__).parent / "src" / "mmdeploy_llm"
 TARGET = Path("mmdeploy_llm") / "native" / "prebuilt"
 
 
 def load_prebuilt():
-    """Imports native/prebuilt.py and build.py as a package of their own: the real package imports
-    torch, which an isolated build has not."""
-    package = types.ModuleType("native_for_setup")
-    package.__path__ = [str(NATIVE)]
-    sys.modules[package.__name__] = package
-    return importlib.import_module("native_for_setup.prebuilt")
+    """Imports native/prebuilt.py without what the packages around it import: torch, which an
+    isolated build has not."""
+    for folder in (SOURCES, SOURCES / "native"):
+        package = types.ModuleType(".".join(folder.relative_to(SOURCES.parent).parts))
+        package.__path__ = [str(folder)]
+        sys.modules[package.__name__] = package
+    return importlib.import_module("mmdeploy_llm.native.prebuilt")
 
 
 prebuilt = load_prebuilt()
+must_have = bool(os.environ.get("MMDEPLOY_LLM_KERNELS"))
 wants_kernels = not os.environ.get("MMDEPLOY_LLM_PURE") and prebuilt.can_prebuild()
+if must_have and not wants_kernels:
+    raise SystemExit("MMDEPLOY_LLM_KERNELS is set, but no wheel with kernels can be made here")
 
 
 class BuildWithKernels(build_py):
@@ -45,7 +50,11 @@ class BuildWithKernels(build_py):
             return
         try:
             type(self).platform = prebuilt.prebuild(Path(self.build_lib) / TARGET)
+            if must_have and type(self).platform.startswith("linux"):
+                raise SystemExit("the kernels need newer system libraries than manylinux_2_28 has")
         except prebuilt.BuildError as error:
+            if must_have:
+                raise SystemExit(f"no kernels for the wheel: {error}") from error
             self.announce(f"no kernels in the wheel: {error}", level=3)
 
 

@@ -1,10 +1,10 @@
 """The Chinese pages of the guide: `X.zh.md` beside `X.md`.
 
 A Chinese page has the sections of the English one in the same order, each with the same code
-blocks, as many rows of tables, and every name in backticks. `differences` says what is missing;
-`python docs/hooks.py` copies the blocks. A section that nobody has translated yet holds the
-comment `<!-- the English section -->` and a link: the site shows the English text in its place, and
-says so.
+blocks and figures, as many rows of tables, every name in backticks and every link. `differences`
+says what is missing; `python docs/hooks.py` copies the blocks. A section that nobody has translated
+yet holds the comment `<!-- the English section -->` and a link: the site shows the English text in
+its place, and says so.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^(#+) (.*)\n", re.MULTILINE)
 ROW = re.compile(r"^\|", re.MULTILINE)
 NAME = re.compile(r"`[^`\n]+`")
+FIGURE = re.compile(r"(?<![\w.])\d+(?:\.\d+)+(?![\w.]*\w)|\d{4}-\d\d-\d\d", re.ASCII)
+LINK = re.compile(r"\]\(([^)#]*)[^)]*\)")
 GENERATED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 ANCHOR = re.compile(r"\]\(#([^)]+)\)")
 BORROWED = "<!-- the English section -->"
@@ -60,13 +62,23 @@ class Section:
         """Returns what stands in backticks, outside of generated tables."""
         return set(NAME.findall(GENERATED.sub("", prose(self.text))))
 
+    @property
+    def links(self) -> set[str]:
+        """Returns the files that it links to, Chinese ones by their English names."""
+        return {english(link) for link in LINK.findall(prose(self.text)) if link}
+
+    @property
+    def figures(self) -> set[str]:
+        """Returns the numbers with a point, such as versions and ratios, and the dates."""
+        return set(FIGURE.findall(LINK.sub("", GENERATED.sub("", prose(self.text)))))
+
     def __str__(self) -> str:
         return f"{'#' * self.level} {self.title}\n{self.text}"
 
 
 def english(origin: str) -> str:
     """Returns the English file of a Chinese one."""
-    return origin.removesuffix(ENDING) + ".md"
+    return f"{origin.removesuffix(ENDING)}.md" if origin.endswith(ENDING) else origin
 
 
 def chinese(origin: str) -> str:
@@ -127,6 +139,10 @@ def _problems(own: Section | None, theirs: list[Section]) -> Iterator[str]:
         return
     if own.rows != theirs[0].rows:
         yield f"{where}: {own.rows} rows of tables instead of {theirs[0].rows}"
+    if missing := sorted(theirs[0].links - own.links):
+        yield f"{where}: has no link to {', '.join(missing)}"
+    if other := sorted(theirs[0].figures ^ own.figures):
+        yield f"{where}: other figures: {', '.join(other)}"
     if missing := sorted(theirs[0].names - own.names):
         yield f"{where}: says nothing about {', '.join(missing)}"
 

@@ -44,6 +44,7 @@ LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".jinja": "jinja
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 PARAGRAPH = re.compile(r"<p>.*?</p>", re.DOTALL)
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 FIELD = re.compile(r"\n(?=[a-z_]+(?:, [a-z_]+)*: )")
 NOTE = re.compile(r"^<!-- not run: .* -->\n", re.MULTILINE)  # for the tests of the code blocks
 
@@ -177,7 +178,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Starts a new line before each "name: meaning" that begins a line of a docstring."""
+    """Starts a new line before each "name: meaning" that begins a line of a docstring; shows what a
+    cell of a table has escaped for Markdown."""
+    html = CELL.sub(lambda match: match[0].replace("\\|", "|"), html)
     if page.file.src_uri != "api.md":
         return html
     return PARAGRAPH.sub(lambda match: FIELD.sub("<br>\n", match[0]), html)

@@ -26,7 +26,7 @@ if not HAS_GPU:
 KNOWN_SKIPS = re.compile(
     "needs a CUDA device|no CUDA device|needs Chromium or Chrome|root reads everything"
     "|without AVIF|NUMA nodes|may not choose where memory comes from|no large pages"
-    "|got empty parameter set|is Linux's"
+    "|got empty parameter set|is Linux's|needs .* and qemu-user"
 )
 
 

@@ -1,6 +1,7 @@
 """The Chinese pages of the guide have what the English ones have, and stay in their language."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,11 +31,12 @@ Use `--a` and `--b`, see [two](#two).
 # not a heading
 run
 ```
-| x | y |
+| x | 1.25 |
 ## Two
 ### Deeper
 Back to [one](#one).
 ## Three
+See [it](a.md#b).
 """
 CHINESE = """# 标题
 ## 一
@@ -43,13 +45,15 @@ CHINESE = """# 标题
 # not a heading
 run
 ```
-| 甲 | 乙 |
+| 甲 | 1.25 |
 ## 二、内容
 <!-- the English section -->
 见[英文](x.md#two)。
 
 ## 三
+见[它](a.zh.md#乙)。
 """
+LAST = "## 三\n见[它](a.zh.md#乙)。\n"
 
 
 def test_the_guide_in_chinese_lacks_nothing(hooks, chinese, pages):
@@ -70,11 +74,21 @@ def test_links_stay_in_chinese_where_a_page_exists(hooks, chinese, pages):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("## 三\n", "", 'the end of the page stands where the English page has "Three"'),
-        ("## 三\n", "## 三\n## 四\n", '"四" stands where the English page has "ended"'),
+        (
+            "## 三\n见[它](a.zh.md#乙)。\n",
+            "",
+            'the end of the page stands where the English page has "Three"',
+        ),
+        (
+            "(a.zh.md#乙)。\n",
+            "(a.zh.md#乙)。\n## 四\n",
+            '"四" stands where the English page has "ended"',
+        ),
         ("## 三\n", "### 三\n", '"三" stands where the English page has "Three"'),
         ("run\n", "run it\n", '"一" ("One" in English): other code blocks'),
-        ("| 甲 | 乙 |\n", "", '"一" ("One" in English): 0 rows of tables instead of 1'),
+        ("| 甲 | 1.25 |\n", "1.25\n", '"一" ("One" in English): 0 rows of tables instead of 1'),
+        ("a.zh.md", "b.md", '"三" ("Three" in English): has no link to a.md'),
+        ("1.25", "1.26", '"一" ("One" in English): other figures: 1.25, 1.26'),
         ("`--b` 和 ", "", '"一" ("One" in English): says nothing about `--b`'),
     ],
 )
@@ -126,3 +140,11 @@ def test_every_title_of_the_navigation_has_a_chinese_one(hooks):
     assert len(titles) > 40
     assert len(known) == len(set(known))
     assert {*titles} == {*known}
+
+
+def test_a_cell_shows_no_backslash(hooks):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="plugins.md"))
+    html = hooks.on_page_content(
+        "<td><code>str \\| None</code></td><p>a \\| b</p>", page, None, None
+    )
+    assert html == "<td><code>str | None</code></td><p>a \\| b</p>"

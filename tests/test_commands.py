@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 # What CI runs in place of a command of the guides, because it includes that command.
 LARGER = {"test": "test-all"}
-NOT_IN_CI = {"clean", "help", "test-long"}
+NOT_IN_CI = {"clean", "help", "release", "test-long"}
 TIERS = {"full", "long"}
 # Module -> the package that has it, where the names differ.
 PACKAGES = {

@@ -171,6 +171,13 @@ def test_what_agrees_with_the_other_options_is_accepted(options, is_accepted):
             SamplingParams(**options)
 
 
+def test_sizes_of_what_is_off_are_accepted():
+    sizes = {"max_loras": 4, "max_lora_rank": 64}
+    assert EngineConfig(model="m", enable_lora=False, **sizes) == EngineConfig(model="m")
+    with pytest.raises(ConfigError, match="'max_loras'"):
+        EngineConfig(model="m", enable_lora=True, **sizes)
+
+
 def test_a_wrong_value_beside_one_that_is_off_is_still_told():
     with pytest.raises(ConfigError, match=r"temperature.*greater than or equal to 0, got -1"):
         SamplingParams(best_of=None, temperature=-1)
@@ -214,6 +221,8 @@ REQUEST_GUESSES = [
     *((name, None) for name in OF_OTHER_REQUESTS.split()),
     ("temprature", "temperature"),
     ("topp", "top_p"),
+    ("structured_output", None),
+    ("stopping_strings", None),
     ("top_n", None),
     ("max_token", "max_tokens"),
     ("min_k", None),

@@ -137,7 +137,14 @@ def _guided_decoding_backend(value: Any) -> Any:
 
 
 CpuLevel = Literal[
-    "avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "neon_dot", "portable"
+    "avx512_bf16",
+    "avx512_vnni",
+    "avx512",
+    "avx2_vnni",
+    "avx2",
+    "neon_i8mm",
+    "neon_dot",
+    "portable",
 ]
 DType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32"],

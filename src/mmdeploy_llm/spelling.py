@@ -32,7 +32,12 @@ def _is_misspelled(words: list[str], own: list[str]) -> bool:
 def _lacks_words(words: list[str], own: list[str]) -> bool:
     """Whether several words stand in `own` in the same order, with others around them."""
     rest = iter(own)
-    return len(words) > 1 and all(any(_is_like(a, b, True) for b in rest) for a in words)
+    return len(words) > 1 and all(any(_may_be(word, each) for each in rest) for word in words)
+
+
+def _may_be(word: str, own: str) -> bool:
+    """Whether a word is another one, or short for it."""
+    return _is_like(word, own, False) or (len(word) >= MIN_STEM and own.startswith(word))
 
 
 def _is_like(word: str, own: str, may_be_short: bool) -> bool:

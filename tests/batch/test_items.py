@@ -149,7 +149,7 @@ def test_template_variables_fill_up_too_and_only_for_messages():
         ({"id": "a", "multimodal": {}}, "a", "did you mean"),
         ({"id": "a", "zzz": 1}, "a", "known: id, prompt"),
         ({"id": "a", "prompt": "x", "sampling_params": 3}, "a", "must be an object"),
-        ({"id": "a", "prompt": "x", "sampling_params": {"top_q": 1}}, "a", "'top_p'"),
+        ({"id": "a", "prompt": "x", "sampling_params": {"topp": 1}}, "a", "'top_p'"),
         ({"id": "a", "prompt": "x", "sampling_params": {"temperature": "hot"}}, "a", "hot"),
         ({"id": "a", "messages": [], "chat_template_kwargs": 1}, "a", "must be an object"),
     ],

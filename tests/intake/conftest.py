@@ -176,7 +176,6 @@ def make_intake(tokenizer, processor, config):
             "limits": MediaLimits(),
             "vocab_size": len(tokenizer.raw),
             "eos_token_ids": frozenset({2}),
-            "generation": {},
             "chat_template": TEMPLATE,
             "new_request_id": lambda: f"request-{next(numbers)}",
         }

@@ -13,6 +13,7 @@ import pytest
 from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.isolation import worker
 from mmdeploy_llm.isolation.wire import receive, send
+from mmdeploy_llm.portable import children
 
 OUTCOMES = {
     "good": None,
@@ -34,7 +35,7 @@ def decode(blob, *, outcome):
 def limits(monkeypatch):
     """The limits of memory that calls have set, which would hold for this process too."""
     found = []
-    monkeypatch.setattr(worker, "_limit_memory", found.append)
+    monkeypatch.setattr(worker, "set_limit", lambda _, value: found.append(value))
     return found
 
 
@@ -42,8 +43,8 @@ def limits(monkeypatch):
 def peer(monkeypatch, limits):
     """The parent's end of a worker's socket."""
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(worker, "_end_with", lambda parent: None)
-    monkeypatch.setattr(sys, "argv", ["worker", str(theirs.detach())])
+    monkeypatch.setattr(worker, "end_with", lambda parent: None)
+    monkeypatch.setattr(sys, "argv", ["worker", f"fd:{theirs.detach()}:0"])
     monkeypatch.setitem(sys.modules, "acme_decoder", SimpleNamespace(decode=decode))
     thread = threading.Thread(target=worker.main)
     thread.start()
@@ -83,6 +84,13 @@ def test_it_ends_when_its_parent_has_ended(monkeypatch):
     parents, ended = iter([7, 7, 1]), []
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(worker, "PARENT_CHECK_SECONDS", 0.0)
-    worker._end_with(7)
+    monkeypatch.setattr(children, "PARENT_CHECK_SECONDS", 0.0)
+    lifeline, kept = os.pipe()
+    parent = children.Parent(peer=None, lifeline=lifeline, pid=7)
+    children.end_with(parent)
     assert ended == [1]
+    os.close(kept)
+    monkeypatch.setattr(os, "getppid", lambda: 7)
+    children.end_with(parent)  # the lifeline is closed
+    assert ended == [1, 1]
+    os.close(lifeline)

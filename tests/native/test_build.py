@@ -50,6 +50,7 @@ CAPABILITIES = {  # some of each processor's
     "Alder Lake": f"{AVX2} avx_vnni",
     "Zen 3": AVX2,
     "Sandy Bridge": "avx sse4_2",
+    "Neoverse V1": "neon fp16_arith bf16 i8mm dot",
     "Neoverse N1": "neon fp16_arith dot",
     "Cortex-A72": "neon",
 }
@@ -60,10 +61,11 @@ LEVELS = {
     "Alder Lake": "avx2_vnni avx2 portable",
     "Zen 3": "avx2 portable",
     "Sandy Bridge": "portable",
+    "Neoverse V1": "neon_i8mm neon_dot portable",
     "Neoverse N1": "neon_dot portable",
     "Cortex-A72": "portable",
 }
-MACHINES = {"Neoverse N1": "aarch64", "Cortex-A72": "arm64"}
+MACHINES = {"Neoverse V1": "arm64", "Neoverse N1": "aarch64", "Cortex-A72": "arm64"}
 
 
 @pytest.mark.parametrize("processor", CAPABILITIES)
@@ -200,7 +202,11 @@ ARM_COMPILERS = {
 
 
 # Each level on a processor that has no more than it needs.
-ARM_PROCESSORS = {Level.PORTABLE: "cortex-a53", Level.NEON_DOT: "neoverse-n1"}
+ARM_PROCESSORS = {
+    Level.PORTABLE: "cortex-a53",
+    Level.NEON_DOT: "neoverse-n1",
+    Level.NEON_I8MM: "max,sve=off",
+}
 
 
 @pytest.mark.long

@@ -187,7 +187,7 @@ def test_the_commands_take_pages(folder):
     assert done.exit_code == 0, done.output
     assert "4 pages of 2 documents, and 1 other file" in done.stderr
     assert "a.pdf#page=2" in done.stdout
-    assert "(5 items)" in done.stdout
+    assert "(5 pages)" in done.stdout
     done = CliRunner().invoke(app, ["caption", *words, "--no-thinking", "-p", "Describe {page}."])
     assert done.exit_code == 0, done.output
     assert "4 pages of 2 documents, and 1 other file\n" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mmdeploy_llm.datasets.rows import BadItem
-from mmdeploy_llm.errors import ConfigError, MediaError
+from mmdeploy_llm.errors import ConfigError, MediaError, UnsupportedMediaError
 from mmdeploy_llm.finding.files import find_media
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.page_ids import document_id
@@ -188,3 +188,26 @@ def test_records_that_their_documents_have_outgrown(source):
     # What this run does not read, it does not replace.
     only = source(only=frozenset({"c.png"}))
     assert only.fate_of(Record(id="a.pdf", path="x")) == "kept"
+
+
+def test_a_library_that_is_missing_is_told_once(folder, documents):
+    def count(*_):
+        raise UnsupportedMediaError("PDF documents are read by pypdfium2 (pip install ...)")
+
+    wanted = Wanted(table=documents.table, chosen=documents.kinds)
+    found = find_media([str(folder)], is_recursive=True, wanted=wanted)
+    lacking = SimpleNamespace(
+        is_paged=lambda kind: kind == "pdf", split_kinds=("pdf",), count=count
+    )
+    pages = find_pages(found.files, lacking, {}, None, ("pdf",))
+    assert [str(file.error)[:3] for file in pages.files if file.error] == ["PDF"] * 3
+    assert pages.notes == ("PDF documents are read by pypdfium2 (pip install ...)",)
+
+
+def test_a_document_whose_parts_cannot_be_chosen_stays_whole(folder, documents):
+    wanted = Wanted(table=documents.table, chosen=documents.kinds)
+    found = find_media([str(folder)], is_recursive=True, wanted=wanted)
+    whole = SimpleNamespace(is_paged=lambda kind: False, split_kinds=("pdf",))
+    pages = find_pages(found.files, whole, {}, None, ("pdf",))
+    assert [file.index for file in pages.files] == [None] * 4
+    assert pages.notes == ("3 pdf asked about whole: its plugin has no option that chooses a part",)

@@ -48,6 +48,21 @@ def test_wrong_options_are_config_errors(options, message, make_processor):
         make_processor(options=options)
 
 
+def test_a_default_area_gives_way_with_room_for_whole_patches(make_processor):
+    low, high = make_processor().options.min_pixels, make_processor().options.max_pixels
+    few = make_processor(options={"max_pixels": low - 1}).options
+    assert (few.min_pixels, few.max_pixels) == ((low - 1) // 4, low - 1)
+    many = make_processor(options={"min_pixels": high + 1}).options
+    assert (many.min_pixels, many.max_pixels) == (high + 1, 4 * (high + 1))
+
+
+def test_one_image_may_be_smaller_than_a_default_minimum(make_processor, noise, limits):
+    processor = make_processor()
+    item = processor.decode(noise(640, 480), limits)
+    few = {"max_pixels": processor.options.min_pixels // 2}
+    assert processor.count_tokens(item, few) < processor.count_tokens(item, {})
+
+
 def test_wrong_value_in_the_file_is_a_checkpoint_error(make_processor):
     with pytest.raises(CheckpointError, match=r"preprocessor_config.json: patch_size"):
         make_processor(preprocessor={"patch_size": -1})
@@ -87,7 +102,7 @@ def test_options_of_one_image_are_as_an_engines(family, options, make_processor,
     ("options", "engine", "message"),
     [
         ({"max_pixels": 10**9}, {}, "is above the engine's 1003520"),
-        ({"max_pixels": 1000}, {}, "is above max_pixels = 1000"),
+        ({"max_pixels": 1000}, {"min_pixels": 3136}, "is above max_pixels = 1000"),
         ({"min_pixels": 2_000_000}, {}, "is above max_pixels"),
         ({"image_mean": 0.5}, {}, "cannot set image_mean, only min_pixels, max_pixels and size"),
         ({"fast_decode": True}, {}, "cannot set fast_decode"),

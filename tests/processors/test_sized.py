@@ -13,6 +13,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
 from mmdeploy_llm.media import ImageHeader, PatchOptions, patchify, tile_grid, tiles
 from mmdeploy_llm.testing import MediaProcessorConformance
 from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
+from mmdeploy_llm_processors.sized.options import engine_settings, item_settings
 
 SIDE, PATCH = 28, 14
 
@@ -212,3 +213,26 @@ def test_a_default_of_no_type_is_a_mistake_of_the_author():
 
     with pytest.raises(TypeError, match="the default None is no bool"):
         Wrong(checkpoint(), {"nothing": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [
+        ({}, (2, 6)),
+        ({"max_tiles": 1}, (1, 1)),
+        ({"min_tiles": 9}, (9, 9)),
+        ({"min_tiles": 9, "max_tiles": 3}, (9, 3)),  # for the processor to refuse
+    ],
+    ids=str,
+)
+def test_a_default_bound_gives_way_to_a_given_one(given, bounds):
+    found = engine_settings("image", {"min_tiles": 2, "max_tiles": 6}, given)
+    assert (found["min_tiles"], found["max_tiles"]) == bounds
+
+
+def test_a_bound_of_the_engine_gives_way_to_one_of_an_item_downwards():
+    names, engine = ("min_tiles", "max_tiles"), {"min_tiles": 2, "max_tiles": 6}
+    few = item_settings("image", engine, {"max_tiles": 1}, names, ("max_tiles",))
+    assert (few["min_tiles"], few["max_tiles"]) == (1, 1)
+    many = item_settings("image", engine, {"min_tiles": 9}, names, ("max_tiles",))
+    assert many["max_tiles"] == 6

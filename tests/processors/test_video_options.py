@@ -53,9 +53,59 @@ def test_wrong_values(name, value):
         engine_options(ERNIE, {name: value}, {})
 
 
-def test_bounds_that_cross():
+def test_given_bounds_that_cross():
     with pytest.raises(ConfigError, match="video_min_pixels = 999999999 is above"):
-        engine_options(ERNIE, {}, {"video_min_pixels": 999_999_999})
+        engine_options(ERNIE, {}, {"video_min_pixels": 999_999_999, "video_max_pixels": 9})
+    with pytest.raises(ConfigError, match="video_min_frames = 9 is above"):
+        engine_options(ERNIE, {}, {"video_min_frames": 9, "video_max_frames": 4})
+    with pytest.raises(MediaError, match="min_frames = 9 must not be larger than max_frames = 4"):
+        item_options(ERNIE, {"min_frames": 9, "max_frames": 4})
+    engine = engine_options(ERNIE, {}, {"video_min_frames": 9})
+    with pytest.raises(MediaError, match="min_frames = 9 must not be larger than max_frames = 4"):
+        item_options(engine, {"max_frames": 4})
+
+
+def test_fps_and_target_frames_that_are_both_given():
+    both = {"fps": 2, "target_frames": 8}
+    with pytest.raises(MediaError, match="fps must be negative if target_frames is given"):
+        item_options(QWEN, both)
+    with pytest.raises(ConfigError, match="fps must be negative if target_frames is given"):
+        engine_options(QWEN, {}, {f"video_{name}": value for name, value in both.items()})
+    assert item_options(QWEN, {**both, "fps": -1}).target_frames == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({"max_frames": 4}, {"max_frames": 4, "min_frames": 4, "fps": 2}),
+        ({"min_frames": 200}, {"min_frames": 200, "max_frames": 200}),
+        ({"target_frames": 8}, {"target_frames": 8, "fps": -1, "min_frames": 8}),
+        ({"target_frames": 200}, {"target_frames": 200, "fps": -1, "max_frames": 200}),
+        ({"target_frames": -1}, {"target_frames": -1, "fps": 2}),
+        ({"fps": 1}, {"fps": 1, "target_frames": -1, "min_frames": 16}),
+    ],
+    ids=str,
+)
+def test_defaults_that_contradict_what_is_given_give_way(given, resolved):
+    found = item_options(ERNIE, given)
+    assert {name: getattr(found, name) for name in resolved} == resolved
+    engine = engine_options(ERNIE, {}, {f"video_{name}": value for name, value in given.items()})
+    assert {name: getattr(engine, name) for name in resolved} == resolved
+
+
+def test_what_is_nearer_to_the_video_decides_how_its_frames_are_counted():
+    file = {"num_frames": 32, "fps": 1}
+    assert engine_options(ERNIE, file, {"video_fps": 4}).target_frames == -1
+    engine = engine_options(ERNIE, {}, {"video_target_frames": 20})
+    assert item_options(engine, {"fps": 4}).target_frames == -1
+    assert item_options(engine_options(ERNIE, {}, {"video_fps": 4}), {"num_frames": 20}).fps == -1
+    assert engine_options(ERNIE, file, {"video_max_frames": 8}).target_frames == 8
+
+
+def test_a_default_area_gives_way_with_room_for_whole_patches():
+    assert engine_options(ERNIE, {}, {"video_max_pixels": 4000}).min_pixels == 1000
+    assert engine_options(ERNIE, {}, {"video_min_pixels": 2_000_000}).max_pixels == 8_000_000
+    assert engine_options(ERNIE, {}, {"video_max_pixels": 3}).min_pixels == 1
 
 
 def test_defaults():

@@ -1,6 +1,7 @@
 """Paths that strangers name or change: no way out of the root, also while folders are replaced."""
 
 import errno
+import fcntl
 import os
 import stat
 import sys
@@ -198,7 +199,7 @@ def test_a_kernel_that_asks_to_try_again(root, monkeypatch):
 
 def test_where_nothing_can_be_checked_nothing_is_read(root, monkeypatch):
     monkeypatch.setattr(beneath, "OPENAT2", {})
-    monkeypatch.setattr(beneath, "_real_path", lambda fd: None)
+    monkeypatch.setattr(beneath.files, "real_path", lambda fd: None)
     with pytest.raises(MediaError, match="cannot be checked against allowed_media_root"):
         read(root / "folder" / "x.png", root)
 
@@ -222,8 +223,8 @@ def test_the_real_path_where_fcntl_has_it(root, monkeypatch):
         return os.fsencode(os.readlink(f"/proc/self/fd/{fd}")).ljust(len(buffer), b"\0")
 
     monkeypatch.setattr(beneath, "OPENAT2", {})
-    monkeypatch.setattr(beneath.fcntl, "F_GETPATH", 50, raising=False)
-    monkeypatch.setattr(beneath.fcntl, "fcntl", get_path)
+    monkeypatch.setattr(fcntl, "F_GETPATH", 50, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", get_path)
     assert read(root / "folder" / "x.png", root) == b"inside"
     with pytest.raises(OSError, match="cross-device"):
         beneath.open_beneath(root, Path("absolute/x.png"))

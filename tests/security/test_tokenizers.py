@@ -156,7 +156,7 @@ def test_a_panic_is_that_texts_error(raw_tokenizer):
 
 def test_the_process_in_a_thread_of_this_one(monkeypatch):
     """Its limits are left out: they would hold for the tests too."""
-    for name in ("limit_memory", "lower_limit", "drop_errors"):
+    for name in ("limit_memory", "set_limit", "drop_errors"):
         monkeypatch.setattr(encoder_module, name, lambda *_: None)
     ours, theirs = Pipe()
     served = threading.Thread(target=serve_until_closed, args=(Channel(theirs, 0),))

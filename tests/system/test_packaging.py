@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ PACKAGES = ("mmdeploy_llm", "mmdeploy_llm_plugins", "mmdeploy_llm_processors")
 MIN_SETUPTOOLS = 77  # the first to read `license = "Apache-2.0"`
 MAX_WHEEL_BYTES = 20 * 2**20
 MAX_LIBRARY_BYTES = 2**20
+PLATFORMS = set(prebuilt.PLATFORMS.values())
+PLATFORM_HERE = prebuilt.PLATFORMS.get((sys.platform, platform.machine()))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def tree(tmp_path_factory):
     shutil.copytree(
         SOURCES, tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
     )
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree)
     return tree
 
@@ -128,15 +131,22 @@ def test_version_and_license(wheel):
     assert "Requires-Dist: torch<2.14,>=2.11" in text
 
 
-COMPUTE = """
-import sys
-import torch
-from mmdeploy_llm import native
-kernels = native.load()
-x, weight = torch.rand(3, 64).bfloat16(), torch.rand(32, 64).bfloat16()
-got = kernels.linear_float(x, kernels.pack_float(weight.clone()), 32, None)
-assert torch.allclose(got.float(), x.float() @ weight.float().T, rtol=0.02), got
+LOAD = "from mmdeploy_llm import native; native.load()"
+INSTALLED = ROOT / "tests" / "native" / "installed.py"
+# Loads a library as an engine does, with the OpenMP runtime first, and calls a function of it.
+LOADER = """
+#include <dlfcn.h>
+#include <cstdio>
+int main(int, char** words) {
+    if (!dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL)) return 1;
+    void* library = dlopen(words[1], RTLD_NOW);
+    if (!library) return std::printf("%s\\n", dlerror()), 1;
+    auto size = reinterpret_cast<int (*)()>(dlsym(library, "mm_vector_bytes"));
+    return !size || size() != 16;
+}
 """
+# Each level on a processor that has no more than it needs.
+ARM = {"portable": "cortex-a53", "neon_dot": "neoverse-n1", "neon_i8mm": "max,sve=off"}
 
 
 def test_a_pure_wheel_has_no_compiled_kernels(wheel, names):
@@ -144,26 +154,92 @@ def test_a_pure_wheel_has_no_compiled_kernels(wheel, names):
     assert not [name for name in names if name.endswith(".so")]
 
 
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        (("linux", "x86_64"), "manylinux_2_28_x86_64"),
+        (("linux", "aarch64"), "manylinux_2_28_aarch64"),
+        (("darwin", "arm64"), "macosx_11_0_arm64"),
+        (("darwin", "x86_64"), None),
+        (("win32", "AMD64"), None),
+        (("linux", "riscv64"), None),
+    ],
+    ids=str,
+)
+def test_the_platforms_of_wheels_with_kernels(tmp_path, monkeypatch, target, wanted):
+    monkeypatch.setattr(prebuilt, "_target", lambda: target)
+    monkeypatch.setattr(prebuilt, "compile_level", lambda level, path: path.write_bytes(b""))
+    assert prebuilt.can_prebuild() is (wanted is not None)
+    if wanted is not None:
+        assert prebuilt.prebuild(tmp_path / "prebuilt") == wanted
+        levels = {path.name.partition("-")[0] for path in (tmp_path / "prebuilt").iterdir()}
+        assert levels == {level.value for level in levels_of(target[1])}
+
+
+def test_a_wheel_that_must_have_kernels_and_has_none_is_an_error(tree, tmp_path):
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    environment = {**os.environ, "MMDEPLOY_LLM_KERNELS": "1", "PATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "no kernels for the wheel: no C++ compiler" in done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_the_documented_build_makes_these_wheels():
+    """The configuration of cibuildwheel names the platforms of prebuilt.py, and a wheel without
+    kernels is an error there."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    found = {name.partition("-")[2] for name in build["build"].split()}
+    wanted = {name.replace("_2_28", "").replace("_11_0", "") for name in PLATFORMS}
+    assert found == wanted
+    images = {build[f"manylinux-{machine}-image"] for machine in ("x86_64", "aarch64")}
+    assert images == {"manylinux_2_28"}
+    assert build["environment"] == {"MMDEPLOY_LLM_KERNELS": "1"}
+    assert build["test-command"] == "python {project}/" + INSTALLED.relative_to(ROOT).as_posix()
+
+
 @pytest.mark.first
 @pytest.mark.long
-@pytest.mark.skipif(not prebuilt.can_prebuild(), reason="prebuilt kernels are for x86-64 Linux")
+@pytest.mark.skipif(not prebuilt.can_prebuild(), reason="prebuilt kernels are for Linux and macOS")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_a_wheel_with_kernels_needs_no_compiler(tree, tmp_path):
-    """Builds for all levels, also those that this processor does not execute, then computes in a
-    program that finds no compiler and no cache."""
-    path = build_wheel(tree, tmp_path / "wheel", MMDEPLOY_LLM_PURE="")
-    assert path.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    """Builds for all levels, also those that this processor does not execute, then computes with
+    each that it does in a program that finds no compiler and no cache."""
+    path = build_wheel(tree, tmp_path / "wheel", MMDEPLOY_LLM_KERNELS="1")
+    assert path.name.endswith(f"-py3-none-{PLATFORM_HERE}.whl")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "installed")
     libraries = list((tmp_path / "installed/mmdeploy_llm/native/prebuilt").iterdir())
-    assert len(libraries) == len(levels_of("x86_64"))
+    assert len(libraries) == len(levels_of(platform.machine()))
     assert sum(file.stat().st_size for file in libraries) < MAX_LIBRARY_BYTES * len(libraries)
     (tmp_path / "file").touch()
     variables = {"PATH": "", "HOME": str(tmp_path / "file"), "OMP_NUM_THREADS": "1"}
     variables["PYTHONPATH"] = str(tmp_path / "installed")
-    command = [sys.executable, "-c", COMPUTE]
+    command = [sys.executable, str(INSTALLED)]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "installed"))
     (tmp_path / "installed/mmdeploy_llm/cpp_layers/runtime.h").write_text("// other sources")
+    command = [sys.executable, "-c", LOAD]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert "no C++ compiler" in done.stderr
+
+
+@pytest.mark.long
+def test_the_libraries_of_a_wheel_for_arm_are_loaded(tmp_path, monkeypatch):
+    """Compiles those of a wheel for aarch64 with a cross compiler; loads each in an emulator."""
+    compiler, emulator = "aarch64-linux-gnu-g++", shutil.which("qemu-aarch64")
+    if emulator is None or shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler} and qemu-user")
+    monkeypatch.setattr(prebuilt, "_target", lambda: ("linux", "aarch64"))
+    monkeypatch.setattr("mmdeploy_llm.native.build.COMPILERS", (compiler,))
+    assert prebuilt.prebuild(tmp_path / "prebuilt") == "manylinux_2_28_aarch64"
+    (tmp_path / "loader.cpp").write_text(LOADER)
+    command = [compiler, "loader.cpp", "-ldl", "-lgomp", "-o", "loader"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    for path in (tmp_path / "prebuilt").iterdir():
+        processor = ARM[path.name.partition("-")[0]]
+        command = [emulator, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor, "./loader", path]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, (path.name, done.stdout, done.stderr)

@@ -283,7 +283,7 @@ def _status(entry: _Entry) -> ModelStatus:
 
 
 def _free_ram() -> int:
-    from mmdeploy_llm.startup.sizes import free_ram
+    from mmdeploy_llm.portable.machine import free_ram
 
     return free_ram()
 

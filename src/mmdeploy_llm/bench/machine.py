@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.native import CpuKernels
+from mmdeploy_llm.portable import limits
 from mmdeploy_llm.weight_formats import FORMATS
 
 Precision = str  # a dtype, or the name of a weight format
@@ -53,11 +52,11 @@ def measure_machine(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the peak bytes so far: of this process, or on CUDA of the device's tensors."""
+    """Returns the peak bytes so far: of this process, 0 where the system does not tell them, or on
+    CUDA of the device's tensors."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return limits.peak_memory()
 
 
 def _products(

@@ -109,7 +109,7 @@ def count(
         show = show_json if as_json else show_line
         sums = show_counts(counted(items, counter), None if total else show)
     if total or not as_json:
-        show_total(sums, as_json=as_json)
+        show_total(sums, as_json=as_json, noun="page" if documents.by_page else "item")
     if sums["num_failed"]:
         raise typer.Exit(SOME_FAILED)
 
@@ -275,8 +275,8 @@ def other_kinds(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, name.removeprefix("num_input_").removesuffix("_tokens")) for name in names]
 
 
-def show_total(sums: dict[str, int], *, as_json: bool) -> None:
-    """Prints the sums."""
+def show_total(sums: dict[str, int], *, as_json: bool, noun: str) -> None:
+    """Prints the sums. noun: of one item."""
     if as_json:
         typer.echo(json.dumps(sums))
         return
@@ -287,7 +287,7 @@ def show_total(sums: dict[str, int], *, as_json: bool) -> None:
     *first, last = (f"{sums[name]} {kind}" for name, kind in kinds)
     typer.echo(
         f"{prompts} prompt tokens, of which {', '.join(first)} and {last} tokens "
-        f"({sums['num_items']} item{plural}{failed})"
+        f"({sums['num_items']} {noun}{plural}{failed})"
     )
 
 

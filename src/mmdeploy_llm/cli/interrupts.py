@@ -12,6 +12,8 @@ import sys
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from mmdeploy_llm.portable.signals import ENDINGS, HANG_UP
+
 BY_SIGNAL = 128  # the exit code of a program that a signal ends is this and the signal's number
 OUTPUTS = (1, 2)  # descriptors
 
@@ -39,7 +41,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         usual = {signal.SIGINT: signal.default_int_handler}
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDINGS:
             if signal.getsignal(number) is usual.get(number, signal.SIG_DFL):
                 signal.signal(number, self._handle)
                 sys.unraisablehook = self._raise_again
@@ -68,7 +70,7 @@ class Interrupts:
         self._is_pending = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
+        if number == HANG_UP:
             self._leave_terminal()
         self._number = number
         if self._is_pending or self._is_ending or _is_importing_torch(frame):
@@ -107,7 +109,7 @@ def _is_importing_torch(frame: FrameType | None) -> bool:
 
 def _current() -> Interrupts | None:
     """Returns the program's Interrupts, if it runs within them."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDINGS:
         owner = getattr(signal.getsignal(number), "__self__", None)
         if isinstance(owner, Interrupts):
             return owner
@@ -129,7 +131,7 @@ def interrupted_code() -> int:
 def end_now(code: int) -> NoReturn:
     """Ends the process with its worker processes and temporary files, and waits for no thread;
     another signal ends even this. The interpreter's own end would report or ignore it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDINGS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: os._exit(code))
     with contextlib.suppress(BaseException):

@@ -62,6 +62,7 @@ OF_CALLS: Mapping[str, str] = MappingProxyType(
         "text": _PROMPTS,
         "timeout": "use submit(prompt, timeout=seconds) of AsyncLLM",
         "tokenization_kwargs": _RAW,
+        "trace_headers": "leave it out: nothing is traced",
         "truncation": OF_A_REQUEST["truncate_prompt_tokens"],
         "video": _MEDIA,
         "videos": _MEDIA,

@@ -98,7 +98,7 @@ void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* pan
         for (int64_t done = 0; done < units; done += GROUP_UNITS) {
             const int64_t count = std::min(GROUP_UNITS, units - done);
             const int64_t group = row * x.groups + (unit + done) / GROUP_UNITS;
-            s8_tile<S8Format, ROWS, s8_tile_registers(ROWS)>(
+            s8_tile<ROWS, s8_tile_registers(ROWS)>(
                 values + done * 4, x.width, panel + done * UNIT_BYTES + column * 4, PANEL, count,
                 x.sums.data() + group, x.scales.data() + group, x.groups, prefetch, sums + column,
                 PANEL, adds || done > 0);

@@ -5,6 +5,7 @@
 //     AVX-512 with bf16 and VNNI    64 bytes   fma       vdpbf16ps    vpdpbusd
 //     AVX-512                       64 bytes   fma       widened      vpdpbusd, else vpmaddwd
 //     AVX2                          32 bytes   fma       widened      vpdpbusd, else vpmaddwd
+//     NEON, matrices of int8        16 bytes   fma       widened      sdot, smmla for 2 rows or more
 //     NEON, dot products            16 bytes   fma       widened      sdot
 //     NEON                          16 bytes   fma       widened      smull, addp, sadalp
 //     others                        16 bytes   as the compiler does

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "lanes.h"
+#include "matrix.h"
 #include "numbers.h"
 
 namespace mm {
@@ -152,6 +153,50 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
     prefetch.lines = lines;
 }
 
+// The same for int8, which some levels multiply as matrices.
+template <int ROWS, int NUM>
+MM_INLINE void add_s8_units(const S8Format::X* x, int64_t x_stride, const void* weights,
+                            int64_t columns, int64_t units, Prefetch& prefetch,
+                            Ints (&sums)[ROWS][NUM]) {
+#ifdef __ARM_FEATURE_MATMUL_INT8
+    if constexpr (ROWS > 1) {
+        const char* at = static_cast<const char*>(weights);
+        const int64_t mask = prefetch.every - 1, even = units & ~int64_t(1);
+        PairSums pairs[(ROWS + 1) / 2][NUM];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r += 2) {
+#pragma GCC unroll 8
+            for (int b = 0; b < NUM; ++b) {
+                pairs[r / 2][b] = paired(sums[r][b], sums[r + 1 < ROWS ? r + 1 : r][b]);
+            }
+        }
+        for (int64_t unit = 0; unit < even; unit += 2) {
+            if ((unit & mask) == 0) {
+                for (int64_t i = 0; i < prefetch.num; ++i) {
+                    __builtin_prefetch(prefetch.lines + i * 64, 0, 2);
+                }
+                prefetch.lines += prefetch.num * 64;
+            }
+            add_two_units<ROWS, NUM>(x + unit * 4, x_stride, at + unit * columns * 4, columns, pairs);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+            for (int b = 0; b < NUM; ++b) {
+                const PairSums& pair = pairs[r / 2][b];
+                const PairSums rows = paired((Ints)pair.left, (Ints)pair.right);
+                sums[r][b] = (Ints)(r % 2 == 0 ? rows.left : rows.right);
+            }
+        }
+        if (even == units) return;
+        x += even * 4;
+        weights = at + even * columns * 4;
+        units -= even;
+    }
+#endif
+    add_units<S8Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
+}
+
 // Computes out [ROWS][NUM registers] = rows of x times `units` units of weights, or adds that to
 // out. Never inlined, so that the sums stay in registers whatever code calls it.
 template <typename Format, int ROWS, int NUM>
@@ -180,20 +225,20 @@ __attribute__((noinline)) void float_tile(const typename Format::X* x, int64_t x
 // The same for integers of at most one group, each row times its scale. row_sums, scales: point to
 // the first row's group; the next row's is `groups` further. row_sums are those of the values whose
 // weights are stored as w + 128.
-template <typename Format, int ROWS, int NUM>
-__attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_stride,
+template <int ROWS, int NUM>
+__attribute__((noinline)) void s8_tile(const S8Format::X* x, int64_t x_stride,
                                        const void* weights, int64_t columns, int64_t units,
                                        const int32_t* row_sums, const float* scales, int64_t groups,
                                        Prefetch& prefetch, float* out, int64_t out_stride, bool adds) {
     Ints sums[ROWS][NUM];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
-        const int32_t sum = -Format::EXCESS * row_sums[r * groups];
+        const int32_t sum = -S8Format::EXCESS * row_sums[r * groups];
         const Ints excess = splat(&sum);
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) sums[r][b] = excess;
     }
-    add_units<Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
+    add_s8_units<ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
         const Floats scale = (Floats)splat(scales + r * groups);

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,6 +16,7 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Prompt
+from mmdeploy_llm.portable import limits
 from mmdeploy_llm.questions.gathering import Gathering, asks_of, item_of
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.item import Item
@@ -212,8 +211,7 @@ def _without_steps(records: Sequence[Record], spent: float, llm: Estimated) -> S
 
 
 def _peak_bytes() -> int:
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    return limits.peak_memory()
 
 
 def _names(source: Source, drawn: Drawn) -> Mapping[int, str]:

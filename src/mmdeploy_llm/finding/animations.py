@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from itertools import islice
 
+from mmdeploy_llm.portable import files
 from mmdeploy_llm.tiff import first_directory, pages_of
 
 from .collections import has_several
@@ -28,7 +29,7 @@ class _File:
         begin = place - self._begin
         if begin < 0 or begin + size > len(self._block):
             self._begin, begin = place, 0
-            self._block = os.pread(self._fd, _BLOCK, place)
+            self._block = files.read_at(self._fd, _BLOCK, place)
         found = self._block[begin : begin + size]
         if len(found) < size:
             raise EOFError
@@ -60,7 +61,7 @@ def is_collection(fd: int, found: Format) -> bool:
     """Returns whether an open HEIF or AVIF file has pictures beside its first one."""
 
     def read(place: int, size: int) -> bytes:
-        data = os.pread(fd, size, place)
+        data = files.read_at(fd, size, place)
         if len(data) < size:
             raise EOFError
         return data

@@ -13,10 +13,9 @@ from typing import Any, Literal, Protocol, get_args
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.messages import MediaItem, MediaRef
+from mmdeploy_llm.portable.files import NO_WAIT
 from mmdeploy_llm.records.identity import digest_of, file_paths
 from mmdeploy_llm.records.item import Item
-
-from .kinds import OPEN_FLAGS
 
 Dedupe = Literal["bytes", "pixels"]
 PIECE_BYTES = 2**20
@@ -158,7 +157,7 @@ def _feed_file(update: Callable[[bytes], Any], path: str) -> None:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise _NotComparable
-        with open(os.open(path, OPEN_FLAGS), "rb", buffering=0) as file:
+        with open(os.open(path, os.O_RDONLY | NO_WAIT), "rb", buffering=0) as file:
             while piece := file.read(PIECE_BYTES):
                 update(piece)
     except (OSError, ValueError):

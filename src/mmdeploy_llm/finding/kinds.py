@@ -18,6 +18,7 @@ from pathlib import Path
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.portable import files
 
 from .animations import is_animated, is_collection, is_paged
 from .signatures import EMPTY, HEAD, HEIF, PDF, RAW, SOUND, TIFF, Format, format_of, is_text
@@ -25,7 +26,6 @@ from .words import listed
 
 NUM_THREADS = 8
 FILES_AT_ONCE = 256
-OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # never waits for a FIFO
 HEIF_HINT = 'pip install "mmdeploy-llm[heif]" reads it'
 # Files of cameras whose first bytes are those of a TIFF, which would give their small preview.
 _RAWS = (
@@ -88,11 +88,11 @@ def kind_of(path: str, has_heif: bool, kinds: KindTable = BUILT_IN_KINDS) -> Med
         # Before it is opened, since a device may react to that, and after.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return NOT_REGULAR
-        fd = os.open(path, OPEN_FLAGS)
+        fd = os.open(path, os.O_RDONLY | files.NO_WAIT)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return NOT_REGULAR
-            head = os.pread(fd, HEAD, 0)
+            head = files.read_at(fd, HEAD, 0)
             found = format_of(head)
             if kind := _plugins_own(head, found, named, kinds):
                 return Media(kind=kind)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.portable import files
 
 from .header import StoredTensor
 
@@ -35,7 +36,7 @@ class TensorRows:
         self._stack.callback(self._pool.shutdown)
         try:
             for path in self._paths:
-                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_RDONLY | files.NO_WAIT)
                 self._stack.callback(os.close, descriptor)
                 self._descriptors.append(descriptor)
         except OSError as error:
@@ -73,7 +74,7 @@ class TensorRows:
     def _fill(self, file: int, view: memoryview, offset: int) -> None:
         done = 0
         while done < len(view):
-            count = os.preadv(self._descriptors[file], [view[done:]], offset + done)
+            count = files.read_into(self._descriptors[file], view[done:], offset + done)
             if count == 0:
                 raise CheckpointError(
                     f"{self._paths[file]} ended early: it changed while it was being read"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.portable import files
 from mmdeploy_llm.shown import error_text
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     try:
         _check_status(path, os.stat(path), max_bytes)  # a socket cannot be opened
         # The file that was checked is the file that is read, and a FIFO does not block.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | files.NO_WAIT)
         try:
             _check_status(path, os.fstat(descriptor), max_bytes)
             with open(descriptor, "rb", closefd=False) as file:

@@ -54,7 +54,6 @@ class Grammars(Protocol):
 class ParamsResolver:
     """Fills and checks the params of requests to one model.
 
-    generation: generation_config.json.
     vocab_size: number of ids that the model knows.
     grammars: checks constraints, and ends with this object; None when guided decoding is off.
     encode: returns the ids of a text; without it no text has any.
@@ -69,7 +68,6 @@ class ParamsResolver:
         *,
         config: RuntimeConfig,
         vocab_size: int,
-        generation: Mapping[str, Any],
         grammars: Grammars | None,
         check_processors: CheckProcessors | None = None,
         encode: Encode = lambda _: (),
@@ -79,6 +77,7 @@ class ParamsResolver:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._check_processors = check_processors
+        generation = config.generation
         self._is_greedy = generation.get("do_sample") is False
         usual = usual_params(generation).no_repeat_ngram
         self._defaults: dict[str, Any] = {**DEFAULTS, **own_values(generation), NO_REPEAT: None}

@@ -50,7 +50,7 @@ class Intake:
 
     tokenizer, media (what reads each kind), fetch, config, limits: ready collaborators.
     vocab_size: number of ids that the model knows. eos_token_ids: ids that end a sequence.
-    generation: generation_config.json. chat_template: the one that messages are rendered with.
+    chat_template: the one that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
@@ -70,7 +70,6 @@ class Intake:
         limits: MediaLimits,
         vocab_size: int,
         eos_token_ids: frozenset[int],
-        generation: Mapping[str, Any],
         chat_template: str | None = None,
         reasoning_start_marker: str | None = None,
         reasoning_end_marker: str | None = None,
@@ -100,7 +99,6 @@ class Intake:
         self._params = ParamsResolver(
             config=config,
             vocab_size=vocab_size,
-            generation=generation,
             grammars=grammars,
             check_processors=check_processors,
             encode=tokenizer.encode,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +12,22 @@ from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.media_loading.forms import media_items
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 from mmdeploy_llm.shown import shown
+from mmdeploy_llm.spelling import meant
 
 from .encodings import is_encoding, one_sequence
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
+# Keys of prompts in other engines -> what to write here.
+ELSEWHERE = {
+    "cache_salt": "leave it out: prefixes are kept in this process alone",
+    "decoder_prompt": "only the text before the answer is a prompt; use prompt",
+    "encoder_prompt": "only the text before the answer is a prompt; use prompt",
+    "lora_request": "LoRA adapters are not supported; merge the adapter into the weights",
+    "multi_modal_uuids": "leave it out: items are known again by their content",
+    "prompt_embeds": "embeddings are not accepted as prompts; give text or token ids",
+    "sampling_params": "give them as the second argument of the call, one for each prompt",
+}
 PROMPT_KEYS = (  # of a prompt's dict, and of a line of a batch
     *CONTENT_KEYS,
     *MEDIA_KEYS,
@@ -65,12 +75,22 @@ def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
     return PromptParts(**_content(prompt))
 
 
+def _hint(name: str, kinds: Sequence[str]) -> str:
+    """Returns what to write instead of a key that does not exist."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    if name.removesuffix("s") in kinds or name in ("mm_data", "multimodal", "multi_modal"):
+        return "did you mean 'multimodal_data', a dict such as {'image': [...]}?"
+    near = meant(name, PROMPT_KEYS)
+    return f"did you mean {near!r}?" if near else f"known: {', '.join(PROMPT_KEYS)}"
+
+
 def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
     for name in prompt:
         if name not in PROMPT_KEYS:
-            near = difflib.get_close_matches(str(name), PROMPT_KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(PROMPT_KEYS)}"
-            raise RequestError(f"the prompt dict has an unknown key {name!r}; {hint}")
+            raise RequestError(
+                f"the prompt dict has an unknown key {name!r}; {_hint(str(name), kinds)}"
+            )
     content = [name for name in CONTENT_KEYS if prompt.get(name) is not None]
     if len(content) != 1:
         raise RequestError(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,12 +18,12 @@ from mmdeploy_llm import errors
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError, RequestError
 from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.plugin_files import file_of
+from mmdeploy_llm.portable import children, limits, signals
 
 from .wire import PeerGoneError, receive, send
 
 START_TIMEOUT = 60.0  # extra seconds for the first answer, which includes the process start
 MAX_REPLY = 2**31  # bytes of one array
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
@@ -46,28 +43,23 @@ class _Worker:
     """A worker process and the socket to it. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        # Ctrl-C and the end of a job reach all processes; the worker inherits that they are
-        # blocked, and ends with its socket.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self.peer = ours
+        limits.tell_what_is_unlimited()
+        child = children.start(
+            [sys.executable, "-m", f"{__package__}.worker"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._process, self.peer = child.process, child.peer
+        self._lifeline: int | None = child.lifeline
         self.is_fresh = True
 
     def kill(self) -> int:
         """Kills the process; returns its exit status."""
         self.peer.close()
         self._process.kill()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
         return self._process.wait()
 
     def ended_by(self) -> str:
@@ -76,10 +68,7 @@ class _Worker:
             status = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
             status = self.kill()
-        if status < 0:
-            with contextlib.suppress(ValueError):
-                return f"signal {signal.Signals(-status).name}"
-        return f"exit status {status}"
+        return signals.end_of(status)
 
 
 class Workers:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
+import platform
+import sys
 from pathlib import Path
 
-# O_NONBLOCK: opening a FIFO without a writer must not wait. O_NOCTTY: a terminal must not become
-# ours. O_NOFOLLOW: links were resolved before.
-OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
-# O_PATH asks for no right to list the folder; only Linux has it.
-FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+from mmdeploy_llm.portable import files
+from mmdeploy_llm.portable.libraries import c_library
 
+OPEN_FLAGS = os.O_RDONLY | files.NO_WAIT | files.NOFOLLOW  # links were resolved before
 OPENAT2 = {"x86_64": 437, "aarch64": 437}  # machine -> number of the system call on Linux
 RESOLVE_NO_MAGICLINKS, RESOLVE_BENEATH = 0x02, 0x08
 MAX_TRIES = 16  # the kernel asks to try again when something on the path was renamed meanwhile
@@ -42,7 +41,9 @@ def open_beneath(root: Path, path: Path) -> int:
     Raises OSError: EXDEV when the path leads out of `root`, ENOTSUP when this system has no way to
     tell.
     """
-    folder = os.open(root, FOLDER_FLAGS)
+    if not files.FOLDER:  # Windows has no descriptors of folders
+        return _checked(os.open(root / path, OPEN_FLAGS), root)
+    folder = os.open(root, files.FOLDER_PATH)
     try:
         fd = _by_openat2(folder, path)
         return _by_real_path(folder, path) if fd is None else fd
@@ -52,8 +53,7 @@ def open_beneath(root: Path, path: Path) -> int:
 
 def _by_openat2(folder: int, path: Path) -> int | None:
     """Opens by openat2; returns None where the kernel does not have it."""
-    system = os.uname()
-    number = OPENAT2.get(system.machine) if system.sysname == "Linux" else None
+    number = OPENAT2.get(platform.machine()) if sys.platform == "linux" else None
     if number is None:
         return None
     how = _OpenHow(OPEN_FLAGS, 0, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
@@ -70,7 +70,9 @@ def _by_openat2(folder: int, path: Path) -> int | None:
 
 def _openat2(number: int, folder: int, path: bytes, how: _OpenHow) -> tuple[int, int]:
     """Makes the system call once; returns the descriptor, -1 if none, and errno."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = c_library()
+    if libc is None:
+        return -1, errno.ENOSYS
     libc.syscall.restype = ctypes.c_long
     fd = libc.syscall(
         ctypes.c_long(number),
@@ -84,9 +86,14 @@ def _openat2(number: int, folder: int, path: bytes, how: _OpenHow) -> tuple[int,
 
 def _by_real_path(folder: int, path: Path) -> int:
     """Opens the file, then compares its real path with the folder's."""
-    fd = os.open(path, OPEN_FLAGS, dir_fd=folder)
+    return _checked(os.open(path, OPEN_FLAGS, dir_fd=folder), files.real_path(folder))
+
+
+def _checked(fd: int, top: Path | None) -> int:
+    """Returns the descriptor if its file lies below the folder `top`, without links; else closes
+    it."""
     try:
-        found, top = _real_path(fd), _real_path(folder)
+        found = files.real_path(fd)
         if found is None or top is None:
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         if not found.is_relative_to(top):
@@ -95,14 +102,3 @@ def _by_real_path(folder: int, path: Path) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _real_path(fd: int) -> Path | None:
-    """Returns the path of an open file or folder; None where the system does not tell it."""
-    get_path = getattr(fcntl, "F_GETPATH", None)  # macOS
-    try:
-        if get_path is not None:
-            return Path(os.fsdecode(fcntl.fcntl(fd, get_path, bytes(1024)).rstrip(b"\0")))
-        return Path(os.readlink(f"/proc/self/fd/{fd}"))
-    except OSError:
-        return None

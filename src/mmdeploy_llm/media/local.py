@@ -10,8 +10,9 @@ from typing import BinaryIO
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.portable.files import open_unfollowed
 
-from .beneath import OPEN_FLAGS, open_beneath
+from .beneath import open_beneath
 
 
 def read_beneath(path: str | Path, limits: MediaLimits, *, name: str | None = None) -> bytes:
@@ -43,7 +44,7 @@ def _opened(path: str | Path, root: Path | None, name: str) -> int:
     if root is None:
         resolved = Path(path).resolve(strict=True)
         _check_type(resolved.lstat(), name)
-        return os.open(resolved, OPEN_FLAGS)
+        return open_unfollowed(resolved, os.O_RDONLY)
     root = root.resolve()
     # Not strict, so that outside the root files that exist are not told from those that do not.
     resolved = Path(path).resolve()
@@ -59,7 +60,7 @@ def _reason(name: str, code: int) -> str:
     if code == errno.ENOTSUP:
         return (
             f"{name} cannot be checked against allowed_media_root: this system has neither openat2 "
-            "nor /proc; mount /proc or give the file's bytes"
+            "nor a way to tell the path of an open file; mount /proc or give the file's bytes"
         )
     return f"{name} cannot be read: {os.strerror(code)}"
 

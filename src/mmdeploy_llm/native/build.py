@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,10 +32,13 @@ FLAGS = (
     "-O3",
     "-fPIC",
     "-fvisibility=hidden",
-    "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
 )
+# How compilers are told of OpenMP, and linkers that its runtime, torch's, comes later. The oldest
+# macOS on processors of Apple is 11.
+OPENMP = {"darwin": ("-Xclang", "-fopenmp", "-mmacosx-version-min=11.0")}
+LINKING = {"darwin": ("-undefined", "dynamic_lookup", "-mmacosx-version-min=11.0")}
 TIMEOUT = 600.0  # seconds: minutes on a machine that is slow and busy
 
 
@@ -46,6 +50,7 @@ class Level(Enum):
     AVX512 = "avx512"
     AVX2_VNNI = "avx2_vnni"
     AVX2 = "avx2"
+    NEON_I8MM = "neon_i8mm"
     NEON_DOT = "neon_dot"
     PORTABLE = "portable"
 
@@ -62,6 +67,7 @@ _FLAGS = {
     Level.AVX512: _V4,
     Level.AVX2_VNNI: ("-march=x86-64-v3", "-mavxvnni"),
     Level.AVX2: ("-march=x86-64-v3",),
+    Level.NEON_I8MM: ("-march=armv8.2-a+dotprod+i8mm",),
     Level.NEON_DOT: ("-march=armv8.2-a+dotprod",),
     Level.PORTABLE: (),
 }
@@ -74,6 +80,7 @@ _NEEDS = {
     Level.AVX512: _AVX512,
     Level.AVX2_VNNI: _AVX2 | {"avx_vnni"},
     Level.AVX2: _AVX2,
+    Level.NEON_I8MM: {"dot", "i8mm"},
     Level.NEON_DOT: {"dot"},
     Level.PORTABLE: set(),
 }
@@ -87,7 +94,7 @@ def levels_of(machine: str) -> tuple[Level, ...]:
     """Returns the levels of processors of an architecture, best first. machine: its name, as
     platform.machine gives it."""
     is_x86, is_arm = machine.lower() in ("x86_64", "amd64"), machine.lower() in ("aarch64", "arm64")
-    own = {Level.PORTABLE: True, Level.NEON_DOT: is_arm}
+    own = {Level.PORTABLE: True, Level.NEON_DOT: is_arm, Level.NEON_I8MM: is_arm}
     return tuple(level for level in Level if own.get(level, is_x86))
 
 
@@ -135,14 +142,18 @@ def compile_level(level: Level, path: Path) -> None:
 
 def source_digest(level: Level) -> str:
     """Returns a digest of the sources and of the flags for `level`."""
-    return _hash_of_sources(repr((FLAGS, level.flags))).hexdigest()
+    return _hash_of_sources(repr((_flags(), level.flags))).hexdigest()
 
 
 def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise NoCompilerError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
-    return [compiler, *FLAGS, *level.flags, *flags]
+    return [compiler, *_flags(), *level.flags, *flags]
+
+
+def _flags() -> tuple[str, ...]:
+    return (*FLAGS, *OPENMP.get(sys.platform, ("-fopenmp",)))
 
 
 def _build_into(command: Sequence[str], path: Path) -> None:
@@ -163,13 +174,16 @@ def _compile(command: Sequence[str], folder: Path) -> Path:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, compiling))
     linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]
+    linking += LINKING.get(sys.platform, ())
     _run([command[0], "-shared", *linking, *map(str, objects), "-o", str(library)])
     return library
 
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} did not run: {error}") from error
     if done.returncode:

@@ -6,7 +6,6 @@ its arithmetic units, so that a second thread on a core adds little.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import threading
@@ -19,6 +18,8 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import ThreadKernels
+from mmdeploy_llm.portable import machine
+from mmdeploy_llm.portable.libraries import c_library
 
 from .openmp import end_pool, pool_number
 
@@ -106,13 +107,14 @@ class _PlacedThread(threading.local):
     def leave(self) -> None:
         """Puts the thread back when the last engine leaves it."""
         self._num_engines -= 1
-        if self._num_engines or not hasattr(os, "sched_setaffinity"):
+        if self._num_engines:
             return
         end_pool()
-        os.sched_setaffinity(0, self._before)
+        if not machine.run_on(self._before):
+            return
         number = SET_MEMPOLICY.get(platform.machine())
-        if number is not None:
-            ctypes.CDLL(None).syscall(number, 0, None, 0)  # MPOL_DEFAULT
+        if number is not None and (library := c_library()) is not None:
+            library.syscall(number, 0, None, 0)  # MPOL_DEFAULT
 
 
 _PLACED = _PlacedThread()
@@ -132,8 +134,7 @@ def own_choice(num_threads: int, cpus: Sequence[int], root: Path = ROOT) -> int 
 def usable_cpus() -> tuple[int, ...]:
     """Returns the CPUs that this process may use; all CPUs where the system does not report
     them."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
+    return machine.usable_cpus()
 
 
 def one_of_each_core(cpus: Sequence[int], root: Path = ROOT) -> tuple[int, ...]:
@@ -203,7 +204,7 @@ def _cpus_of_node(node: int, usable: Sequence[int], root: Path) -> tuple[int, ..
 def _cpu_list(path: Path) -> tuple[int, ...] | None:
     """Parses a file such as "0-3,8"; None if there is no such file."""
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="ascii").strip()
     except OSError:
         return None
     numbers: list[int] = []
@@ -219,17 +220,17 @@ def _cpu_quota(root: Path) -> float | None:
     The quotas of its parent groups apply too.
     """
     try:
-        entries = (root / "proc/self/cgroup").read_text().splitlines()
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    own = next((entry[3:] for entry in entries if entry.startswith("0::")), "/")
+    own = next((entry[3:] for entry in text.splitlines() if entry.startswith("0::")), "/")
     group = root / CGROUPS / own.lstrip("/")
     quotas = []
     for folder in (group, *group.parents):
         if not folder.is_relative_to(root / CGROUPS):
             break
         try:
-            time, period = (folder / "cpu.max").read_text().split()
+            time, period = (folder / "cpu.max").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             continue
         if time != "max":

@@ -91,4 +91,5 @@ def openmp_runtimes() -> list[str]:
     system's."""
     root = Path(torch.__file__).parent
     folders = (root / "lib", root.parent / "torch.libs")
-    return [str(path) for folder in folders for path in sorted(folder.glob("libgomp*.so*"))]
+    names = ("libgomp*.so*", "libomp*.dylib")
+    return [str(path) for folder in folders for name in names for path in sorted(folder.glob(name))]

@@ -12,7 +12,6 @@ import ctypes
 import logging
 import math
 import mmap
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from mmdeploy_llm.portable.libraries import c_library
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,10 @@ def _has_large_pages() -> bool:
 
 
 def _move(chunks: list[weakref.ref[mmap.mmap]]) -> None:
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    library = c_library()
+    if library is None:
+        return
+    madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     num_moved = num_refused = 0
     for address in _page_addresses(chunks):
@@ -132,7 +136,7 @@ def keep_freed_memory() -> Callable[[], None]:
     Returns a function that gives the kept memory back and sets what glibc starts with. glibc cannot
     be asked for a program's own settings, nor to adapt them by itself again.
     """
-    library = ctypes.CDLL(None) if os.name == "posix" else None
+    library = c_library()
     if library is None or not hasattr(library, "mallopt") or _is_malloc_tuned(library):
         return lambda: None
     library.mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BLOCK)

@@ -12,6 +12,8 @@ from functools import cache
 
 import torch
 
+from mmdeploy_llm.portable.libraries import loaded
+
 from .library import openmp_runtimes
 
 PAUSE_HARD = 2  # omp_pause_hard
@@ -88,10 +90,7 @@ def make_forks_safe() -> None:
 def _pause() -> ctypes._NamedFuncPointer | None:
     """Returns omp_pause_resource_all of the runtime that torch has loaded."""
     for path in (*openmp_runtimes(), "libgomp.so.1"):
-        try:
-            library = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
-        except OSError:
-            continue
-        if hasattr(library, "omp_pause_resource_all"):
+        library = loaded(path)
+        if library is not None and hasattr(library, "omp_pause_resource_all"):
             return library.omp_pause_resource_all
     return None

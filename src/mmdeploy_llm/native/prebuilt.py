@@ -1,7 +1,7 @@
-"""Libraries that are compiled when the wheel is made, one for each level of x86-64 processors, so
+"""Libraries that are compiled when the wheel is made, one for each level of the architecture, so
 that a machine without a compiler computes as fast as one that has it.
 
-setup.py loads this file and build.py by their paths: both import nothing but the standard library.
+setup.py imports this file, which with all that it imports needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ __all__ = ["BuildError", "can_prebuild", "find_prebuilt", "prebuild"]
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent / "prebuilt"
+# The system and architecture that a wheel with libraries can be made on and for. Windows has none:
+# its compilers know neither the vectors nor the assembly of the sources.
+PLATFORMS = {
+    ("linux", "x86_64"): "manylinux_2_28_x86_64",
+    ("linux", "aarch64"): "manylinux_2_28_aarch64",
+    ("darwin", "arm64"): "macosx_11_0_arm64",
+}
 # Versions of the symbols that manylinux_2_28 (PEP 600) allows; the wheel's libraries need no newer.
 POLICY = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-PLATFORM = "manylinux_2_28_x86_64"
 SYMBOL = re.compile(rb"\0(GLIBCXX|GLIBC|CXXABI|GCC)_(\d+(?:\.\d+)+)(?=\0)")
 
 
@@ -40,19 +46,24 @@ def find_prebuilt(level: Level, folder: Path = FOLDER) -> Path | None:
 
 
 def can_prebuild() -> bool:
-    """Whether this machine compiles libraries that a wheel for x86-64 Linux can hold."""
-    return sys.platform == "linux" and platform.machine() == "x86_64" and _is_glibc()
+    """Whether this machine compiles libraries that a wheel can hold."""
+    return _target() in PLATFORMS and _is_glibc()
 
 
 def prebuild(folder: Path) -> str:
-    """Compiles a library for each level into `folder`. Returns the platform that they run on, for
-    the name of the wheel. Raises BuildError."""
+    """Compiles a library for each level of this architecture into `folder`. Returns the platform
+    that they run on, for the name of the wheel. Raises BuildError."""
     folder.mkdir(parents=True, exist_ok=True)
-    levels = levels_of("x86_64")
+    system, machine = _target()
+    levels = levels_of(machine)
     for level in levels:
         compile_level(level, folder / _name(level))
     is_portable = all(_suits_policy(folder / _name(level)) for level in levels)
-    return PLATFORM if is_portable else "linux_x86_64"
+    return PLATFORMS[system, machine] if is_portable else f"linux_{machine}"
+
+
+def _target() -> tuple[str, str]:
+    return sys.platform, platform.machine()
 
 
 def _name(level: Level) -> str:

@@ -13,6 +13,8 @@ import os
 import stat
 from pathlib import Path
 
+from mmdeploy_llm.portable import files
+
 MARK = b"mmdeploy_llm seal"
 DIGEST_SIZE = 32  # bytes
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
@@ -32,7 +34,7 @@ def write_sealed(library: bytes, path: Path, folder: Path) -> None:
     new = folder / path.name
     with new.open("xb") as file:
         file.write(library + _digest(library, path) + MARK)
-        os.fchmod(file.fileno(), 0o644)
+        files.make_readable(file.fileno())
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
@@ -50,8 +52,10 @@ def is_intact(path: Path) -> bool:
 def check_owner(path: Path) -> None:
     """Raises ForeignError unless the file or folder belongs to this user or root, and only its
     owner may write it."""
-    found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0):
+    found, user = path.stat(), files.own_user()
+    if user is None:  # Windows: the folder below the user's home says who may write
+        return
+    if found.st_uid not in (user, 0):
         problem, advice = f"belongs to user {found.st_uid}", "give it to this user"
     elif found.st_mode & WRITABLE:
         problem, advice = "may be written by other users", f"run: chmod go-w {str(path)!r}"

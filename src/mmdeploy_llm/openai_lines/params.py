@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.params.counterparts import OF_A_REQUEST
+from mmdeploy_llm.spelling import meant
 
 # They change no answer of a batch.
 HARMLESS = frozenset(
@@ -85,11 +86,11 @@ class Body:
             if name in HARMLESS or (name in NEUTRAL and value in NEUTRAL[name]):
                 continue
             known = (*SAME, *LIMITS, *HARMLESS, "messages", "tools", "tool_choice", "logprobs")
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "it cannot be ignored"
+            near = meant(str(name), known)
+            hint = f"did you mean {near!r}?" if near else "it cannot be ignored"
             raise RequestError(
                 f"the body's {str(name)[:80]!r} = {str(value)[:40]!r} is not supported: "
-                f"{ADVICE.get(name, hint)}"
+                f"{ADVICE.get(name) or OF_A_REQUEST.get(name, hint)}"
             )
         return [name for name in self._left if name in HARMLESS]
 

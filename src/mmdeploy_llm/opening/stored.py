@@ -22,6 +22,7 @@ from mmdeploy_llm.hooks import OutputSinkSpec, RecordStore
 from mmdeploy_llm.hooks.factories import build, resolve
 from mmdeploy_llm.hooks.records import FAULTS, Provided, describe
 from mmdeploy_llm.plugin_files import load_named
+from mmdeploy_llm.portable import files
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.configuration import ConfigurationFile
 from mmdeploy_llm.records.files import OutputLostError, OutputWriteError, is_at
@@ -329,7 +330,7 @@ class StoreWriter(Closing):
     def _locked(self) -> FileIO:
         """Locks the file or folder against other runs."""
         try:
-            fd = os.open(self._sink.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = files.open_unfollowed(self._sink.path, os.O_RDONLY)
         except FileNotFoundError:
             raise PluginContractError(
                 f"{self._sink.about} has made nothing at {self._sink.name!r}"

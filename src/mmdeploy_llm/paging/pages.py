@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.errors import RequestError, UnsupportedMediaError
 from mmdeploy_llm.finding.files import FoundFile
 from mmdeploy_llm.finding.page_ids import PAGE_MARK
 from mmdeploy_llm.page_ranges import parse_pages
@@ -67,13 +67,15 @@ def find_pages(
         parse_pages(pages, 1, is_strict=False)
     found: list[PageFile] = []
     counts: dict[str, int] = {}
-    without, whole = 0, Counter[str]()
+    without, whole, unread = 0, Counter[str](), dict[str, None]()
     for file in files:
         try:
             is_paged = documents.is_paged(file.kind)
             count = documents.count(file.kind, file.path, options) if is_paged else 0
         except RequestError as error:
             found.append(PageFile(place=file.place, kind=file.kind, error=error))
+            if isinstance(error, UnsupportedMediaError):  # a library is missing, for all of them
+                unread[str(error)] = None
             continue
         counts[file.path] = count
         whole[file.kind] += file.kind in documents.split_kinds and not is_paged
@@ -84,6 +86,7 @@ def find_pages(
     if without:
         words = "document has" if without == 1 else "documents have"
         notes.append(f"{without} {words} none of the pages {pages}")
+    notes += unread
     notes += [
         f"{num} {kind} asked about whole: its plugin has no option that chooses a part"
         for kind, num in whole.items()

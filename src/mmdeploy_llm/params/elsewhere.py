@@ -98,6 +98,7 @@ OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "use_cache": (True,),
     }
 )
+OF_LORA = ("max_cpu_loras", "max_lora_rank", "max_loras")  # nothing where enable_lora is off
 # Options of these two meanings are ignored: name of the meaning -> names of the options.
 IGNORED: Mapping[str, Collection[str]] = MappingProxyType(
     {
@@ -129,6 +130,8 @@ def _is_off(name: str, value: Any, given: Mapping[str, Any]) -> bool:
     """Whether the option asks for nothing but what happens here without it."""
     if name == "do_sample" and isinstance(value, bool):
         return _agrees(value, given)
+    if name in OF_LORA and "enable_lora" in given:
+        return not given["enable_lora"]
     if name == "best_of" and type(value) is int:
         return value == (given.get("n") or 1)
     return is_off(value, OFF.get(name, ()), false_asks=name in FALSE_ASKS)

@@ -18,6 +18,7 @@ from typing import Any
 from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, demand
+from mmdeploy_llm.portable.files import make_fifo
 
 from .bounded import bounded
 from .memory import Peak
@@ -257,7 +258,7 @@ def what_is_no_file_is_refused(subject: FetcherSubject) -> None:
     """Folders, missing files, pipes and devices raise MediaError, and nothing waits for them."""
     with subject.files() as (folder, name):
         pipe = folder / "pipe"
-        os.mkfifo(pipe)
+        make_fifo(pipe)
         (folder / "loop").symlink_to(folder / "loop")
         for path in (folder, folder / "missing", pipe, folder / "loop", Path("/dev/zero")):
             found = subject.get(name(path), replace(subject.limits, max_bytes=10_000))

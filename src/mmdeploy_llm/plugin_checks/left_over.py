@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mmdeploy_llm.portable.signals import OF_PROGRAMS
+
 GRACE = 3.0  # seconds in which threads and processes may end
 # Modules whose functions and classes belong to all; those that are not imported are left out.
 SHARED = (
@@ -177,7 +179,7 @@ def _settings() -> dict[str, Any]:
         "the level of the root logger": root.level,
         "handlers of the root logger": list(root.handlers),
     }
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+    for number in OF_PROGRAMS:
         found[f"the handler of {number.name}"] = signal.getsignal(number)
     for key, value in os.environ.items():
         if key not in OWN_ENVIRONMENT:
@@ -233,7 +235,7 @@ def _children() -> set[int]:
     found = set()
     for path in Path("/proc/self/task").glob("*/children"):
         try:
-            found |= set(map(int, path.read_text().split()))
+            found |= set(map(int, path.read_text(encoding="ascii", errors="replace").split()))
         except OSError:
             continue
     return {child for child in found if _runs(child)}
@@ -241,10 +243,10 @@ def _children() -> set[int]:
 
 def _runs(child: int) -> bool:
     try:
-        state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        text = Path(f"/proc/{child}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    return state != "Z"
+    return text.rpartition(")")[2].split()[0] != "Z"
 
 
 def _num_files() -> int:

@@ -12,7 +12,7 @@ class Peak:
 
     def __init__(self) -> None:
         try:
-            CLEAR.write_text("5")  # the peak begins anew
+            CLEAR.write_text("5", encoding="ascii")  # the peak begins anew
         except OSError:
             self._before = None
         else:
@@ -29,7 +29,7 @@ class Peak:
 def _read(name: str) -> int | None:
     """Returns a size of this process in bytes."""
     try:
-        lines = STATUS.read_text().splitlines()
+        lines = STATUS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
     found = next((line.split() for line in lines if line.startswith(f"{name}:")), None)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
+from mmdeploy_llm.portable.limits import address_space, set_limit, tell_what_is_unlimited
 
 from .process import Channel, Worker
 
@@ -111,6 +111,7 @@ class Helper:
             return self._worker
         with self._lock:
             self._check_open()
+            tell_what_is_unlimited()
             worker = self._worker = Worker(self._name, self._entry, is_quiet=True)
             self._is_ready = False
         worker.send(self._setup)
@@ -143,11 +144,10 @@ class Helper:
 def limit_memory(more: int) -> None:
     """Limits the address space of this process to what it has now and `more` bytes, where the
     system supports that, and writes no core files."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/statm", encoding="ascii") as file:
-            now = int(file.read().split()[0]) * resource.getpagesize()
-        lower_limit(resource.RLIMIT_AS, now + more)
-    lower_limit(resource.RLIMIT_CORE, 0)
+    now = address_space()
+    if now is not None:
+        set_limit("memory", now + more)
+    set_limit("core", 0)
 
 
 def drop_errors() -> None:
@@ -155,11 +155,3 @@ def drop_errors() -> None:
     stack run out, and that is the error of one request."""
     with open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), 2)
-
-
-def lower_limit(limit: int, value: int) -> None:
-    """Lowers one limit of this process, such as resource.RLIMIT_AS, where the system has it."""
-    with contextlib.suppress(OSError, ValueError):
-        _, hard = resource.getrlimit(limit)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (value, hard))

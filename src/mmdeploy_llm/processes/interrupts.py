@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# What ends a program: Ctrl-C, the end of a job, the end of its terminal. It may reach all processes
-# of a program at once.
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from mmdeploy_llm.portable.signals import ENDINGS
 
 
 @contextmanager
@@ -43,24 +41,6 @@ def interrupted_later() -> Iterator[None]:
             signal.signal(number, handler)
         if len(received) == 1:
             before[signal.Signals(received[0][0])](*received[0])
-
-
-@contextmanager
-def unheard_by_children() -> Iterator[None]:
-    """Blocks ENDINGS for this thread, and for a process that it starts in the block, until that
-    process chooses to hear them: its parent handles them, and ends it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def ignore_endings() -> None:
-    """Called in a child process: its parent handles ENDINGS, and ends it."""
-    for number in ENDINGS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
 
 
 def interrupt_thread(thread: threading.Thread) -> None:

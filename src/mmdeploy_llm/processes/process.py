@@ -15,21 +15,19 @@ import contextlib
 import json
 import logging
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
+from mmdeploy_llm.portable import children, signals
 
 from .forks import finalize_here
-from .interrupts import ignore_endings, unheard_by_children
 from .wire import Message, receive
 
 BOOT = (
@@ -40,7 +38,6 @@ PACKAGE = "mmdeploy_llm"
 TAIL_SIZE = 8000  # characters of a process's last output that are kept
 NUM_LINES = 12  # lines of that output in an error message
 CLOSE_SECONDS = 10.0
-PARENT_CHECK_SECONDS = 1.0
 
 
 class Channel:
@@ -89,28 +86,20 @@ class Worker:
         """is_quiet: the child logs warnings only; otherwise it uses this process's log level."""
         self.name = name
         level = logging.WARNING if is_quiet else logging.getLogger(PACKAGE).getEffectiveLevel()
-        ours, theirs = Pipe()
-        lifeline, self._lifeline = os.pipe()
         stderr, child_stderr = os.pipe()
-        arguments = [json.dumps(sys.path), theirs.fileno(), lifeline, os.getpid(), name, level]
-        with theirs, contextlib.ExitStack() as unused:
-            for fd in (stderr, self._lifeline):
-                unused.callback(os.close, fd)
-            unused.callback(ours.close)
-            # Only the child keeps them open.
-            with open(lifeline, "rb"), open(child_stderr, "wb"), unheard_by_children():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", BOOT, *map(str, arguments)],
-                    pass_fds=(theirs.fileno(), lifeline),
-                    stdin=subprocess.DEVNULL,
-                    stdout=child_stderr,
-                    stderr=child_stderr,
-                )
-            unused.pop_all()
+        arguments = [json.dumps(sys.path), os.getpid(), name, level]
+        command = [sys.executable, "-c", BOOT, *map(str, arguments)]
+        try:
+            with open(child_stderr, "wb") as output:  # only the child keeps it open
+                child = children.start(command, stdout=output, stderr=output)
+        except BaseException:
+            os.close(stderr)
+            raise
+        self._process, ours = child.process, Connection(child.peer.detach())
         self._tail = _Tail(stderr)
         self._channel = Channel(ours, self._process.pid)
         # Kills the process when the object is collected without a call of `close`.
-        self._end = finalize_here(self, _end_process, self._process, ours, self._lifeline)
+        self._end = finalize_here(self, _end_process, self._process, ours, child.lifeline)
         with contextlib.suppress(OSError):  # `receive` reports a process that has already ended
             self._channel.send(entry)
 
@@ -163,10 +152,7 @@ class Worker:
         """Ends the conversation, which ends the process, also where forked processes hold copies of
         the connection. A thread that waits for the connection finds its end. May be called from any
         thread, and more than once."""
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(fileno=os.dup(self.connection.fileno())) as it,
-        ):
+        with contextlib.suppress(OSError), children.borrowed(self.connection.fileno()) as it:
             it.shutdown(socket.SHUT_RDWR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
@@ -194,7 +180,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.kill()
             return f"{self.name} closed its channel without ending"
-        return f"{self.name} died with {_status(status)}"
+        return f"{self.name} died with {signals.end_of(status)}"
 
     def _raise_end(self) -> Any:
         """Waits for the end of the process and raises WorkerDiedError."""
@@ -205,8 +191,9 @@ class Worker:
             raise WorkerDiedError(
                 f"{self.name} closed its channel without ending{self._last_output()}"
             ) from None
+        ending = signals.end_of(status)
         raise WorkerDiedError(
-            f"{self.name} (process {self.pid}) died with {_status(status)}{self._last_output()}"
+            f"{self.name} (process {self.pid}) died with {ending}{self._last_output()}"
         ) from None
 
     def _last_output(self) -> str:
@@ -247,13 +234,6 @@ class _Tail:
                     sys.stderr.write(text)
 
 
-def _status(status: int) -> str:
-    if status < 0:
-        with contextlib.suppress(ValueError):
-            return f"signal {signal.Signals(-status).name}"
-    return f"exit status {status}"
-
-
 def _end_process(process: subprocess.Popen[bytes], connection: Connection, lifeline: int) -> None:
     connection.close()
     process.kill()
@@ -261,14 +241,14 @@ def _end_process(process: subprocess.Popen[bytes], connection: Connection, lifel
 
 
 def main() -> None:
-    """Runs the child process. sys.argv: "-c", sys.path as JSON, the file descriptors of connection
-    and lifeline, the parent's process id, the name, the log level."""
-    connection, lifeline, parent = (int(text) for text in sys.argv[2:5])
-    name, level = sys.argv[5], int(sys.argv[6])
-    ignore_endings()
-    threading.Thread(target=_end_with, args=(lifeline, parent), daemon=True).start()
-    logging.basicConfig(level=level, format=f"[{name}] %(levelname)s %(name)s: %(message)s")
-    channel = Channel(Connection(connection), parent)
+    """Runs the child process. sys.argv: "-c", sys.path as JSON, the parent's process id, the name,
+    the log level, and the word by which the parent is found."""
+    _, _, pid, name, level, word = sys.argv
+    signals.ignore_endings()
+    parent = children.Parent.found(word)
+    threading.Thread(target=children.end_with, args=(parent,), daemon=True).start()
+    logging.basicConfig(level=int(level), format=f"[{name}] %(levelname)s %(name)s: %(message)s")
+    channel = Channel(Connection(parent.peer.detach()), int(pid))
     try:
         with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
             channel.receive()(channel)
@@ -280,11 +260,3 @@ def main() -> None:
         time.sleep(0.1)
         os._exit(1)  # does not wait for threads that hang in a collective
     os._exit(0)
-
-
-def _end_with(lifeline: int, parent: int) -> None:
-    """Ends this process when the parent has ended or has closed the lifeline."""
-    while os.getppid() == parent:
-        if select.select([lifeline], [], [], PARENT_CHECK_SECONDS)[0]:
-            break
-    os._exit(1)

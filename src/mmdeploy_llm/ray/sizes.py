@@ -9,9 +9,9 @@ from typing import Any
 from mmdeploy_llm import native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runtime_config import max_num_seqs_of
 from mmdeploy_llm.startup.needs import count_needs
-from mmdeploy_llm.startup.sizes import free_ram
 
 PROCESS_BYTES = 2**30  # Python, torch, activations and the media of a few prompts
 

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import IO
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.portable import files
+from mmdeploy_llm.portable.folders import OpenFolder, open_folder
 
 from .closing import Closing
 
-# O_NONBLOCK: opening a FIFO must not wait for its other end. O_NOCTTY: a terminal must not become
-# ours.
-NO_TRAPS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 KINDS = (
     (stat.S_ISLNK, "a link; name the file that it leads to"),
     (stat.S_ISDIR, "a folder; name a file"),
@@ -78,7 +76,7 @@ def open_regular(path: Path, flags: int) -> FileIO:
     """
     check_regular(path)  # before it is opened: a device may react to that
     try:
-        fd = os.open(path, flags | NO_TRAPS, 0o666)
+        fd = files.open_unfollowed(path, flags)
     except OSError:
         check_regular(path)  # what has taken the path meanwhile
         raise
@@ -86,18 +84,16 @@ def open_regular(path: Path, flags: int) -> FileIO:
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise _irregular(path, status)
-    access = flags & os.O_ACCMODE
+    access = flags & files.ACCESS
     return FileIO(fd, "rb" if access == os.O_RDONLY else "ab+" if access == os.O_RDWR else "ab")
 
 
-def is_at(file: IO[bytes] | FileIO, path: str | Path, folder: int | None = None) -> bool:
-    """Returns whether `path` names the open file itself. folder: descriptor that `path` is relative
-    to."""
+def is_at(file: IO[bytes] | FileIO, path: str | Path) -> bool:
+    """Returns whether `path` names the open file itself."""
     try:
-        found = os.stat(path, dir_fd=folder, follow_symlinks=False)
+        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
     except OSError:
         return False
-    return os.path.samestat(found, os.fstat(file.fileno()))
 
 
 class Folder(Closing):
@@ -107,8 +103,8 @@ class Folder(Closing):
     then.
     """
 
-    def __init__(self, fd: int, path: Path) -> None:
-        self._fd = fd
+    def __init__(self, opened: OpenFolder, path: Path) -> None:
+        self._opened = opened
         self.path = path
         self._absolute = os.path.abspath(path)
 
@@ -116,13 +112,13 @@ class Folder(Closing):
     def open(cls, path: Path) -> Folder:
         """Opens a folder that the caller named, links included; makes it when it is missing."""
         path.mkdir(parents=True, exist_ok=True)
-        return cls(os.open(path, FOLDER_FLAGS), path)
+        return cls(open_folder(path), path)
 
     def inner(self, name: str) -> Folder:
         """Opens a folder in this one; makes it when it is missing. Raises ConfigError for a link or
         a file of this name."""
         with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=self._fd)
+            self._opened.make_folder(name)
         found = self.existing(name)
         if found is None:
             raise ConfigError(
@@ -134,26 +130,29 @@ class Folder(Closing):
     def existing(self, name: str) -> Folder | None:
         """Opens a folder in this one; None when there is none, or something else has the name."""
         try:
-            fd = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self._fd)
+            return Folder(self._opened.open_folder(name), self.path / name)
         except OSError:
             return None
-        return Folder(fd, self.path / name)
 
     def names(self) -> list[str]:
         """Returns the names of the regular files and folders in it, sorted."""
-        with os.scandir(self._fd) as entries:
-            return sorted(entry.name for entry in entries if not entry.is_symlink())
+        return sorted(name for name in self._opened.names() if not self._is_link(name))
+
+    def _is_link(self, name: str) -> bool:
+        with suppress(FileNotFoundError):
+            return stat.S_ISLNK(self._status(name).st_mode)
+        return False
 
     def all_names(self) -> list[str]:
         """Returns all names in it, those of links too."""
-        return os.listdir(self._fd)
+        return self._opened.names()
 
     def states(self) -> dict[str, FileState]:
         """Returns the states of the regular files in it, by name; links are left out."""
         found = {}
         for name in self.names():
             with suppress(FileNotFoundError):
-                status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                status = self._status(name)
                 if stat.S_ISREG(status.st_mode):
                     found[name] = FileState.of(status)
         return found
@@ -161,9 +160,8 @@ class Folder(Closing):
     def open_file(self, name: str, flags: int) -> FileIO:
         """Opens a regular file in it unbuffered; with os.O_CREAT a missing one is made. Raises
         ConfigError for anything else of this name, links included."""
-        opened = flags | NO_TRAPS
         try:
-            fd = os.open(name, opened, 0o666, dir_fd=self._fd)
+            fd = self._opened.open(name, flags)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise _irregular(self.path / name, self._status(name)) from None
@@ -171,42 +169,48 @@ class Folder(Closing):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise _irregular(self.path / name, self._status(name))
-        access = flags & os.O_ACCMODE
+        access = flags & files.ACCESS
         return FileIO(fd, "rb" if access == os.O_RDONLY else "rb+")
 
     def replace(self, name: str, other: str) -> None:
         """Gives a file another name; what has that name is replaced, a link itself."""
-        os.rename(name, other, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        self._opened.rename(name, other)
 
     def sync(self) -> None:
         """Waits until the names in it are on the disk."""
-        os.fsync(self._fd)
+        self._opened.sync()
 
-    def has(self, file: FileIO, name: str) -> bool:
+    def has(self, file: IO[bytes] | FileIO, name: str) -> bool:
         """Returns whether the name is that of this open file."""
-        return is_at(file, name, self._fd)
+        return self._is(name, os.fstat(file.fileno()))
+
+    def _is(self, name: str, status: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(self._status(name), status)
+        except OSError:
+            return False
 
     def _named(self, error: OSError, name: str) -> OSError:
         """Returns the error with the path of a file: the system knows its name only."""
         return OSError(error.errno, error.strerror, str(self.path / name))
 
     def _status(self, name: str) -> os.stat_result:
-        return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        return self._opened.status(name)
 
     def remove(self, name: str) -> None:
         """Removes a file, or a link but not what it leads to."""
         try:
-            os.unlink(name, dir_fd=self._fd)
+            self._opened.remove(name)
         except FileNotFoundError:
             pass
         except (IsADirectoryError, PermissionError):
-            if stat.S_ISDIR(os.lstat(name, dir_fd=self._fd).st_mode):
+            if stat.S_ISDIR(self._status(name).st_mode):
                 raise ConfigError(f"{str(self.path / name)!r} is a folder; remove it") from None
             raise
 
     def remove_folder(self, name: str) -> None:
         """Removes an empty folder in it. Raises OSError for one that is not."""
-        os.rmdir(name, dir_fd=self._fd)
+        self._opened.remove_folder(name)
 
     def check(self, name: str) -> None:
         """Raises ConfigError when the name is that of a link, a FIFO, a device or a folder."""
@@ -234,18 +238,20 @@ class Folder(Closing):
         partial = partial or f"{name}.partial"
         self.check(name)
         self.remove(partial)  # what a killed process left, or somebody planted
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_TRAPS
         try:
-            fd = os.open(partial, flags, 0o666, dir_fd=self._fd)
+            fd = self._opened.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except OSError as error:
             raise self._named(error, partial) from None
         with open(fd, "wb") as file:
+            begun = os.fstat(fd)
             try:
                 self._fill(file, pieces, partial, is_synced)
+                file.close()  # Windows renames no open file
                 self.check(name)
                 self.replace(partial, name)
             except BaseException:
-                if is_at(file, partial, self._fd):
+                file.close()
+                if self._is(partial, begun):
                     self.remove(partial)
                 raise
 
@@ -256,7 +262,7 @@ class Folder(Closing):
         file.flush()
         if is_synced:
             os.fsync(file.fileno())
-        if not is_at(file, partial, self._fd):
+        if not self.has(file, partial):
             raise OutputLostError(
                 f"{str(self.path / partial)!r} was removed or replaced while it was written; "
                 "find out by whom, then write it again"
@@ -266,14 +272,14 @@ class Folder(Closing):
     def is_in_place(self) -> bool:
         """Whether its path still names this folder, and no other."""
         try:
-            return os.path.samestat(os.stat(self._absolute), os.fstat(self._fd))
+            return os.path.samestat(os.stat(self._absolute), self._opened.own_status())
         except OSError:
             return False
 
     @property
     def place(self) -> str | None:
         """The path that the folder has now; None when it has none, or none that is known."""
-        return _path_of(self._fd)
+        return self._opened.place()
 
     def check_in_place(self) -> None:
         """Raises OutputLostError when another folder, or none, has this one's path now."""
@@ -285,7 +291,7 @@ class Folder(Closing):
 
     def close(self) -> None:
         """Closes the descriptor."""
-        os.close(self._fd)
+        self._opened.close()
 
 
 def write_all(file: FileIO, data: bytes) -> None:
@@ -297,16 +303,8 @@ def write_all(file: FileIO, data: bytes) -> None:
 
 def path_of(file: FileIO) -> str | None:
     """Returns the path that an open file has now; None when it has none, or none that is known."""
-    return _path_of(file.fileno())
-
-
-def _path_of(fd: int) -> str | None:
-    try:
-        found = os.readlink(f"/proc/self/fd/{fd}")
-        is_there = os.path.samestat(os.stat(found, follow_symlinks=False), os.fstat(fd))
-    except OSError:
-        return None
-    return found if is_there else None
+    found = files.real_path(file.fileno())
+    return str(found) if found is not None and is_at(file, found) else None
 
 
 def _irregular(path: Path, status: os.stat_result) -> ConfigError:

@@ -13,6 +13,8 @@ from io import FileIO
 from pathlib import Path
 from zlib import crc32
 
+from mmdeploy_llm.portable import files
+
 from .closing import Closing
 from .files import OutputLostError, path_of, write_all
 
@@ -177,7 +179,7 @@ def copy_range(file: FileIO, copy: FileIO, begin: int, end: int) -> None:
 def _read(file: FileIO, begin: int, end: int) -> Iterator[bytes]:
     """Yields the bytes of a range. Raises OSError when the file is shorter."""
     while begin < end:
-        piece = os.pread(file.fileno(), min(end - begin, COPY_BYTES), begin)
+        piece = files.read_at(file.fileno(), min(end - begin, COPY_BYTES), begin)
         if not piece:
             raise OSError(errno.EIO, "the file is shorter than it was")
         yield piece

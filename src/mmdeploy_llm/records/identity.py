@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from mmdeploy_llm.portable import files
+
 DIGEST_BYTES = 8
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
 MAX_WHOLE_BYTES = 64 * 2**20  # other files up to this size are read whole
@@ -122,7 +124,7 @@ def model_digest(place: Path) -> str:
 
 def _feed_file(hasher: _Hasher, path: Path) -> None:
     # O_NONBLOCK: a FIFO in a model folder must not wait.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | files.NO_WAIT)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -131,10 +133,10 @@ def _feed_file(hasher: _Hasher, path: Path) -> None:
         _feed(hasher, (path.name, size))
         is_whole = size <= MAX_WHOLE_BYTES and path.suffix not in WEIGHTS
         if is_whole or size <= NUM_SAMPLES * SAMPLE_BYTES:
-            hasher.update(os.pread(fd, size, 0))
+            hasher.update(files.read_at(fd, size, 0))
             return
         for number in range(NUM_SAMPLES):
             begin = (size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1)
-            hasher.update(os.pread(fd, SAMPLE_BYTES, begin))
+            hasher.update(files.read_at(fd, SAMPLE_BYTES, begin))
     finally:
         os.close(fd)

@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.intake.prompts import MEDIA_KEYS
+from mmdeploy_llm.portable import files
 from mmdeploy_llm.records.identity import file_paths
 from mmdeploy_llm.records.item import Item
 
@@ -122,7 +123,7 @@ def _opened(value: Any) -> IO[bytes]:
         raise LeftOutError("it is a URL")
     try:
         # O_NONBLOCK: a FIFO must not wait.
-        fd = os.open(paths[0] if paths else name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(paths[0] if paths else name, os.O_RDONLY | files.NO_WAIT)
     except (OSError, ValueError) as error:
         raise LeftOutError(f"it cannot be read: {error}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -10,7 +10,8 @@ from typing import IO, Any, Protocol, TypeVar
 
 from mmdeploy_llm.datasets.files import remote_folder
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.records.files import FileState, Folder
+from mmdeploy_llm.portable import files
+from mmdeploy_llm.records.files import Folder
 
 BLOCK_BYTES = 2**16  # read ahead at a URL: headers of tars and footers of Parquet are small
 Value = TypeVar("Value")
@@ -57,10 +58,12 @@ class LocalShelf:
     def take(self, folder: Folder, name: str, part: str) -> object:
         """Renames a file of the same folder, once its content is on the disk."""
         with folder.open_file(name, os.O_RDONLY) as file:
-            os.fsync(file.fileno())
+            files.sync(file.fileno())
+            if not files.CAN_RENAME_OPEN:
+                file.close()
             folder.replace(name, part)
             folder.sync()
-            return FileState.of(os.fstat(file.fileno()))
+        return folder.states()[part]
 
     def remove(self, name: str) -> None:
         """Removes a file."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import array
 import math
-import resource
 import time
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.processes.helper import READY, Helper, drop_errors, limit_memory, lower_limit
+from mmdeploy_llm.portable.limits import set_limit
+from mmdeploy_llm.processes.helper import READY, Helper, drop_errors, limit_memory
 from mmdeploy_llm.processes.process import Channel
 
 SECONDS = 30.0  # for one text, as for a template
@@ -76,7 +76,7 @@ def serve(channel: Channel) -> None:
     while True:
         text, add_special_tokens = channel.receive()
         # Ends this process also when its parent is gone.
-        lower_limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds) + 2)
+        set_limit("seconds", math.ceil(time.process_time() + seconds) + 2)
         try:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
             answer = b"I" + array.array("I", ids).tobytes()

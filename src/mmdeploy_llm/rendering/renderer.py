@@ -11,14 +11,14 @@ needed, loads no torch, and is killed when it does not answer in time; the next 
 from __future__ import annotations
 
 import math
-import resource
 import threading
 import time
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.processes.helper import READY, Helper, lower_limit
+from mmdeploy_llm.portable.limits import set_limit
+from mmdeploy_llm.processes.helper import READY, Helper
 from mmdeploy_llm.processes.process import Channel
 
 from .sandbox import TemplateTimeError, run
@@ -111,6 +111,6 @@ def serve(channel: Channel) -> None:
 def _limit(seconds: float, max_memory: int) -> None:
     """Limits this process: memory, and processor time for this call, so that it also ends when the
     parent is gone and a single operation holds the interpreter."""
-    lower_limit(resource.RLIMIT_AS, max_memory)
-    lower_limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds) + 2)
-    lower_limit(resource.RLIMIT_CORE, 0)
+    set_limit("memory", max_memory)
+    set_limit("seconds", math.ceil(time.process_time() + seconds) + 2)
+    set_limit("core", 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -10,6 +9,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed
 from torch import Tensor
+
+from mmdeploy_llm.portable.libraries import c_library
 
 # The time for all ranks to join a collective. The first one comes after loading, whose duration
 # varies between ranks. When a rank dies, the parent process ends the others at once.
@@ -128,7 +129,8 @@ class NcclRanks:
         self.rank, self.size, self.num_calls = meeting.rank, meeting.size, 0
         self._device = device = torch.device(meeting.device)
         # NCCL prefers a network interface to loopback, and would listen on it.
-        ctypes.CDLL(None).setenv(b"NCCL_SOCKET_IFNAME", b"lo", 0)
+        if (library := c_library()) is not None:
+            library.setenv(b"NCCL_SOCKET_IFNAME", b"lo", 0)
         torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -13,6 +11,7 @@ from pathlib import Path
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.portable import files, locks
 from mmdeploy_llm.records.closing import Closing
 from mmdeploy_llm.records.files import (
     FileState,
@@ -129,7 +128,7 @@ class RecordWriter(Closing):
         copy = open_regular(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
             lock(copy, partial)
-            _copy_rights(self._file.file, copy)
+            files.copy_rights(self._file.file.fileno(), copy.fileno())
             ends = [end for _, end in kept.drops]
             begins = [begin for begin, _ in kept.drops]
             for begin, end in zip([0, *ends], [*begins, kept.end], strict=True):
@@ -142,15 +141,27 @@ class RecordWriter(Closing):
                     "whom, then start again with --resume"
                 )
             os.fsync(copy.fileno())
-            os.replace(partial, self._path)
+            copy = self._renamed(copy, partial)
         except BaseException:
-            if is_at(copy, partial):
-                os.unlink(partial)  # a disk that is full
+            is_left = not copy.closed and is_at(copy, partial)
             copy.close()
+            if is_left:
+                os.unlink(partial)  # a disk that is full
             raise
         self._file.close()
         self._file = GrowingFile(copy, self._path)
         self._file.keep(line_ends(copy))
+
+    def _renamed(self, copy: FileIO, partial: Path) -> FileIO:
+        """Gives the copy the name of the output; returns it, locked. Where no open file gets
+        another name both are closed for it; another run that locks the output first is an error."""
+        if files.CAN_RENAME_OPEN:
+            os.replace(partial, self._path)
+            return copy
+        copy.close()
+        self._file.close()
+        os.replace(partial, self._path)
+        return _open_locked(self._path, "resume")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -179,14 +190,6 @@ class RecordWriter(Closing):
         )
 
 
-def _copy_rights(file: FileIO, copy: FileIO) -> None:
-    """Gives a copy the mode and, as far as the system lets us, the owner of a file."""
-    status = os.fstat(file.fileno())
-    os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
-    with suppress(OSError):
-        os.fchown(copy.fileno(), status.st_uid, status.st_gid)
-
-
 def _open_locked(path: Path, mode: Mode) -> FileIO:
     """Opens the file and locks it against other processes until it is closed."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if mode == "new" else 0)
@@ -209,7 +212,7 @@ def _open_locked(path: Path, mode: Mode) -> FileIO:
 def lock(file: FileIO, path: Path) -> None:
     """Locks a file of an output against other runs. Raises ConfigError when one has it."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.lock(file)
     except BlockingIOError:
         raise ConfigError(
             f"another run is writing to {str(path)!r}; wait for its end, or give another --output"

@@ -7,6 +7,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.portable import files
 from mmdeploy_llm.records.files import open_regular
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
@@ -50,7 +51,7 @@ def check_overwritten(path: Path) -> None:
 
 def save_foreign(file: GrowingFile, end: int) -> None:
     """Copies what follows the last whole record to a file of its own, unless it is a torn one."""
-    if not is_torn(os.pread(file.file.fileno(), REST_BYTES, end)):
+    if not is_torn(files.read_at(file.file.fileno(), REST_BYTES, end)):
         file.set_aside(end)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ import torch
 
 from mmdeploy_llm import native
 from mmdeploy_llm.native import ComputeThreads
+from mmdeploy_llm.portable.libraries import c_library
 from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
@@ -92,9 +92,9 @@ def _bound_kernel_cache() -> Undo:
     of rows, about a megabyte each: hundreds of megabytes after a thousand steps of different sizes.
     torch reads the variable when a thread computes its first linear layer; a value set by the user
     stays."""
-    if os.name != "posix":
+    library = c_library()
+    if library is None:
         return lambda: None
-    library = ctypes.CDLL(None)
     library.getenv.restype = ctypes.c_char_p
 
     def unset() -> None:

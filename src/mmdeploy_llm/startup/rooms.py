@@ -159,7 +159,6 @@ def build_intake(
         limits=media_limits(runtime.options),
         vocab_size=files.text.vocab_size,
         eos_token_ids=files.eos_token_ids,
-        generation=runtime.generation,
         chat_template=files.chat_template,
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,

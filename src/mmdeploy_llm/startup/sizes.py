@@ -3,7 +3,6 @@ bytes unless the name says tokens or blocks."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
@@ -157,18 +157,6 @@ def kv_cache_shape(model: Any, runtime: RuntimeConfig) -> KVCacheShape:
         dtype=getattr(torch, runtime.kv_cache_dtype),
         model_dtype=getattr(torch, runtime.dtype),
     )
-
-
-def free_ram() -> int:
-    """Returns MemAvailable where the system reports it (Linux), else half of the physical RAM."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def model_length(model: Any, runtime: RuntimeConfig) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.portable import files
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +32,13 @@ class EventLog:
         try:
             _check(self._path)
             # A pipe that nobody reads is an error, not a wait.
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | files.NO_WAIT
             self._file: int | None = os.open(self._path, flags, 0o666)
         except OSError as error:
             raise ConfigError(
                 f"the log of events {str(self._path)!r} cannot be written: {error.strerror}"
             ) from None
-        os.set_blocking(self._file, True)
+        files.wait_for_writes(self._file)
 
     def write(self, event: str, values: dict[str, Any]) -> None:
         """Appends one line."""

@@ -156,9 +156,9 @@ def _of_formats(
 ) -> Iterator[Verdict]:
     """Checks formats of weights, corpora and outputs, and attention backends."""
     for weights in (spec for spec in subject.specs if isinstance(spec, WeightFormatSpec)):
-        stored = WeightFormatSubject(spec=weights, **given.of(weights.name))
         checks = weight_reading.CHECKS + weight_products.CHECKS
-        yield from _run(checks, describe(weights), stored)
+        read = partial(WeightFormatSubject.of, weights)
+        yield from _run_new(checks, describe(weights), read)
     for backend in manager.provided(AttentionBackendSpec):
         attention = BackendSubject(spec=backend, **given.of(backend.name))
         yield from _run(backends.CHECKS, describe(backend), attention)

@@ -25,7 +25,6 @@ from mmdeploy_llm.hooks import (
     OutputSinkSpec,
     ReasoningParserSpec,
     ToolParserSpec,
-    WeightFormatSpec,
 )
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.names import did_you_mean, listing
@@ -37,13 +36,12 @@ from mmdeploy_llm.plugin_checks.logits import LogitsProcessorSubject
 from mmdeploy_llm.plugin_checks.parsers import ParserSubject
 from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
 from mmdeploy_llm.plugin_checks.tools import ToolParserSubject
-from mmdeploy_llm.weight_checks.subject import WeightFormatSubject
 
 NAME = "CHECKED_WITH"
 FETCHER = "fetch_media"
 FORM = f'{NAME} is "module:name" of a mapping: name of a spec, or {FETCHER} -> fields'
 OF_THE_KIT = frozenset({"spec", "file", "checkpoint", "fetch"})  # fields that are not given
-# Chat parts and formats of corpora name theirs in their specs' `samples`.
+# Chat parts, formats of corpora and of weights name theirs in their specs' `samples`.
 SUBJECTS: tuple[tuple[type, type], ...] = (
     (AttentionBackendSpec, BackendSubject),
     (LogitsProcessorSpec, LogitsProcessorSubject),
@@ -51,7 +49,6 @@ SUBJECTS: tuple[tuple[type, type], ...] = (
     (OutputSinkSpec, OutputSubject),
     (ReasoningParserSpec, ParserSubject),
     (ToolParserSpec, ToolParserSubject),
-    (WeightFormatSpec, WeightFormatSubject),
 )
 
 

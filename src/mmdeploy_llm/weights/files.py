@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.guarding.folder_files import check_regular
+from mmdeploy_llm.portable.files import NO_WAIT, read_into
 from mmdeploy_llm.tensor_file import Entry
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -49,7 +50,7 @@ class SafetensorsFile:
         safetensors file of supported dtypes."""
         self.path = path
         self.entries = _read_entries(path)
-        self._fd = os.open(path, os.O_RDONLY)
+        self._fd = os.open(path, os.O_RDONLY | NO_WAIT)
 
     def __enter__(self) -> SafetensorsFile:
         return self
@@ -88,7 +89,7 @@ class SafetensorsFile:
         view = memoryview(data)
         done = 0
         while done < len(view):
-            count = os.preadv(self._fd, [view[done:]], offset + done)
+            count = read_into(self._fd, view[done:], offset + done)
             if count == 0:
                 raise CheckpointError(
                     f"{self.path} ended early: it changed while it was being read"

@@ -17,7 +17,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaInput
 from mmdeploy_llm.media import DecodedImage, ImageHeader
 from mmdeploy_llm_processors.image.budget import too_few, within
 from mmdeploy_llm_processors.image.embedded import check_names
-from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.options import ImageOptions, apart
 from mmdeploy_llm_processors.image.patches import resize
 from mmdeploy_llm_processors.image.special_texts import special_texts
 from mmdeploy_llm_processors.image.tiling.tile_processor import TileProcessor
@@ -375,6 +375,7 @@ def _with(
             raise error(f"{where}: {name} must be {wanted}, got {value!r:.80}")
     found = replace(options, **values)
     for kind in ("tiles", "image_tokens"):
+        found = replace(found, **apart(found, f"min_{kind}", f"max_{kind}", values))
         low, high = (getattr(found, f"{bound}_{kind}") for bound in ("min", "max"))
         if low > high:
             raise error(

@@ -4,8 +4,8 @@ overridden by mm_processor_kwargs, the engine's and then the prompt's."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
@@ -24,6 +24,7 @@ ALIASES = {
 WITHOUT_EFFECT = frozenset({"do_convert_rgb", "temporal_conv_size"})
 USERS_ONLY = frozenset({"fast_decode"})  # not read from a checkpoint's file
 OF_BUDGET = frozenset({"max_tokens"})  # has no name in files and mm_processor_kwargs
+ROUNDED = 4  # an area may grow by this when both sides are rounded up to whole patches
 # One prompt or image can set these; `size` sets both.
 OF_ITEMS = ("min_pixels", "max_pixels")
 VIDEO_PREFIX = "video_"  # options of a video processor, which checks them
@@ -39,6 +40,8 @@ class ImageOptions(PatchOptions):
         counts stay the same, pixel values differ slightly from the exact ones.
     max_tokens: of an image, where there is a budget: it holds for any shape, as max_pixels does
         not.
+    given: names of options that the engine was given. A bound of the area that was not gives way to
+        one that was.
     """
 
     min_pixels: int
@@ -48,6 +51,7 @@ class ImageOptions(PatchOptions):
     do_resize: bool = True
     fast_decode: bool = False
     max_tokens: int | None = None
+    given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
 
 def resolve_options(
@@ -70,7 +74,8 @@ def resolve_options(
         found = {name: value for name, value in found.items() if not name.endswith("_pixels")}
     from_file = _checked({**_area(preprocessor.get("size")), **found}, CheckpointError, "file")
     given = _checked(_given(kwargs), ConfigError, "mm_processor_kwargs")
-    options = replace(default, **{**from_file, **given})
+    options = replace(default, **{**from_file, **given}, given=frozenset(given))
+    options = replace(options, **apart(options, "min_pixels", "max_pixels", given, ROUNDED))
     if options.min_pixels > options.max_pixels:
         raise ConfigError(
             f"min_pixels = {options.min_pixels} is above max_pixels = {options.max_pixels}; "
@@ -106,6 +111,8 @@ def item_options(options: ImageOptions, given: Mapping[str, Any]) -> ImageOption
             f"LLM(mm_processor_kwargs=...); remove {', '.join(values)}"
         )
     found = replace(options, **values)
+    fixed = {*values, *options.given, "max_pixels"}  # the engine's upper bound is a limit
+    found = replace(found, **apart(found, "min_pixels", "max_pixels", fixed, ROUNDED))
     if found.max_pixels > options.max_pixels:
         raise MediaError(
             f"max_pixels = {found.max_pixels} is above the engine's {options.max_pixels}; raise it "
@@ -117,6 +124,17 @@ def item_options(options: ImageOptions, given: Mapping[str, Any]) -> ImageOption
             "of them in mm_processor_kwargs"
         )
     return found
+
+
+def apart(
+    options: Any, low: str, high: str, fixed: Collection[str], ratio: int = 1
+) -> dict[str, Any]:
+    """Returns another value for the one of two bounds that is not fixed, where they contradict, a
+    `ratio` apart; {} where none is to change."""
+    least, most = getattr(options, low), getattr(options, high)
+    if least <= most or (low in fixed) == (high in fixed):
+        return {}
+    return {low: max(1, most // ratio)} if high in fixed else {high: least * ratio}
 
 
 def normalisation(preprocessor: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,4 +278,4 @@ _RULES = {
     "fast_decode": _FLAG,
     "image_std": _Rule(holds=_is_deviation, text="a number or three, none of them 0"),
 }
-_NAMES = tuple(field.name for field in fields(ImageOptions) if field.name not in OF_BUDGET)
+_NAMES = tuple(each.name for each in fields(ImageOptions) if each.name not in {*OF_BUDGET, "given"})

@@ -29,17 +29,31 @@ def engine_settings(
     kind: str, defaults: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the defaults, overridden by mm_processor_kwargs, whose names may begin with the kind.
+    A default bound, such as min_tiles, gives way to a given one, such as max_tiles.
 
     Names of other kinds are left to their processors. Raises ConfigError for a name or value of
     this kind that is wrong.
     """
-    settings = dict(defaults)
+    found: dict[str, Any] = {}
     for name, value in given.items():
         own = name if name in defaults else name.removeprefix(f"{kind}_")
         if own in defaults:
-            settings[own] = _checked(own, value, defaults[own], _wrong_option)
+            found[own] = _checked(own, value, defaults[own], _wrong_option)
         elif _is_of(kind, name):
             raise ConfigError(f"mm_processor_kwargs has no {kind} option {_hint(name, defaults)}")
+    return _giving_way({**defaults, **found}, found)
+
+
+def _giving_way(settings: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Returns settings in which a bound that was not given is equal to the given one that it
+    contradicts."""
+    for low in [name for name in settings if name.startswith("min_")]:
+        high = "max_" + low.removeprefix("min_")
+        if high in settings and settings[low] > settings[high]:
+            if low not in given and high in given:
+                settings[low] = settings[high]
+            elif high not in given and low in given:
+                settings[high] = settings[low]
     return settings
 
 
@@ -75,7 +89,8 @@ def item_settings(
                 f"{name} = {value} is above the engine's {settings[name]}; raise it in "
                 "LLM(mm_processor_kwargs=...)"
             )
-    return found
+    limits = [name for name in settings if name.startswith("max_")]  # those of the engine stay
+    return _giving_way(found, {*given, *limits})
 
 
 def _is_of(kind: str, name: str) -> bool:

@@ -1,19 +1,22 @@
 """VideoOptions: which frames of a video are used, and at what size.
 
 Resolved from the family's defaults, overridden by the checkpoint's video_preprocessor_config.json,
-then by the engine's mm_processor_kwargs (`video_*`), then by the item's own options.
+then by the engine's mm_processor_kwargs (`video_*`), then by the item's own options. What was not
+given gives way to what was: only given values contradict each other.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, MMDeployLLMError
+from mmdeploy_llm_processors.image.options import ROUNDED, apart
 
 PREFIX = "video_"  # marks video options in mm_processor_kwargs
+_MOST_FRAMES = 4096  # to which a default bound gives way, as many as max_video_frames has
 SAMPLE_MODES = ("leading", "middle", "rand")
 # Names in transformers' files -> ours.
 ALIASES = {"num_frames": "target_frames", "target_fps": "fps"}
@@ -34,6 +37,7 @@ class VideoOptions:
     draw_on_frames: whether to write the time on each frame.
     font: name of a font file in the checkpoint.
     source_fps: frames per second of a list of frames or an array.
+    given: names of options that the engine or the video was given.
     """
 
     fps: float = 2.0
@@ -46,6 +50,7 @@ class VideoOptions:
     draw_on_frames: bool = True
     font: str = "Roboto-Regular.ttf"
     source_fps: float = 24.0
+    given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
 
 def engine_options(
@@ -63,14 +68,15 @@ def engine_options(
         **{ALIASES.get(name, name): value for name, value in checkpoint.items()},
     }
     known = {name: found[name] for name in NAMES if found.get(name) is not None}
-    options = replace(default, **_checked(known, CheckpointError, "the model's video options"))
+    options = _with(default, _checked(known, CheckpointError, "the model's video options"))
     given = {
         ALIASES.get(name.removeprefix(PREFIX), name.removeprefix(PREFIX)): value
         for name, value in kwargs.items()
         if name.startswith(PREFIX)
     }
     _check_names(given, NAMES, ConfigError, "mm_processor_kwargs", PREFIX)
-    options = replace(options, **_checked(given, ConfigError, "mm_processor_kwargs", PREFIX))
+    checked = _checked(given, ConfigError, "mm_processor_kwargs", PREFIX)
+    options = _given(options, checked, ConfigError)
     if options.min_frames > options.max_frames and {"min_frames", "max_frames"} & given.keys():
         raise ConfigError(
             f"video_min_frames = {options.min_frames} is above video_max_frames = "
@@ -89,7 +95,44 @@ def item_options(options: VideoOptions, given: Mapping[str, Any]) -> VideoOption
     named = {ALIASES.get(name, name): value for name, value in given.items()}
     allowed = tuple(name for name in NAMES if name not in ENGINE_ONLY)
     _check_names(named, allowed, MediaError, "the video", "")
-    return replace(options, **_checked(named, MediaError, "the video"))
+    found = _given(options, _checked(named, MediaError, "the video"), MediaError)
+    if found.min_frames > found.max_frames and {"min_frames", "max_frames"} & named.keys():
+        raise MediaError(
+            f"min_frames = {found.min_frames} must not be larger than max_frames = "
+            f"{found.max_frames}"
+        )
+    return found
+
+
+def _given(
+    options: VideoOptions, values: Mapping[str, Any], error: type[MMDeployLLMError]
+) -> VideoOptions:
+    """Returns options with the values that a caller gives. Raises `error` for both of fps and
+    target_frames."""
+    fps, target = values.get("fps", -1), values.get("target_frames", -1)
+    if fps >= 0 and target > 0:
+        raise error(
+            f"fps must be negative if target_frames is given: fps is {fps:g}; give fps=-1 with "
+            f"target_frames={target}, or one of the two"
+        )
+    return _with(replace(options, given=options.given | values.keys()), values)
+
+
+def _with(options: VideoOptions, values: Mapping[str, Any]) -> VideoOptions:
+    """Returns options with other values, to which those that were not given give way."""
+    found = replace(options, **values)
+    if values.get("target_frames", -1) > 0 and "fps" not in values:
+        found = replace(found, fps=-1.0)
+    if values.get("fps", -1) > 0 and "target_frames" not in values:
+        found = replace(found, target_frames=-1)
+    fixed = options.given or values.keys()
+    pairs = [("min_frames", "max_frames")]
+    if found.target_frames > 0:
+        pairs += [("min_frames", "target_frames"), ("target_frames", "max_frames")]
+    for low, high in pairs:
+        if getattr(found, low) <= _MOST_FRAMES:
+            found = replace(found, **apart(found, low, high, fixed))
+    return replace(found, **apart(found, "min_pixels", "max_pixels", fixed, ROUNDED))
 
 
 def _check_names(
@@ -154,4 +197,4 @@ RULES = {
         holds=lambda value: _is_number(value) and 0 < value < 1e6, text="a number above 0"
     ),
 }
-NAMES = tuple(field.name for field in fields(VideoOptions))
+NAMES = tuple(each.name for each in fields(VideoOptions) if each.name != "given")

@@ -71,13 +71,13 @@ def test_rand_by_rate_stays_near_the_middle():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target_frames": 20}, "fps must be negative if target_frames is given"),
+        ({"target_frames": 20, "fps": 2}, "fps must be negative if target_frames is given"),
         (
-            {"target_frames": 8, "fps": -1},
+            {"target_frames": 8, "min_frames": 16},
             "target_frames must be larger than min_frames: 8 is below 16",
         ),
         (
-            {"target_frames": 200, "fps": -1},
+            {"target_frames": 200, "fps": -1, "max_frames": 180},
             "target_frames must be smaller than max_frames: 200 is over 180",
         ),
         ({"fps": -1}, "Must provide either positive target_fps or positive target_frames"),

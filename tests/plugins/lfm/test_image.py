@@ -135,6 +135,6 @@ def test_options(make, noise, limits):
     with pytest.raises(ConfigError, match="no image option 'max_patches'"):
         make({"max_patches": 3})
     with pytest.raises(ConfigError, match="min_tiles = 7 is above max_tiles = 6"):
-        make({"min_tiles": 7})
+        make({"min_tiles": 7, "max_tiles": 6})
     with pytest.raises(CheckpointError, match="tile_size must be a multiple of 32"):
         make(tile_size=40)

@@ -7,9 +7,11 @@ import torch
 from PIL import Image
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.errors import ConfigError, MediaError
+from mmdeploy_llm.media import constant_timeline
 from mmdeploy_llm.media_checks.samples import pixels
 from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm_plugins.transformers_media.video.sampling import Sampling
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 NATIVE = ("glm", "qwen")
@@ -211,3 +213,36 @@ def test_as_the_native_plugin(name, make_llm, tmp_path, frames):
             (output.prompt_token_ids, output.num_input_video_tokens, output.outputs.token_ids)
         )
     assert found[0] == found[1]
+
+
+class Rule:
+    """A video processor as transformers has them, whose default bounds are 16 to 100 frames."""
+
+    class valid_kwargs:
+        fps: float
+        num_frames: int
+        min_frames: int
+        max_frames: int
+
+    do_sample_frames = True
+    fps, num_frames, min_frames, max_frames = 2, None, 16, 100
+
+    def sample_frames(self, metadata, num_frames, fps, min_frames, max_frames):
+        assert min_frames <= max_frames
+        return list(
+            range(num_frames or min(max(int(metadata.duration * fps), min_frames), max_frames))
+        )
+
+
+def test_default_bounds_give_way_to_given_ones():
+    sampling, timeline = Sampling(Rule(), {}, {}), constant_timeline(64, 64, 1000, 10.0)
+    for given, count in (({}, 100), ({"max_frames": 4}, 4), ({"min_frames": 300}, 300)):
+        options = sampling.of_item(given)
+        assert len(sampling.choose(timeline, options, is_chosen=False)) == count
+    both = {"min_frames": 9, "max_frames": 4}
+    with pytest.raises(MediaError, match="min_frames = 9 is above max_frames = 4"):
+        sampling.of_item(both)
+    with pytest.raises(ConfigError, match="min_frames = 9 is above max_frames = 4"):
+        Sampling(Rule(), both, {})
+    with pytest.raises(MediaError, match="min_frames = 9 is above max_frames = 4"):
+        Sampling(Rule(), {"min_frames": 9}, {}).of_item({"max_frames": 4})

@@ -21,6 +21,7 @@ from mmdeploy_llm.datasets.json_text import MARKS, MAX_MARKS
 
 HEAD = struct.Struct("!II")
 MAX_TEXT_BYTES = 64 * 2**20  # of the JSON of one row, as of a line of JSONL
+WHOLE = getattr(socket, "MSG_WAITALL", 0)
 SMALL_BYTES = 2**20  # buffers that are together smaller are sent as one
 
 
@@ -104,14 +105,14 @@ def _buffers(peer: socket.socket, sizes: Sequence[int]) -> list[bytes]:
 
 
 def _exactly(peer: socket.socket, size: int) -> bytes:
-    data = peer.recv(size, socket.MSG_WAITALL) if size else b""
+    data = peer.recv(size, WHOLE) if size else b""
     if len(data) == size:
         return data
-    pieces, missing = [data], size - len(data)  # a signal has interrupted it, or it is the end
+    pieces, missing = [data], size - len(data)  # it was interrupted, or it is the end
     while missing:
         if not pieces[-1]:
             raise EOFError
-        pieces.append(peer.recv(missing, socket.MSG_WAITALL))
+        pieces.append(peer.recv(missing, WHOLE))
         missing -= len(pieces[-1])
     return b"".join(pieces)
 

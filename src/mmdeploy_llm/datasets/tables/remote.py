@@ -13,6 +13,7 @@ from typing import Any
 from mmdeploy_llm.datasets.rows import BadItem, Lines, Row, table_row
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
 from mmdeploy_llm.hooks.records import describe
+from mmdeploy_llm.portable.children import borrowed
 from mmdeploy_llm.processes import Worker, finalize_here
 
 from .frames import receive
@@ -185,7 +186,8 @@ class _Child:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._worker = Worker("the process that reads it", serve, is_quiet=True)
-        self._peer = socket.socket(fileno=os.dup(self._worker.connection.fileno()))
+        with borrowed(self._worker.connection.fileno()) as peer:
+            self._peer = peer.dup()
         # Also when nobody closes it: a corpus is a value that is simply dropped.
         self.close = finalize_here(self, _end, self._worker, self._peer)
         self.is_idle = False

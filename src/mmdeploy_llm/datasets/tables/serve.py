@@ -4,7 +4,6 @@ them piece by piece."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,8 @@ from mmdeploy_llm.datasets.rows import MAX_SHOWN, BadItem, Lines
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import CorpusFormatSpec
 from mmdeploy_llm.hooks.records import Provided
+from mmdeploy_llm.portable.children import borrowed
+from mmdeploy_llm.portable.libraries import c_library
 from mmdeploy_llm.processes import Channel
 from mmdeploy_llm.processes.helper import limit_memory
 
@@ -86,7 +87,7 @@ def serve(channel: Channel) -> None:
     spec: Spec = channel.receive()
     _be_quiet()
     encoder = Encoder(spec.mark, spec.max_bytes)
-    with socket.socket(fileno=os.dup(channel.connection.fileno())) as peer:
+    with borrowed(channel.connection.fileno()) as peer:
         try:
             use_system_memory()
             _bound(0 if spec.files else UNSIZED_BYTES)
@@ -174,5 +175,5 @@ def _be_quiet() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, NUM_ARENAS)
+    with contextlib.suppress(AttributeError):
+        getattr(c_library(), "mallopt")(M_ARENA_MAX, NUM_ARENAS)  # noqa: B009

@@ -50,7 +50,7 @@ class Sampling:
         self._given = {
             name: value for name, value in given.items() if name in (*self._names, SOURCE_RATE)
         }
-        self._check_either(self._given, ConfigError, "mm_processor_kwargs")
+        self._check_given(self._given, ConfigError, "mm_processor_kwargs")
 
     def of_item(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options of one video, those of the engine included. Raises MediaError for
@@ -58,12 +58,10 @@ class Sampling:
         known = with_aliases(self._names)
         check_names(options, (*known, SOURCE_RATE), MediaError, "the video", "")
         own = checked(options, MediaError, "the video", "")
-        self._check_either(own, MediaError, "the video")
         left = EITHER if EITHER & set(own) and not self._needs_both else frozenset()
-        return {
-            **{name: value for name, value in self._given.items() if name not in left},
-            **own,
-        }
+        found = {name: value for name, value in self._given.items() if name not in left}
+        self._check_given({**found, **own}, MediaError, "the video")
+        return {**found, **own}
 
     def choose(
         self, timeline: Timeline, options: Mapping[str, Any], *, is_chosen: bool
@@ -95,11 +93,14 @@ class Sampling:
     def _name(self) -> str:
         return f"transformers' {type(self._component).__name__}"
 
-    def _check_either(
+    def _check_given(
         self, given: Mapping[str, Any], error: type[MMDeployLLMError], where: str
     ) -> None:
         if set(given) >= EITHER and not self._needs_both:
             raise error(f"{where}: fps and num_frames of a video exclude each other; remove one")
+        least, most = given.get("min_frames", 0), given.get("max_frames", math.inf)
+        if least > most:
+            raise error(f"{where}: min_frames = {least} is above max_frames = {most}; change one")
 
     def _asks_for_both(self) -> bool:
         """Whether the rule computes with fps and num_frames at once."""
@@ -121,6 +122,9 @@ class Sampling:
             setattr(rules, name, value)
         for name in EITHER - set(given) if EITHER & set(given) and not self._needs_both else ():
             setattr(rules, name, None)
+        least, most = (getattr(rules, name, None) for name in ("min_frames", "max_frames"))
+        if least is not None and most is not None and least > most:  # the default gives way
+            rules.min_frames = rules.max_frames = most if "max_frames" in given else least
         count = getattr(rules, "num_frames", None)
         try:
             return self._sampled(rules, timeline)

@@ -11,10 +11,11 @@ from PIL import Image
 
 from mmdeploy_llm import media
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
-from mmdeploy_llm_processors.image.options import ImageOptions, resolve_options
+from mmdeploy_llm_processors.image.options import ImageOptions, apart, resolve_options
 
 MAX_TILES = 1024  # of an image; more would take minutes to choose from
 TILING = ("min_patches", "max_patches", "crop_to_patches")  # transformers' names
+_BOUNDS = {"min_patches": "min_tiles", "max_patches": "max_tiles"}
 # What else the user can set; the other options of images describe families with grids.
 PIXEL_OPTIONS = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean")
 
@@ -168,6 +169,8 @@ def _with(
         max_tiles=values.get("max_patches", options.max_tiles),
         is_tiled=values.get("crop_to_patches", options.is_tiled),
     )
+    fixed = [own for name, own in _BOUNDS.items() if name in values]
+    found = replace(found, **apart(found, "min_tiles", "max_tiles", fixed))
     if found.min_tiles > found.max_tiles:
         raise error(
             f"{where}: min_patches = {found.min_tiles} is above max_patches = {found.max_tiles}; "

@@ -26,7 +26,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # no pool of threads before the f
 
 import torch
 import transformers
-import transformers.models.llama.modeling_llama
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
