@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm.hooks.discovery import CORE  # loaded also where they are not named
 from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.testing import make_tokenizer, write_checkpoint, write_tiny
 
@@ -54,7 +55,8 @@ from mmdeploy_llm import LLM, SamplingParams
 params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 found = []
 for model, prompt, options in json.loads({jobs!r}):
-    with LLM(model, plugins={plugins!r}, num_threads=1, **options) as llm:
+    with LLM(model, plugins={plugins!r}, blocked_plugins={blocked!r}, num_threads=1,
+             **options) as llm:
         (output,) = llm.generate(prompt, params, use_tqdm=False)
     said = output.outputs
     found.append([output.error_msg, list(said.token_ids), said.text, said.reasoning_content,
@@ -155,10 +157,12 @@ def test_lifted_plugins_keep_their_contracts(environment):
 @pytest.mark.long
 def test_lifted_plugins_give_what_the_originals_give(environment, jobs):
     lifted, ours = (
-        environment.program(block + RUN.format(jobs=json.dumps(jobs), plugins=plugins))
-        for block, plugins in (
-            (BLOCK, tuple(f"lifted-{name}" for name in PLUGINS)),
-            ("", tuple(PLUGINS)),
+        environment.program(
+            block + RUN.format(jobs=json.dumps(jobs), plugins=plugins, blocked=blocked)
+        )
+        for block, plugins, blocked in (
+            (BLOCK, tuple(f"lifted-{name}" for name in PLUGINS), CORE),
+            ("", tuple(PLUGINS), ()),
         )
     )
     assert lifted == ours

@@ -416,6 +416,10 @@ PLANTS = {
     "a reused token": (
         IMAGE, constant(token="<|video_pad|>", markers=("<|video_pad|>",)),
         "no_other_kind_has_the_token"),
+    "a marker that begins another kind's": (
+        IMAGE, constant(markers=("<|video",)), "no_other_kind_has_the_token"),
+    "a token that ends another kind's": (
+        IMAGE, constant(token="video_pad|>"), "no_other_kind_has_the_token"),
     "the item kept in self": (
         IMAGE, method("process", in_self), "threads_do_not_disturb_each_other"),
     "a lock removed": (
@@ -439,14 +443,11 @@ PLANTS = {
     "processes that stay": (
         VIDEO, method("close", lambda _: lambda self: None), "close_leaves_nothing"),
     "videos are not normalised": (
-        VIDEO, wrapped(patches, "normalise_table", unnormalised), "pixels_equal_the_reference"),
+        "glm-video", wrapped(patches, "normalise_table", unnormalised),
+        "pixels_equal_the_reference"),
 }  # fmt: skip
 # Why the kit does not find a planted bug.
 MISSED = {
-    "videos are not normalised": (
-        "transformers' video processors need torchvision, so videos have no reference unless the "
-        "author gives one; LLM.chat with images would show it, since the table is the same"
-    ),
     "hosts not checked": (
         "the test's second host has an address of this machine, which the next check refuses; a "
         "public host of another name cannot be asked offline"

@@ -13,6 +13,7 @@ from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import fake_manager
 from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
+from mmdeploy_llm_plugins.transformers_media.sound.processor import AnyAudioProcessor
 
 SPECS = {spec.name: spec for spec in PluginManager.load().models}
 
@@ -79,6 +80,21 @@ def test_a_prompt_of_other_tokens(subject_for):
     with pytest.raises(CheckFailed, match=r"prompt of a conversation .* the reference 2"):
         a_chat_equals_the_reference(subject_for(chat_reference=ask))
     assert asked == [["text", "image", "text", "image", "text"]]
+
+
+@pytest.mark.full  # a model of three towers, in two engines
+def test_half_a_sound(subject_for, monkeypatch):
+    """Two images and a sound are asked about in one conversation."""
+    subject = subject_for("qwen2_5_omni")
+    assert a_chat_equals_the_reference(subject) is None
+    prepare = AnyAudioProcessor.prepare
+
+    def halved(self, content, settings):
+        return prepare(self, content[len(content) // 2 :].copy(), settings)
+
+    monkeypatch.setattr(AnyAudioProcessor, "prepare", halved)
+    with pytest.raises(CheckFailed, match="the prompt of a conversation has"):
+        a_chat_equals_the_reference(subject)
 
 
 @pytest.mark.parametrize(

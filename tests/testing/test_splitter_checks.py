@@ -1,6 +1,8 @@
 """Each broken splitter fails its check, whose message says what to do."""
 
 import io
+import re
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -9,7 +11,12 @@ import pytest
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, MediaSplitter, SplitPart
-from mmdeploy_llm.media_checks.splitters import CHECKS, SplitterSubject
+from mmdeploy_llm.media_checks.splitters import (
+    CHECKS,
+    SplitterSubject,
+    bytes_of_parts_are_limited,
+    damage_is_a_media_error,
+)
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
 
 
@@ -25,6 +32,9 @@ class Zips(MediaSplitter):
         if options:
             raise MediaError("a zip has no options")
 
+    def check_size(self, source, limits):
+        limits.check_bytes(len(source), "the archive")
+
     def read(self, archive, name, limits):
         blob = archive.open(name).read(limits.max_bytes + 1)
         limits.check_bytes(len(blob), name)
@@ -32,6 +42,7 @@ class Zips(MediaSplitter):
 
     def split(self, source, options, limits):
         self.check(options)
+        self.check_size(source, limits)
         try:
             archive = zipfile.ZipFile(io.BytesIO(source))
             names = archive.namelist()
@@ -83,6 +94,66 @@ class Shuffles(Zips):
         return parts[:: 1 if self.turn % 2 else -1]
 
 
+class SizeIgnored(Zips):
+    def check_size(self, source, limits):
+        pass
+
+
+class SizeOffByOne(Zips):
+    def check_size(self, source, limits):
+        limits.check_bytes(len(source) + 1, "the archive")
+
+
+class NothingFromTheEnd(Zips):
+    def made(self, parts):
+        def item(self, index):
+            if not 0 <= index < len(parts):
+                raise IndexError(index)
+            return parts[index]
+
+        return type("Forward", (list,), {"__getitem__": item})(parts)
+
+
+class LastIsFirst(Zips):
+    def made(self, parts):
+        def item(self, index):
+            return parts[0 if index == -1 else index]
+
+        return type("Folded", (list,), {"__getitem__": item})(parts)
+
+
+class EndsAgain(Zips):
+    """Goes round below the first part."""
+
+    def made(self, parts):
+        def item(self, index):
+            return parts[index if index >= 0 else index % len(parts)]
+
+        return type("Round", (list,), {"__getitem__": item})(parts)
+
+
+class DocumentInSelf(Zips):
+    def split(self, source, options, limits):
+        self.document = source
+        time.sleep(1e-4)
+        return super().split(self.document, options, limits)
+
+
+class SharedPlace(Zips):
+    """Moves a place in the archive, which all who read the sequence share."""
+
+    def made(self, parts):
+        place = [0]
+
+        def item(self, index):
+            part = parts[index]
+            place[0] = index % len(parts)
+            time.sleep(1e-4)
+            return parts[place[0]] if isinstance(part, SplitPart) else part
+
+        return type("Seeking", (list,), {"__getitem__": item})(parts)
+
+
 class NoLabels(Zips):
     def made(self, parts):
         return [SplitPart(source=part.source, label="") for part in parts]
@@ -93,12 +164,16 @@ class Plain:
         pass
 
 
-def archive():
+def archive(*sizes):
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("a.png", b"a" * 400)
-        file.writestr("b.png", b"b" * 300)
+        for letter, size in zip("abc", sizes, strict=False):
+            file.writestr(f"{letter}.png", letter.encode() * size)
     return held.getvalue()
+
+
+# Of parts that are larger than the archive, and of smaller ones.
+SAMPLES = {"large": archive(400, 300), "small": archive(60, 50, 40)}
 
 
 def failures(splitter, **changed):
@@ -106,7 +181,7 @@ def failures(splitter, **changed):
         name="zips", kind="zip", yields="image", factory=f"{__name__}:{splitter.__name__}"
     )
     checkpoint = Checkpoint(folder=Path(), config=None)
-    given = {"samples": {"two": archive()}, **changed}
+    given = {"samples": SAMPLES, **changed}
     subject = SplitterSubject(spec=spec, checkpoint=checkpoint, **given)
     found = {}
     for check in CHECKS:
@@ -133,10 +208,25 @@ def test_a_good_splitter_passes():
         (Repeats, "parts_are_a_sequence", "raise IndexError"),
         (Shuffles, "splits_the_same_twice", "keep one order"),
         (NoLabels, "parts_are_a_sequence", "label='page 1'"),
+        (EndsAgain, "parts_are_a_sequence", r"[-len - 1]"),
+        (NothingFromTheEnd, "negative_indices_count_from_the_end", "count from the end"),
+        (LastIsFirst, "negative_indices_count_from_the_end", "count from the end"),
+        (DocumentInSelf, "threads_get_the_same_parts", "in local variables"),
+        (SharedPlace, "threads_get_the_same_parts", "in a shared split"),
+        (SizeIgnored, "bytes_of_the_document_are_limited", "is split; call limits.check_bytes"),
+        (SizeOffByOne, "bytes_of_the_document_are_limited", "allow exactly max_bytes"),
     ],
 )
 def test_a_broken_splitter_is_found(splitter, check, told):
     assert told in failures(splitter)[check]
+
+
+def test_parts_that_unpack_to_no_more_say_what_to_add():
+    spec = MediaProcessorSpec(name="zips", kind="zip", yields="image", factory=f"{__name__}:Zips")
+    checkpoint = Checkpoint(folder=Path(), config=None)
+    subject = SplitterSubject(spec=spec, checkpoint=checkpoint, samples={"small": SAMPLES["small"]})
+    with pytest.raises(CheckSkipped, match="add one that unpacks to more"):
+        bytes_of_parts_are_limited(subject)
 
 
 def test_without_samples_it_says_what_to_add():
@@ -144,3 +234,28 @@ def test_without_samples_it_says_what_to_add():
     checkpoint = Checkpoint(folder=Path(), config=None)
     with pytest.raises(CheckSkipped, match="SplitterConformance"):
         CHECKS[1](SplitterSubject(spec=spec, checkpoint=checkpoint))
+
+
+class Damaged(Raises):
+    """Reads the kit's own documents, and lets the errors of its library through."""
+
+    kind = "pdf"
+
+    def split(self, source, options, limits):
+        self.check(options)
+        self.check_size(source, limits)
+        pages = [int(number) for number in re.findall(rb"(\d+) 0 R /Resources", source)]
+        if not source.startswith(b"%PDF"):
+            raise MediaError("no pdf")
+        if not pages or b"%%EOF" not in source:
+            raise ValueError("no pages")
+        return [SplitPart(source=source[:9], label=f"page {page}") for page in pages]
+
+
+def test_generated_samples_are_damaged_too():
+    spec = MediaProcessorSpec(
+        name="pdfs", kind="pdf", yields="image", factory=f"{__name__}:Damaged"
+    )
+    checkpoint = Checkpoint(folder=Path(), config=None)
+    with pytest.raises(CheckFailed, match=r"cut at byte \d+ raised ValueError"):
+        damage_is_a_media_error(SplitterSubject(spec=spec, checkpoint=checkpoint))

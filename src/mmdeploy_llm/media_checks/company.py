@@ -53,11 +53,11 @@ def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
                 return found
         return found
 
-    for found in _at_once(work):
+    for found in at_once(work):
         for name, made in found:
             _demand_same(f"sample {name!r}", expected[name], made)
     for source, first in _shared_sources(subject):
-        for made in _at_once(lambda _, own=source: subject.run_source("it", own, processor)):  # type: ignore[misc]
+        for made in at_once(lambda _, own=source: subject.run_source("it", own, processor)):  # type: ignore[misc]
             _demand_same("a loaded object that all threads share", first, made)
 
 
@@ -82,7 +82,7 @@ def _demand_same(what: str, expected: MediaInput, made: MediaInput) -> None:
     )
 
 
-def _at_once(work: Callable[[int], T]) -> list[T]:
+def at_once(work: Callable[[int], T]) -> list[T]:
     """Returns what `work` returns in each of the threads, which begin together."""
     barrier = Barrier(NUM_THREADS)
 

@@ -27,6 +27,7 @@ from mmdeploy_llm.model_checks.base import (
 )
 
 from . import samples as generated
+from .company import at_once
 
 UNKNOWN = "no_such_option_of_any_kind"
 RAISE = "raise MediaError from mmdeploy_llm.errors"
@@ -60,12 +61,20 @@ class SplitterSubject:
         )
         return built  # type: ignore[no-any-return]
 
+    @cached_property
+    def _sources(self) -> Mapping[str, Any]:
+        return generated.samples(self.spec.kind) if self.samples is None else self.samples
+
     def sources(self) -> Mapping[str, Any]:
-        """Returns the samples. Raises CheckSkipped when there are none."""
-        given = self.samples if self.samples is not None else generated.samples(self.spec.kind)
-        if not given:
+        """Returns the samples, those that the kit makes where none are given. Raises CheckSkipped
+        when there are none."""
+        if not self._sources:
             raise CheckSkipped("no samples were given; add some to `samples` (SplitterConformance)")
-        return given
+        return self._sources
+
+    def documents(self) -> dict[str, bytes]:
+        """Returns the samples that are bytes."""
+        return {name: it for name, it in self._sources.items() if isinstance(it, bytes)}
 
     def parts(self, source: Any, limits: MediaLimits | None = None) -> list[SplitPart]:
         """Splits an item and makes all of its parts."""
@@ -115,15 +124,61 @@ def parts_are_a_sequence(subject: SplitterSubject) -> None:
                     told == part.label,
                     f"label({index}) says {told!r}, {where} is {part.label!r}; give one name",
                 )
-        try:
-            found[len(found)]
-        except IndexError:
-            continue
-        except Exception as error:
-            raise CheckFailed(
-                f"[len] of sample {name!r} raised {error_text(error)}; raise IndexError"
-            ) from error
-        raise CheckFailed(f"[len] of sample {name!r} returns a part; raise IndexError")
+        for index, what in ((len(found), "[len]"), (-len(found) - 1, "[-len - 1]")):
+            _demand_index_error(found, index, f"{what} of sample {name!r}")
+
+
+def _demand_index_error(found: Sequence[SplitPart], index: int, what: str) -> None:
+    try:
+        found[index]
+    except IndexError:
+        return
+    except Exception as error:
+        raise CheckFailed(f"{what} raised {error_text(error)}; raise IndexError") from error
+    raise CheckFailed(f"{what} returns a part; raise IndexError")
+
+
+def negative_indices_count_from_the_end(subject: SplitterSubject) -> None:
+    """`[-1]` is the last part, `[-len]` the first, as of every sequence."""
+    for name, found, parts in subject.all_parts():
+        for index in (-1, -len(parts)):
+            with attributed(f"[{index}] of sample {name!r}", "count from the end"):
+                part = found[index]
+            demand(
+                _is_same(part, parts[index]),
+                f"[{index}] of sample {name!r} is {part!r:.120}, and [{len(parts) + index}] is "
+                f"{parts[index]!r:.120}; count from the end, or keep to collections.abc.Sequence "
+                "and range(len(self))[index]",
+            )
+
+
+def threads_get_the_same_parts(subject: SplitterSubject) -> None:
+    """Eight threads that split the same items at once, and that read one sequence, get the same
+    parts as one."""
+    expected = [(name, found, parts) for name, found, parts in subject.all_parts()]
+
+    def work(_: int) -> list[tuple[str, str, list[SplitPart], list[SplitPart]]]:
+        made = []
+        for name, found, parts in expected:
+            own = subject.parts(subject.sources()[name])
+            shared = [found[index] for index in range(len(found))]
+            made += [(name, "its own split", own, parts), (name, "a shared split", shared, parts)]
+        return made
+
+    with attributed("splitting in eight threads", "keep the state of an item out of `self`"):
+        results = at_once(work)
+    for name, what, made, parts in (each for result in results for each in result):
+        demand(
+            len(made) == len(parts) and all(map(_is_same, made, parts)),
+            f"sample {name!r} has other parts in {what} with eight concurrent threads; keep the "
+            "state of an item in local variables, and guard what is shared with a lock",
+        )
+
+
+def _is_same(one: SplitPart, two: SplitPart) -> bool:
+    """Whether two parts have one label and the same bytes; other sources are not looked into."""
+    both = isinstance(one.source, bytes) and isinstance(two.source, bytes)
+    return one.label == two.label and (not both or one.source == two.source)
 
 
 def splits_the_same_twice(subject: SplitterSubject) -> None:
@@ -136,8 +191,8 @@ def splits_the_same_twice(subject: SplitterSubject) -> None:
             f"sample {name!r} is split into {labels[0]}, then {labels[1]}; keep one order",
         )
         for one, two in zip(parts, again, strict=True):
-            is_equal = not isinstance(one.source, bytes) or one.source == two.source
-            demand(is_equal, f"{one.label!r} of sample {name!r} has other bytes the second time")
+            told = f"{one.label!r} of sample {name!r} has other bytes the second time"
+            demand(_is_same(one, two), told)
 
 
 def unknown_options_are_refused(subject: SplitterSubject) -> None:
@@ -160,50 +215,78 @@ def damage_is_a_media_error(subject: SplitterSubject) -> None:
             except MediaError:
                 continue
         raise CheckFailed(f"{name!r} is split without an error; {RAISE}")
-    given = {} if subject.samples is None else subject.samples
-    for name, source in given.items():
+    for name, source in subject.documents().items():
         for what, blob in _damaged(source):
             told = f"splitting sample {name!r} {what}"
             with attributed(told, RAISE), suppress(MediaError):
                 subject.parts(blob)
 
 
+def bytes_of_the_document_are_limited(subject: SplitterSubject) -> None:
+    """A document of exactly max_bytes is split, a larger one is a MediaLimitError: its bytes may
+    come from anywhere, and nothing else looks at their number."""
+    if not subject.documents():
+        raise CheckSkipped("no sample is bytes; add a file of the kind to `samples`")
+    for name, blob in subject.documents().items():
+        most = max(len(blob), *(_size(part) for part in subject.parts(blob)))
+        with attributed(f"sample {name!r} with max_bytes={most}", "allow exactly max_bytes"):
+            subject.parts(blob, replace(subject.limits, max_bytes=most))
+        limits = replace(subject.limits, max_bytes=len(blob) - 1)
+        what = f"sample {name!r} of {len(blob)} bytes with max_bytes={len(blob) - 1}"
+        with attributed(what, LIMIT):
+            try:
+                subject.splitter.split(blob, {}, limits)
+            except MediaLimitError:
+                continue
+        raise CheckFailed(f"{what} is split; call limits.check_bytes(len(source), ...) in `split`")
+
+
 def bytes_of_parts_are_limited(subject: SplitterSubject) -> None:
     """A part whose bytes are over max_bytes is refused: a few bytes may unpack to gigabytes."""
-    largest = {
-        name: max((len(it.source) for it in parts if isinstance(it.source, bytes)), default=0)
-        for name, _, parts in subject.all_parts()
-    }
+    largest = {name: max(map(_size, parts), default=0) for name, _, parts in subject.all_parts()}
     if not any(largest.values()):
         raise CheckSkipped("no part is bytes: nothing to add")
-    for name, size in largest.items():
-        if size:
-            limits = replace(subject.limits, max_bytes=size - 1)
-            with attributed(f"a part of {size} bytes with max_bytes={size - 1}", LIMIT):
-                try:
-                    subject.parts(subject.sources()[name], limits)
-                except MediaLimitError:
-                    continue
-            raise CheckFailed(
-                f"sample {name!r} gives a part of {size} bytes with max_bytes={size - 1}; read no "
-                "more than limits.max_bytes + 1 and call limits.check_bytes"
-            )
+    documents = subject.documents()
+    # Else the limit of the document would be met first.
+    unpacked = {
+        name: size for name, size in largest.items() if size > len(documents.get(name, b"")) > 0
+    }
+    if not unpacked:
+        raise CheckSkipped("no sample has a part larger than itself; add one that unpacks to more")
+    for name, size in unpacked.items():
+        limits = replace(subject.limits, max_bytes=size - 1)
+        with attributed(f"a part of {size} bytes with max_bytes={size - 1}", LIMIT):
+            try:
+                subject.parts(documents[name], limits)
+            except MediaLimitError:
+                continue
+        raise CheckFailed(
+            f"sample {name!r} gives a part of {size} bytes with max_bytes={size - 1}; read no "
+            "more than limits.max_bytes + 1 and call limits.check_bytes"
+        )
 
 
-def _damaged(source: Any) -> Iterator[tuple[str, bytes]]:
+def _size(part: SplitPart) -> int:
+    """Returns the bytes of a part, 0 for one that is something else."""
+    return len(part.source) if isinstance(part.source, bytes) else 0
+
+
+def _damaged(source: bytes) -> Iterator[tuple[str, bytes]]:
     """Yields truncated and overwritten forms of bytes."""
-    if isinstance(source, bytes):
-        for step in range(1, NUM_CUTS):
-            at = len(source) * step // NUM_CUTS
-            yield f"cut at byte {at}", source[:at]
-            yield f"with zeros from byte {at}", source[:at] + bytes(16) + source[at + 16 :]
+    for step in range(1, NUM_CUTS):
+        at = len(source) * step // NUM_CUTS
+        yield f"cut at byte {at}", source[:at]
+        yield f"with zeros from byte {at}", source[:at] + bytes(16) + source[at + 16 :]
 
 
 CHECKS: tuple[Check, ...] = (
     builds_a_splitter,
     parts_are_a_sequence,
+    negative_indices_count_from_the_end,
     splits_the_same_twice,
+    threads_get_the_same_parts,
     unknown_options_are_refused,
     damage_is_a_media_error,
+    bytes_of_the_document_are_limited,
     bytes_of_parts_are_limited,
 )

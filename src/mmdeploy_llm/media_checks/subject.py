@@ -21,7 +21,13 @@ from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.tiny import families, family_of, write_without_weights
 
 from . import samples as generated
-from .truth import MediaTruth, Reference, transformers_truth
+from .truth import (
+    GIVE_YOUR_OWN,
+    MediaTruth,
+    Reference,
+    TransformersVideos,
+    transformers_truth,
+)
 
 Options = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -93,7 +99,13 @@ class ProcessorSubject:
     def reference(self) -> Reference:
         """The reference of the checkpoint, by default transformers' processor. Raises CheckSkipped
         where there is none."""
-        return self.make_reference(self.spec.kind, self.checkpoint)
+        found = self.make_reference(self.spec.kind, self.checkpoint)
+        if isinstance(found, TransformersVideos) and self.options:
+            raise CheckSkipped(
+                "transformers' video processor has the checkpoint's options, not `options` of the "
+                f"engine; {GIVE_YOUR_OWN}"
+            )
+        return found
 
     def truth(self, name: str, options: Mapping[str, Any] | None = None) -> MediaTruth:
         """Returns what the reference makes of a sample."""

@@ -19,7 +19,9 @@ from torch import Tensor
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessor, PluginManager
+from mmdeploy_llm.hooks.factories import imported
+from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.model_checks.base import CheckSkipped
 
 PIXELS = "pixel_values"
@@ -27,6 +29,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 GIVE_YOUR_OWN = "give the truth yourself: add `make_reference` to the test class"
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 AROUND = ("Look: ", " so")  # texts around an item in the prompt that is compared
+OF_A_BYTE = 1 / 255 / 0.22  # by which torch and Pillow round otherwise, divided by deviations
+HEARING = ("feature_extractor", "audio_processor")  # names of what processes sounds
 OF_TEXT = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 
@@ -39,12 +43,17 @@ class MediaTruth:
     token_ids: of the prompt AROUND[0] + marker + AROUND[1]; None: not compared.
     num_tokens: placeholders of the item; None: not compared.
     prompt_text: of the item; None: not compared.
+    tolerance: of values; None: the subject's.
+    has_own_size: it may have another size than the item, by options of its own; then nothing is
+        compared.
     """
 
     tensors: Mapping[str, Tensor]
     token_ids: Sequence[int] | None = None
     num_tokens: int | None = None
     prompt_text: str | None = None
+    tolerance: float | None = None
+    has_own_size: bool = False
 
 
 # Called with (source, options of the item, markers of the processor).
@@ -78,13 +87,7 @@ class TransformersImages:
         base = _processor_class(checkpoint)
         self._usual = dict(getattr(base, "images_kwargs", None) or {})
         try:
-            # A video processor needs torchvision; options of it that are read are often those of
-            # images.
-            try:
-                self.processor = _assembled(base, checkpoint, image_processor=self.images)
-            except AttributeError:
-                both = dict.fromkeys(("image_processor", "video_processor"), self.images)
-                self.processor = _assembled(base, checkpoint, **both)
+            self.processor = _assembled(base, checkpoint, image_processor=self.images)
         except Exception as error:
             self.reason = _reason(error)
 
@@ -102,20 +105,6 @@ class TransformersImages:
                     self.processor, self.reason = None, _reason(error)
             made = self.images(image, return_tensors="pt", **{**self._usual, **options})
         return MediaTruth(tensors=_pixels_first(made))
-
-    def inputs(self, text: str, images: Sequence[Any]) -> dict[str, Any]:
-        """Returns the arguments of transformers' model for a rendered chat with images. Raises
-        CheckSkipped where there is no processor."""
-        if self.processor is None:
-            raise CheckSkipped(
-                f"transformers cannot make its processor of the checkpoint's files ({self.reason})"
-                "; save it with the checkpoint as the model's authors do"
-            )
-        made = self.processor(
-            images=[opened(image) for image in images], text=[text], return_tensors="pt",
-            add_special_tokens=False,
-        )  # fmt: skip
-        return dict(made)
 
 
 class TransformersSounds:
@@ -141,8 +130,7 @@ class TransformersSounds:
         self.processor: Any = None
         self.reason = ""
         try:
-            names = dict.fromkeys(("feature_extractor", "audio_processor"), self.sounds)
-            self.processor = _assembled(base, checkpoint, **names)
+            self.processor = _assembled(base, checkpoint, **dict.fromkeys(HEARING, self.sounds))
         except Exception as error:
             self.reason = _reason(error)
 
@@ -151,12 +139,7 @@ class TransformersSounds:
     ) -> MediaTruth:
         """Returns the truth about a sound, of all of its channels together. Raises CheckSkipped for
         one that must be resampled."""
-        with wave.open(io.BytesIO(_bytes_of(source))) as file:
-            if file.getframerate() != self.rate:
-                raise CheckSkipped(f"the reference resamples to {self.rate} Hz; {GIVE_YOUR_OWN}")
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-            channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
-        values = channels.mean(1)
+        values = heard(source, self.rate)
         if self.processor is not None:
             # Asked as a whole, because some classes change what the extractor gets inside the call.
             given = {"audio": [values], "sampling_rate": self.rate, **options}
@@ -166,6 +149,53 @@ class TransformersSounds:
                 self.processor, self.reason = None, _reason(error)
         made = self.sounds([values], return_tensors="pt", **{**self._usual, **options})
         return MediaTruth(tensors=_pixels_first(made))
+
+
+class TransformersVideos:
+    """transformers' video processor of a checkpoint, run by the installed plugin that serves any
+    model, whose frames need no torchvision, on lists of frames: which frames of a file are used,
+    and how large, is for a family's options to say, and its own are the checkpoint's."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Raises CheckSkipped when there is none that runs here."""
+        manager = PluginManager.load()
+        served = {model.name for model in manager.models if ANY_MODEL in model.architectures}
+        found = (
+            spec
+            for spec in manager.media_processors
+            if spec.kind == "video" and spec.yields is None and served & {*spec.models}
+        )
+        spec = next(found, None)
+        if spec is None:
+            raise CheckSkipped(f"no installed plugin reads videos of any model; {GIVE_YOUR_OWN}")
+        try:
+            self.videos: MediaProcessor = imported(spec.factory)(checkpoint, {})
+        except Exception as error:  # transformers raises whatever its classes raise
+            raise CheckSkipped(
+                f"transformers cannot make a video processor of the checkpoint's files "
+                f"({_reason(error)}); {GIVE_YOUR_OWN}"
+            ) from error
+
+    def __call__(
+        self, source: Any, options: Mapping[str, Any], markers: Sequence[str]
+    ) -> MediaTruth:
+        """Returns the truth about a video; its text where the markers are the same. Raises
+        CheckSkipped for a file."""
+        videos = self.videos
+        if not isinstance(source, list):
+            raise CheckSkipped(f"the reference takes lists of frames; {GIVE_YOUR_OWN}")
+        with warnings.catch_warnings(action="ignore"):  # those of transformers are not the author's
+            made = videos.process(videos.decode(source, MediaLimits(isolation="thread")), options)
+        text = made.prompt_text if set(videos.markers) <= set(markers) else None
+        if text is not None and videos.written_token is not None:
+            text = text.replace(videos.token, videos.written_token)
+        return MediaTruth(
+            tensors=_pixels_first(made.tensors),
+            num_tokens=made.num_tokens,
+            prompt_text=text,
+            tolerance=OF_A_BYTE,
+            has_own_size=True,
+        )
 
 
 def _of_prompt(processor: Any, token: str, markers: Sequence[str], **given: Any) -> MediaTruth:
@@ -178,10 +208,18 @@ def _of_prompt(processor: Any, token: str, markers: Sequence[str], **given: Any)
     return MediaTruth(tensors=_pixels_first(made), token_ids=ids)
 
 
-def _bytes_of(source: Any) -> bytes:
+def heard(source: Any, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns the samples of a WAV file, of all of its channels together. Raises CheckSkipped for
+    another source and another rate."""
     if not isinstance(source, bytes):
         raise CheckSkipped(f"the reference takes no {type(source).__name__}; {GIVE_YOUR_OWN}")
-    return source
+    with wave.open(io.BytesIO(source)) as file:
+        if file.getframerate() != rate:
+            raise CheckSkipped(f"the reference resamples to {rate} Hz; {GIVE_YOUR_OWN}")
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        channels = samples.reshape(-1, file.getnchannels()).astype(np.float32) / 32768
+    mixed: np.ndarray[Any, np.dtype[np.float32]] = channels.mean(1)
+    return mixed
 
 
 def opened(source: Any) -> Any:
@@ -203,17 +241,18 @@ def transformers_truth(kind: str, checkpoint: Checkpoint) -> Reference:
         return TransformersImages(checkpoint)
     if kind == "audio":
         return TransformersSounds(checkpoint)
-    raise CheckSkipped(
-        f"the kit does not know how transformers takes a {kind} without torchvision; "
-        f"{GIVE_YOUR_OWN}"
-    )
+    if kind == "video":
+        return TransformersVideos(checkpoint)
+    raise CheckSkipped(f"the kit does not know how transformers takes a {kind}; {GIVE_YOUR_OWN}")
 
 
 def _pixels_first(made: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns the tensors of a processor's result that belong to the image, pixels first."""
     tensors = {name: _as_tensor(value) for name, value in made.items() if name not in OF_TEXT}
     found = {name: value for name, value in tensors.items() if value is not None}
-    return {name: found[name] for name in sorted(found, key=lambda name: name != PIXELS)}
+    return {
+        name: found[name] for name in sorted(found, key=lambda name: not name.startswith(PIXELS))
+    }
 
 
 def _as_tensor(value: Any) -> Tensor | None:
@@ -230,6 +269,31 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
     return getattr(transformers, str(named), None)
 
 
+def inputs_of_media(
+    checkpoint: Checkpoint, text: str, images: Sequence[Any], sounds: Sequence[Any]
+) -> dict[str, Any]:
+    """Returns the arguments of transformers' model for a rendered chat with images and sounds.
+    Raises CheckSkipped where there is no processor."""
+    parts: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    if images:
+        parts["image_processor"] = TransformersImages(checkpoint).images
+        given["images"] = [opened(image) for image in images]
+    if sounds:
+        extractor = TransformersSounds(checkpoint).sounds
+        parts |= dict.fromkeys(HEARING, extractor)
+        rate = int(extractor.sampling_rate)
+        given |= {"audio": [heard(sound, rate) for sound in sounds], "sampling_rate": rate}
+    try:
+        processor = _assembled(_processor_class(checkpoint), checkpoint, **parts)
+    except Exception as error:  # transformers raises whatever its classes raise
+        raise CheckSkipped(
+            f"transformers cannot make its processor of the checkpoint's files ({_reason(error)}); "
+            "save it with the checkpoint as the model's authors do"
+        ) from error
+    return dict(processor(text=[text], return_tensors="pt", add_special_tokens=False, **given))
+
+
 def _assembled(base: Any, checkpoint: Checkpoint, **parts: Any) -> Any:
     """Makes transformers' processor of these parts, those that it has, and the tokenizer; without
     what needs torchvision."""
@@ -241,8 +305,15 @@ def _assembled(base: Any, checkpoint: Checkpoint, **parts: Any) -> Any:
     )
     unchecked = {"check_argument_for_proper_class": lambda *_: None}
     subclass: Any = type(base.__name__, (base,), unchecked)
-    given = [parts.get(name) for name in base.get_attributes()]
-    return subclass.from_args_and_dict(given, dict(checkpoint.read_json("processor_config.json")))
+    options = dict(checkpoint.read_json("processor_config.json"))
+    # A video processor needs torchvision; options of it that are read are often those of images.
+    for others in ({}, {"video_processor": parts.get("image_processor")}):
+        given = [{**others, **parts}.get(name) for name in base.get_attributes()]
+        try:
+            return subclass.from_args_and_dict(given, options)
+        except AttributeError as error:
+            last = error
+    raise last
 
 
 def _reason(error: Exception) -> str:

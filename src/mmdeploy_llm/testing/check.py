@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,6 @@ from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalis
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.media_checks import chats, processors, splitters
-from mmdeploy_llm.media_checks.samples import samples
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
 from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
@@ -58,6 +57,8 @@ from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm.weight_checks import products as weight_products
 from mmdeploy_llm.weight_checks import reading as weight_reading
 from mmdeploy_llm.weight_checks.subject import WeightFormatSubject
+
+from .given import FETCHER, GivenFields
 
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
 NUM_LAYERS = 2  # number of layers of a model that is built from transformers' default config
@@ -116,37 +117,57 @@ def _verdicts(subject: PluginSubject, checkpoint: Checkpoint | None) -> Iterator
         manager = subject.manager
     except (CheckFailed, CheckSkipped):
         return  # the verdict of hooks_are_valid says why
-    if subject.has_hook("fetch_media"):
-        fetch = fetchers.FetcherSubject(fetch=subject.loaded.fetch_media, serves={})
-        yield from _run(fetchers.CHECKS, "fetcher", fetch)
+    with ExitStack() as stack:
+        given = GivenFields(plugin=subject, stack=stack)
+        yield from _run(given.checks(), "", given)
+        yield from _of_functions(subject, manager, given)
+        for processor in manager.media_processors:
+            yield from _check_processor(processor, checkpoint, given.of(processor.name))
+        yield from _of_formats(subject, manager, given)
+    for model in manager.models:
+        yield from _check_model(model, manager, checkpoint)
+
+
+def _of_functions(
+    subject: PluginSubject, manager: PluginManager, given: GivenFields
+) -> Iterator[Verdict]:
+    """Checks what needs no checkpoint: fetcher, parsers, logits processors and chat parts."""
+    if subject.has_hook(FETCHER):
+        fetch = {"fetch": subject.loaded.fetch_media, "serves": {}, **given.of(FETCHER)}
+        yield from _run(fetchers.CHECKS, "fetcher", fetchers.FetcherSubject(**fetch))
     for parser in manager.reasoning_parsers:
-        yield from _run(parsers.CHECKS, describe(parser), parsers.ParserSubject(spec=parser))
+        reasoning = parsers.ParserSubject(spec=parser, **given.of(parser.name))
+        yield from _run(parsers.CHECKS, describe(parser), reasoning)
     for tool_parser in manager.tool_parsers:
-        found = tools.ToolParserSubject(spec=tool_parser)
+        found = tools.ToolParserSubject(spec=tool_parser, **given.of(tool_parser.name))
         yield from _run(tools.CHECKS, describe(tool_parser), found)
-    for logits_processor in manager.logits_processors:
-        one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
-        yield from _run(logits.CHECKS, describe(logits_processor), one)
-    for weights in (spec for spec in subject.specs if isinstance(spec, WeightFormatSpec)):
-        checks = weight_reading.CHECKS + weight_products.CHECKS
-        read = partial(WeightFormatSubject.of, weights)
-        yield from _run_new(checks, describe(weights), read)
+    for spec in manager.logits_processors:
+        fields = {"new_tokenizer": make_tokenizer, **given.of(spec.name)}
+        one = logits.LogitsProcessorSubject(spec=spec, **fields)
+        yield from _run(logits.CHECKS, describe(spec), one)
     for part in manager.provided(ChatPartSpec):
         others = tuple(own for own in manager.provided(ChatPartSpec) if own is not part)
         written = partial(chat_parts.ChatPartSubject.of, part, others)
         yield from _run_new(chat_parts.CHECKS, describe(part), written)
-    for processor in manager.media_processors:
-        yield from _check_processor(processor, manager, checkpoint)
+
+
+def _of_formats(
+    subject: PluginSubject, manager: PluginManager, given: GivenFields
+) -> Iterator[Verdict]:
+    """Checks formats of weights, corpora and outputs, and attention backends."""
+    for weights in (spec for spec in subject.specs if isinstance(spec, WeightFormatSpec)):
+        checks = weight_reading.CHECKS + weight_products.CHECKS
+        read = partial(WeightFormatSubject.of, weights)
+        yield from _run_new(checks, describe(weights), read)
     for backend in manager.provided(AttentionBackendSpec):
-        yield from _run(backends.CHECKS, describe(backend), BackendSubject(spec=backend))
+        attention = BackendSubject(spec=backend, **given.of(backend.name))
+        yield from _run(backends.CHECKS, describe(backend), attention)
     for form in manager.provided(CorpusFormatSpec):
         opened = partial(CorpusSubject.of, form, subject.file)
         yield from _run_new(corpus.CHECKS, describe(form), opened)
     for sink in manager.provided(OutputSinkSpec):
-        store = outputs.OutputSubject(spec=sink, file=subject.file)
+        store = outputs.OutputSubject(spec=sink, file=subject.file, **given.of(sink.name))
         yield from _run(outputs.CHECKS, describe(sink), store)
-    for model in manager.models:
-        yield from _check_model(model, manager, checkpoint)
 
 
 def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
@@ -189,7 +210,7 @@ def _skipped(check: str, what: str, message: str) -> Verdict:
 
 
 def _check_processor(
-    spec: MediaProcessorSpec, manager: PluginManager, checkpoint: Checkpoint | None
+    spec: MediaProcessorSpec, checkpoint: Checkpoint | None, fields: Mapping[str, Any]
 ) -> Iterator[Verdict]:
     what = describe(spec)
     with ExitStack() as stack:
@@ -199,11 +220,11 @@ def _check_processor(
         folder = Path(stack.enter_context(TemporaryDirectory()))
         given = checkpoint or checkpoint_of(spec, folder)
         if spec.yields is not None:
-            one = splitters.SplitterSubject(spec=spec, checkpoint=given)
+            one = splitters.SplitterSubject(spec=spec, checkpoint=given, **fields)
             stack.callback(one.close)
             yield from _run(splitters.CHECKS, what, one)
             return
-        subject = ProcessorSubject(spec=spec, checkpoint=given)
+        subject = ProcessorSubject(spec=spec, checkpoint=given, **fields)
         stack.callback(subject.close)
         try:
             subject.samples = _readable_samples(subject)
@@ -217,11 +238,14 @@ def _check_processor(
         yield from _run(processors.CHECKS, what, subject)
 
 
-def _readable_samples(subject: ProcessorSubject) -> dict[str, Any]:
-    """Returns the generated media that the processor can read: not every image processor reads
-    image files."""
+def _readable_samples(subject: ProcessorSubject) -> Mapping[str, Any]:
+    """Returns the samples that are given, or the generated media that the processor can read: not
+    every image processor reads image files."""
     processor, readable = subject.processor, {}
-    for name, source in samples(subject.spec.kind).items():
+    given = subject.samples or {}
+    if not subject.has_generated_samples:
+        return given
+    for name, source in given.items():
         try:
             processor.decode(source, subject.limits)
         except MediaError:
