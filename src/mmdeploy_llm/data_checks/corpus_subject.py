@@ -25,7 +25,6 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS, PluginOrigin, Provided
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.plugin_checks.bounded import bounded
-from mmdeploy_llm.plugin_checks.samples import samples_of
 from mmdeploy_llm.plugin_files import load_named
 
 BUFFER_BYTES = 2**16
@@ -50,15 +49,6 @@ class CorpusSubject:
     write: Write | None = None
     values: Values | None = None
     column: str = "value"
-
-    @classmethod
-    def of(cls, spec: CorpusFormatSpec, file: Path | None) -> CorpusSubject:
-        """Returns a format with the samples that its spec names. Raises CheckFailed."""
-        if file is not None and spec.samples is not None:
-            load_named(file, spec.samples.partition(":")[0])
-        given = samples_of(spec.samples)
-        with attributed(f"reading {spec.samples}", "see CorpusFormatConformance for its keys"):
-            return cls(spec=spec, file=file, **given)
 
     @cached_property
     def provided(self) -> Provided[CorpusFormatSpec]:

@@ -21,15 +21,12 @@ class CorpusFormatSpec:
         texts, bytes, dates, times, Decimal, and lists and mappings of these.
     first_bytes: what its files begin with, as in MediaProcessorSpec. A named file is recognised by
         them where nobody knows its suffix.
-    samples: "module:name" of what `plugins check` tries: a dict of attributes of
-        CorpusFormatConformance, such as {"samples": {"one": bytes}, "rows": {"one": [row]}}.
     """
 
     name: str
     suffixes: tuple[str, ...]
     reader: str
     first_bytes: tuple[FirstBytes, ...] = ()
-    samples: str | None = None
     priority: int = 0
 
 

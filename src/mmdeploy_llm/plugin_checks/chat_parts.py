@@ -16,9 +16,7 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks import ChatPartSpec, KindTable, MediaRef, PluginManager, hookimpl
 from mmdeploy_llm.media_loading.expanding import PartExpander, is_of
-from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, demand
-
-from .samples import samples_of
+from mmdeploy_llm.model_checks.base import Check, CheckSkipped, demand
 
 PATH = "messages[0].content"
 FAILED = "failed on a part of type"  # what PartExpander says of other errors than refusals
@@ -57,15 +55,6 @@ class ChatPartSubject:
     others: Sequence[ChatPartSpec] = ()
     takes: tuple[str, ...] = ("image", "video")
     files: Mapping[str, bytes] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, spec: ChatPartSpec, others: Sequence[ChatPartSpec]) -> ChatPartSubject:
-        """Returns a part with the samples that its spec names. Raises CheckFailed."""
-        given = samples_of(spec.samples)
-        with attributed(f"reading {spec.samples}", "see ChatPartConformance for its keys"):
-            pairs = given.pop("examples", ())
-            examples = [ChatPartExample(part=part, expected=made) for part, made in pairs]
-            return cls(spec=spec, others=others, examples=examples, **given)
 
     @cached_property
     def kinds(self) -> KindTable:

@@ -36,8 +36,6 @@ class ChatPartSpec:
     late: whether the function opens files, or asks what the model takes: it is then called when
         a prompt is prepared. Otherwise it may be called when a corpus is read, so that the media
         in what it returns have names and previews, and the result depends on the part alone.
-    samples: "module:name" of what `plugins check` tries: a dict of attributes of
-        ChatPartConformance, where an example is a pair: the part, and what it becomes.
     """
 
     name: str
@@ -48,7 +46,6 @@ class ChatPartSpec:
     models: tuple[str, ...] = ("*",)
     files: tuple[str, ...] = ()
     late: bool = False
-    samples: str | None = None
     priority: int = 0
 
     @property

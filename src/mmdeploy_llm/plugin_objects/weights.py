@@ -24,8 +24,6 @@ class WeightFormatSpec:
     quantise: "module:function" for tests, called as function(weight) with [n, k] float32; returns
         the tensors of a weight by suffix, and the settings. Raises ValueError for a shape that the
         format does not have.
-    samples: "module:name" of what `plugins check` tries besides: a dict of attributes of
-        WeightFormatConformance, such as {"reference": function, "error": 0.01}.
     """
 
     name: str
@@ -34,5 +32,4 @@ class WeightFormatSpec:
     ignored: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     quantise: str | None = None
-    samples: str | None = None
     priority: int = 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -147,8 +146,9 @@ def _of_functions(
         yield from _run(logits.CHECKS, describe(spec), one)
     for part in manager.provided(ChatPartSpec):
         others = tuple(own for own in manager.provided(ChatPartSpec) if own is not part)
-        written = partial(chat_parts.ChatPartSubject.of, part, others)
-        yield from _run_new(chat_parts.CHECKS, describe(part), written)
+        fields = {"others": others, **given.of(part.name)}
+        written = chat_parts.ChatPartSubject(spec=part, **fields)
+        yield from _run(chat_parts.CHECKS, describe(part), written)
 
 
 def _of_formats(
@@ -157,14 +157,14 @@ def _of_formats(
     """Checks formats of weights, corpora and outputs, and attention backends."""
     for weights in (spec for spec in subject.specs if isinstance(spec, WeightFormatSpec)):
         checks = weight_reading.CHECKS + weight_products.CHECKS
-        read = partial(WeightFormatSubject.of, weights)
-        yield from _run_new(checks, describe(weights), read)
+        stored = WeightFormatSubject(spec=weights, **given.of(weights.name))
+        yield from _run(checks, describe(weights), stored)
     for backend in manager.provided(AttentionBackendSpec):
         attention = BackendSubject(spec=backend, **given.of(backend.name))
         yield from _run(backends.CHECKS, describe(backend), attention)
     for form in manager.provided(CorpusFormatSpec):
-        opened = partial(CorpusSubject.of, form, subject.file)
-        yield from _run_new(corpus.CHECKS, describe(form), opened)
+        opened = CorpusSubject(spec=form, file=subject.file, **given.of(form.name))
+        yield from _run(corpus.CHECKS, describe(form), opened)
     for sink in manager.provided(OutputSinkSpec):
         store = outputs.OutputSubject(spec=sink, file=subject.file, **given.of(sink.name))
         yield from _run(outputs.CHECKS, describe(sink), store)
@@ -191,18 +191,6 @@ def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
             message=message,
             seconds=time.perf_counter() - start,
         )
-
-
-def _run_new(checks: Sequence[Check], what: str, new: Callable[[], Any]) -> Iterator[Verdict]:
-    """Yields a verdict per check of what `new` builds, or one that says why it cannot."""
-    try:
-        subject = new()
-    except CheckFailed as failure:
-        yield Verdict(
-            check="samples", subject=what, outcome="fail", message=str(failure), seconds=0.0
-        )
-        return
-    yield from _run(checks, what, subject)
 
 
 def _skipped(check: str, what: str, message: str) -> Verdict:

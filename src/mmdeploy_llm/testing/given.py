@@ -17,38 +17,46 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from mmdeploy_llm.attention_checks.subject import BackendSubject
+from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
 from mmdeploy_llm.data_checks.outputs import OutputSubject
 from mmdeploy_llm.hooks import (
     AttentionBackendSpec,
+    ChatPartSpec,
+    CorpusFormatSpec,
     LogitsProcessorSpec,
     MediaProcessorSpec,
     OutputSinkSpec,
     ReasoningParserSpec,
     ToolParserSpec,
+    WeightFormatSpec,
 )
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.hooks.names import did_you_mean, listing
 from mmdeploy_llm.media_checks.splitters import SplitterSubject
 from mmdeploy_llm.media_checks.subject import ProcessorSubject
 from mmdeploy_llm.model_checks.base import Check, attributed, demand
+from mmdeploy_llm.plugin_checks.chat_parts import ChatPartSubject
 from mmdeploy_llm.plugin_checks.fetchers import FetcherSubject
 from mmdeploy_llm.plugin_checks.logits import LogitsProcessorSubject
 from mmdeploy_llm.plugin_checks.parsers import ParserSubject
 from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
 from mmdeploy_llm.plugin_checks.tools import ToolParserSubject
+from mmdeploy_llm.weight_checks.subject import WeightFormatSubject
 
 NAME = "CHECKED_WITH"
 FETCHER = "fetch_media"
 FORM = f'{NAME} is "module:name" of a mapping: name of a spec, or {FETCHER} -> fields'
-OF_THE_KIT = frozenset({"spec", "file", "checkpoint", "fetch"})  # fields that are not given
-# Chat parts, formats of corpora and of weights name theirs in their specs' `samples`.
+OF_THE_KIT = {"spec", "file", "checkpoint", "fetch", "others"}  # fields that are not given
 SUBJECTS: tuple[tuple[type, type], ...] = (
     (AttentionBackendSpec, BackendSubject),
+    (ChatPartSpec, ChatPartSubject),
+    (CorpusFormatSpec, CorpusSubject),
     (LogitsProcessorSpec, LogitsProcessorSubject),
     (MediaProcessorSpec, ProcessorSubject),
     (OutputSinkSpec, OutputSubject),
     (ReasoningParserSpec, ParserSubject),
     (ToolParserSpec, ToolParserSubject),
+    (WeightFormatSpec, WeightFormatSubject),
 )
 
 

@@ -20,7 +20,6 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import PluginManager, WeightFormatSpec, hookimpl
 from mmdeploy_llm.hooks.factories import imported
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, attributed, demand
-from mmdeploy_llm.plugin_checks.samples import samples_of
 from mmdeploy_llm.tensor_file import TensorFile
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import find_weights
@@ -62,13 +61,6 @@ class WeightFormatSubject:
     error: float = 0.1
     shapes: Sequence[tuple[int, int]] = SHAPES
     ignores_unknown_settings: bool = False
-
-    @classmethod
-    def of(cls, spec: WeightFormatSpec) -> WeightFormatSubject:
-        """Returns a format with the samples that its spec names. Raises CheckFailed."""
-        given = samples_of(spec.samples)
-        with attributed(f"reading {spec.samples}", "see WeightFormatConformance for its keys"):
-            return cls(spec=spec, **given)
 
     @cached_property
     def manager(self) -> PluginManager:
