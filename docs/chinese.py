@@ -8,6 +8,7 @@ says what is missing; `python docs/hooks.py` copies the blocks and the generated
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -57,9 +58,9 @@ class Section:
         return set(NAME.findall(GENERATED.sub("", prose(self.text))))
 
     @property
-    def links(self) -> set[str]:
-        """Returns the files that it links to, Chinese ones by their English names."""
-        return {english(link) for link in LINK.findall(prose(self.text)) if link}
+    def links(self) -> Counter[str]:
+        """Counts the links to each file, to Chinese ones by their English names."""
+        return Counter(english(link) for link in LINK.findall(prose(self.text)) if link)
 
     @property
     def figures(self) -> set[str]:
@@ -119,7 +120,7 @@ def _problems(own: Section | None, theirs: Section | None) -> Iterator[str]:
     if own.rows != theirs.rows:
         yield f"{where}: {own.rows} rows of tables instead of {theirs.rows}"
     if missing := sorted(theirs.links - own.links):
-        yield f"{where}: has no link to {', '.join(missing)}"
+        yield f"{where}: lacks a link to {', '.join(missing)}"
     if other := sorted(theirs.figures ^ own.figures):
         yield f"{where}: other figures: {', '.join(other)}"
     if missing := sorted(theirs.names - own.names):

@@ -37,7 +37,7 @@ run
 ### Deeper
 Back to [one](#one).
 ## Three
-See [it](a.md#b).
+See [it](a.md#b) and [it](a.md).
 """
 CHINESE = """# 标题
 ## 一
@@ -51,7 +51,7 @@ run
 ### 更深
 回到[一](#一)。
 ## 三
-见[它](a.zh.md#乙)。
+见[它](a.zh.md#乙)和[它](a.zh.md)。
 """
 
 
@@ -87,19 +87,20 @@ def test_links_stay_in_chinese_where_a_page_exists(hooks, chinese, pages):
     ("old", "new", "problem"),
     [
         (
-            "## 三\n见[它](a.zh.md#乙)。\n",
+            "## 三\n见[它](a.zh.md#乙)和[它](a.zh.md)。\n",
             "",
             'the end of the page stands where the English page has "Three"',
         ),
         (
-            "(a.zh.md#乙)。\n",
-            "(a.zh.md#乙)。\n## 四\n",
+            "(a.zh.md)。\n",
+            "(a.zh.md)。\n## 四\n",
             '"四" stands where the English page has "ended"',
         ),
         ("## 三\n", "### 三\n", '"三" stands where the English page has "Three"'),
         ("run\n", "run it\n", '"一" ("One" in English): other code blocks'),
         ("| 甲 | 1.25 |\n", "1.25\n", '"一" ("One" in English): 0 rows of tables instead of 1'),
-        ("a.zh.md", "b.md", '"三" ("Three" in English): has no link to a.md'),
+        ("a.zh.md#", "b.md#", '"三" ("Three" in English): lacks a link to a.md'),
+        ("和[它](a.zh.md)", "", '"三" ("Three" in English): lacks a link to a.md'),
         ("1.25", "1.26", '"一" ("One" in English): other figures: 1.25, 1.26'),
         ("`--b` 和 ", "", '"一" ("One" in English): says nothing about `--b`'),
     ],
