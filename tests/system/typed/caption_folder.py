@@ -49,4 +49,4 @@ with LLM(Path("model"), max_num_seqs=4, dtype="bf16", limit_mm_per_prompt={"imag
     llm.chat([chat, chat], params, chat_template_kwargs={"enable_thinking": False})
 
 LLM("model", max_num_seq=4)  # wrong
-LLM(model="model", dtype="bfloat61")  # wrong
+LLM(model="model", media_isolation="threads")  # wrong
