@@ -4,8 +4,8 @@ Pages and pictures that live elsewhere in the repository are part of the site wh
 links are followed, a linked source file becomes a page of its own, and a link that leads nowhere
 ends the build. The notebook becomes a page too.
 
-`python docs/hooks.py` writes the tables of options in the guide anew, and copies the code blocks of
-the English pages into the Chinese ones.
+`python docs/hooks.py` writes the tables of options in the guide anew, and copies the code blocks
+and generated tables of the English pages into the Chinese ones.
 """
 
 from __future__ import annotations
@@ -118,8 +118,6 @@ def read(origin: str) -> str:
     """Returns a file of the repository as Markdown: a notebook cell by cell, code in a fence."""
     text = (ROOT / origin).read_text(encoding="utf-8")
     suffix = Path(origin).suffix
-    if origin.endswith(chinese.ENDING):
-        return chinese.expand(text, read(chinese.english(origin)))
     if suffix == ".md":
         return text
     if suffix == ".ipynb":
@@ -187,14 +185,13 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def write() -> None:
-    """Writes the tables of options, and the code blocks of the Chinese pages, anew."""
+    """Writes the tables of options anew, and the code blocks and tables of the Chinese pages."""
     for page in option_tables.PAGES:
         rewrite(ROOT / "docs" / page, option_tables.fill)
     for origin in Site().origins:
         if origin.endswith(chinese.ENDING):
             original = (ROOT / chinese.english(origin)).read_text(encoding="utf-8")
             rewrite(ROOT / origin, lambda text, by=original: chinese.copy_blocks(text, by))
-            rewrite(ROOT / origin, option_tables.fill)
 
 
 def rewrite(path: Path, change: Callable[[str], str]) -> None:

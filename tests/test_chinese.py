@@ -1,6 +1,7 @@
 """The Chinese pages of the guide have what the English ones have, and stay in their language."""
 
 import re
+import unicodedata
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ run
 ### Deeper
 Back to [one](#one).
 ## Three
-See [it](a.md#b).
+See [it](a.md#b) and [it](a.md).
 """
 CHINESE = """# 标题
 ## 一
@@ -47,13 +48,17 @@ run
 ```
 | 甲 | 1.25 |
 ## 二、内容
-<!-- the English section -->
-见[英文](x.md#two)。
-
+### 更深
+回到[一](#一)。
 ## 三
-见[它](a.zh.md#乙)。
+见[它](a.zh.md#乙)和[它](a.zh.md)。
 """
-LAST = "## 三\n见[它](a.zh.md#乙)。\n"
+
+
+def slug(title):
+    """Returns the anchor of a heading, as the site and GitHub make it."""
+    text = re.sub(r"[^\w\s-]", "", unicodedata.normalize("NFKC", title)).strip().lower()
+    return re.sub(r"[-\s]+", "-", text)
 
 
 def test_the_guide_in_chinese_lacks_nothing(hooks, chinese, pages):
@@ -63,11 +68,18 @@ def test_the_guide_in_chinese_lacks_nothing(hooks, chinese, pages):
         assert chinese.differences(text, original) == [], f"{origin}; CONTRIBUTING.md says how"
 
 
+def test_links_within_a_page_lead_to_its_headings(hooks, chinese, pages):
+    for origin, text in pages.items():
+        titles = {slug(each.title) for each in chinese.sections(text)}
+        missing = {*re.findall(r"\]\(#([^)]+)\)", chinese.prose(text))} - titles
+        assert missing == set(), origin
+
+
 def test_links_stay_in_chinese_where_a_page_exists(hooks, chinese, pages):
     for origin, text in pages.items():
         for match in hooks.LINK.finditer(chinese.prose(text)):
             target = hooks.resolve(origin, match[2])
-            is_own = target == chinese.english(origin)  # where something is not translated
+            is_own = target == chinese.english(origin)  # the switch of languages
             assert is_own or target is None or chinese.chinese(target) not in pages, match[0]
 
 
@@ -75,19 +87,20 @@ def test_links_stay_in_chinese_where_a_page_exists(hooks, chinese, pages):
     ("old", "new", "problem"),
     [
         (
-            "## 三\n见[它](a.zh.md#乙)。\n",
+            "## 三\n见[它](a.zh.md#乙)和[它](a.zh.md)。\n",
             "",
             'the end of the page stands where the English page has "Three"',
         ),
         (
-            "(a.zh.md#乙)。\n",
-            "(a.zh.md#乙)。\n## 四\n",
+            "(a.zh.md)。\n",
+            "(a.zh.md)。\n## 四\n",
             '"四" stands where the English page has "ended"',
         ),
         ("## 三\n", "### 三\n", '"三" stands where the English page has "Three"'),
         ("run\n", "run it\n", '"一" ("One" in English): other code blocks'),
         ("| 甲 | 1.25 |\n", "1.25\n", '"一" ("One" in English): 0 rows of tables instead of 1'),
-        ("a.zh.md", "b.md", '"三" ("Three" in English): has no link to a.md'),
+        ("a.zh.md#", "b.md#", '"三" ("Three" in English): lacks a link to a.md'),
+        ("和[它](a.zh.md)", "", '"三" ("Three" in English): lacks a link to a.md'),
         ("1.25", "1.26", '"一" ("One" in English): other figures: 1.25, 1.26'),
         ("`--b` 和 ", "", '"一" ("One" in English): says nothing about `--b`'),
     ],
@@ -105,19 +118,25 @@ def test_a_generated_table_is_the_english_one(chinese):
     assert found == '"甲" ("A" in English): other generated tables; run: python docs/hooks.py'
 
 
-def test_code_blocks_are_copied(chinese):
-    original = ENGLISH.replace("run\n", "run --again\n")
-    copied = chinese.copy_blocks(CHINESE, original)
-    assert copied == CHINESE.replace("run\n", "run --again\n")
+@pytest.mark.parametrize("table", ["table: X", "architectures: begin"])
+def test_code_blocks_and_generated_tables_are_copied(chinese, table):
+    end = "architectures: end" if "begin" in table else "end of table"
+    page, original = (
+        f"{text}<!-- {table} -->\n| old |\n<!-- {end} -->\n" for text in (CHINESE, ENGLISH)
+    )
+    new = [("run\n", "run --again\n"), ("| old |\n", "| new |\n| \\1 |\n")]
+    expected = page
+    for before, after in new:
+        original, expected = original.replace(before, after), expected.replace(before, after)
+    assert len(chinese.differences(page, original)) == 2
+    assert chinese.copy_blocks(page, original) == expected
+    assert chinese.differences(expected, original) == []
     with pytest.raises(ValueError, match='"一" has not the code blocks'):
         chinese.copy_blocks(CHINESE, ENGLISH.replace("```bash", "```\nmore\n```\n```bash"))
-
-
-def test_a_section_that_is_not_translated_is_shown_in_english(chinese):
-    made = chinese.expand(CHINESE, ENGLISH)
-    assert '## 二、内容\n\n!!! note "本节还没有翻译，下面是英文原文"\n\n### Deeper\n' in made
-    assert "Back to [one](#一)." in made
-    assert "见[英文]" not in made
+    with pytest.raises(ValueError, match='"三" has not the tables'):
+        chinese.copy_blocks(CHINESE, original)
+    with pytest.raises(ValueError, match="stands where"):
+        chinese.copy_blocks(CHINESE, ENGLISH + "## Four\n")
 
 
 def test_a_link_to_an_english_page_is_marked(hooks):
