@@ -4,11 +4,18 @@ import itertools
 from collections import UserDict
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
 from mmdeploy_llm import RequestError, SamplingParams
-from mmdeploy_llm.client.arguments import Asks, as_conversations, as_prompts, chat_options
+from mmdeploy_llm.client.arguments import (
+    Asks,
+    as_conversations,
+    as_prompts,
+    chat_options,
+    one_params,
+)
 from mmdeploy_llm.intake.prompts import read_prompt
 
 ROWS = [[5, 6, 7], [8, 9]]
@@ -172,3 +179,34 @@ class TestFlags:
     def test_wrong_flags(self, kwargs, add, go_on, message):
         with pytest.raises(ValueError, match=message):
             chat_options(kwargs, None, None, add, go_on)
+
+
+TABLE = pandas.DataFrame({"prompt": ["a", "b"], "image": ["a.png", "b.png"]})
+
+
+def test_a_table_is_not_read_as_the_names_of_its_columns():
+    for call in (as_prompts, lambda prompts: Asks(prompts, None)):
+        with pytest.raises(TypeError, match=r"a table \(DataFrame\).*one of its columns"):
+            call(TABLE)
+        with pytest.raises(TypeError, match=r"a row of a table \(Series\).*give dict\(row\)"):
+            call(TABLE.iloc[0])
+    assert as_prompts(TABLE["prompt"]) == ["a", "b"]
+    assert as_prompts(TABLE.set_index("image")["prompt"]) == ["a", "b"]
+    assert as_prompts(dict(TABLE[["prompt"]].iloc[0])) == [{"prompt": "a"}]
+
+
+def test_a_wrong_prompt_among_others_is_named_by_its_index():
+    with pytest.raises(TypeError, match=r"prompts\[1\]: .*NoneType"):
+        as_prompts(["a", None])
+
+
+def test_a_message_given_as_a_prompt_is_told_of_chat():
+    with pytest.raises(RequestError, match=r"unknown key 'role'; .* chat\(\)"):
+        read_prompt({"role": "user", "content": "hi"})
+
+
+def test_what_is_not_sampling_params_is_told_how_to_become_them():
+    with pytest.raises(TypeError, match=r"got dict; write SamplingParams\(\*\*"):
+        one_params({"max_tokens": 3})
+    with pytest.raises(TypeError, match=r"got the class SamplingParams; call it"):
+        one_params(SamplingParams)

@@ -189,3 +189,17 @@ class TestShown:
         page = named(output, {"multimodal_data": {"image": [kept, "sub/a.png"]}})._repr_html_()
         assert 'src="data:image/jpeg;base64,anBlZw=="' in page
         assert 'src="sub/a.png"' in page
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("text", r"outputs\.text"), ("error", "error_msg"), ("reasoning", "reasoning_content")],
+)
+def test_an_attribute_that_is_elsewhere_is_pointed_to(output, name, place):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; use .*{place}"):
+        getattr(output, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = output.nothing
+    with pytest.raises(AttributeError, match="use reasoning_content"):
+        _ = output.outputs.reasoning
+    assert not hasattr(output, name)

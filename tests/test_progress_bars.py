@@ -1,6 +1,8 @@
 """Progress bars: tqdm's own for the place, or what a caller makes."""
 
 import functools
+import logging
+from dataclasses import replace
 
 import pytest
 from tqdm import auto, tqdm
@@ -75,3 +77,19 @@ def test_in_a_notebook_an_unasked_bar_is_shown_too(capsys, monkeypatch):
 def test_a_batch_shows_its_bar_where_somebody_sees_it(given, found):
     assert where_seen(given) is found
     assert where_seen(tqdm) is tqdm
+
+
+@pytest.mark.parametrize("use_tqdm", [True, False])
+def test_prompts_that_failed_are_told_after_the_bar(use_tqdm, caplog):
+    failed = replace(OUTPUT, error_code=413, error_msg="too many images")
+    with (
+        caplog.at_level(logging.WARNING, logger="mmdeploy_llm"),
+        Progress(3, use_tqdm) as progress,
+    ):
+        for output in (OUTPUT, failed, replace(failed, error_msg="another")):
+            progress.count(output)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == use_tqdm
+    if use_tqdm:
+        assert told[0].startswith("2 of 3 prompts failed (their outputs have is_ok False")
+        assert told[0].endswith("the first with error 413: too many images")

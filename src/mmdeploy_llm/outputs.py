@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 from .errors import OK
 from .output_forms import html_of, lines_of, plain, row_of
 from .params.signatures import brief
+from .spelling import naming_elsewhere
 
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]
 
@@ -83,6 +84,25 @@ class ToolCall:
         return {"id": self.id, "type": self.type, "function": function}
 
 
+# Attributes that callers look for -> where they are.
+_OF_A_COMPLETION = {"reasoning": "reasoning_content"}
+_OF_A_REQUEST = {
+    "content": "outputs.text",
+    "error": "is_ok, error_code or error_msg",
+    "finish_reason": "outputs.finish_reason",
+    "generated_text": "outputs.text",
+    "logprobs": "outputs.logprobs",
+    "num_output_tokens": "len(outputs.token_ids)",
+    "num_tokens": "len(outputs.token_ids)",
+    "reasoning": "outputs.reasoning_content",
+    "reasoning_content": "outputs.reasoning_content",
+    "text": "outputs.text",
+    "token_ids": "outputs.token_ids",
+    "tool_calls": "outputs.tool_calls",
+}
+
+
+@naming_elsewhere(_OF_A_COMPLETION)
 @brief
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
@@ -138,6 +158,7 @@ class CompletionOutput:
         return values
 
 
+@naming_elsewhere(_OF_A_COMPLETION)
 @dataclass(frozen=True, slots=True, init=False)
 class Completions:
     """The completions of one prompt, ordered by index; at least one.
@@ -226,6 +247,7 @@ class Completions:
         return self.items[0].is_valid
 
 
+@naming_elsewhere(_OF_A_REQUEST)
 @brief
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RequestOutput:

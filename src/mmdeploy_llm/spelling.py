@@ -1,8 +1,11 @@
-"""Finds the name that a misspelled one means."""
+"""Finds the name that a misspelled one means, and says where an attribute is that is elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+Cls = TypeVar("Cls", bound=type)
 
 MIN_STEM = 3  # letters of an abbreviation, such as "mem"
 
@@ -63,3 +66,20 @@ def _distance(a: str, b: str) -> int:
             row.append(cost)
         rows.append(row)
     return rows[-1][-1]
+
+
+def naming_elsewhere(places: Mapping[str, str]) -> Callable[[Cls], Cls]:
+    """Decorates a class whose error of an attribute that it lacks says what to write instead.
+    places: that attribute -> what to write. Type checkers do not see it."""
+
+    def missing(self: Any, name: str) -> Any:
+        fault = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in places:
+            raise AttributeError(f"{fault}; use {places[name]}")
+        raise AttributeError(fault, name=name, obj=self)
+
+    def decorated(cls: Cls) -> Cls:
+        cls.__getattr__ = missing  # type: ignore[attr-defined]
+        return cls
+
+    return decorated

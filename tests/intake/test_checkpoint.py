@@ -89,6 +89,17 @@ def test_names_of_nothing(name, bundled, monkeypatch, tmp_path):
         resolve_model(name)
 
 
+def test_a_name_that_is_empty_or_of_a_file_is_said_to_be(bundled, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.png").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"the name of the model is empty; .*shapes-vl"):
+        resolve_model("")
+    for name in ("images/a.png", "./images/a.png"):
+        with pytest.raises(CheckpointError, match="it is a file; give a folder"):
+            resolve_model(name)
+
+
 def test_only_the_needed_files_are_requested_from_the_hub(bundled, monkeypatch, tmp_path):
     asked = {}
 

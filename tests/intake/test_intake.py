@@ -150,6 +150,7 @@ def starts(ids, tokenizer):
     [
         ("none here", {"image": [b"3"]}, "0 image placeholders, fewer than the 1 image item given"),
         (IMAGE, {"image": [b"3", b"4"]}, "1 image placeholder, fewer than the 2 image items"),
+        ("none", {"image": [b"3"]}, r"written <\|image_pad\|>; chat\(\) writes them"),
         (IMAGE * 2, {"image": [b"3"]}, "2 image placeholders, more than the 1 image item"),
         (IMAGE, None, "1 image placeholder, more than the 0 image items"),
         ("<|image_pad|>" * 3 + IMAGE, {"image": [b"5", b"6"]}, "neither one for each"),

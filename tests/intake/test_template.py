@@ -53,6 +53,13 @@ def test_a_template_is_a_file_or_a_text(tmp_path):
             load_template(text)
 
 
+def test_a_role_that_a_template_does_not_know_is_named(say):
+    with pytest.raises(RequestError, match=r"Unsupported role \(the roles are: .*user"):
+        say("{{ raise_exception('Unsupported role') }}")
+    with pytest.raises(RequestError, match=r"bad content$"):
+        say("{{ raise_exception('bad content') }}")
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

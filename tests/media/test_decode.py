@@ -363,6 +363,22 @@ def test_the_callers_image_is_not_changed(encode):
     assert not values.any()
 
 
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_an_image_that_the_caller_closed_is_not_called_corrupt(is_loaded, encode, tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(encode(Image.new("RGB", (20, 10))))
+    left, closed, of_file = Image.open(path), Image.open(path), Image.open(file := path.open("rb"))
+    if is_loaded:
+        closed.load()
+    with left:
+        pass
+    closed.close()
+    file.close()
+    for image in (left, closed, of_file):
+        with pytest.raises(MediaError, match="was closed before it was read"):
+            decoded(image)
+
+
 def test_one_lazily_opened_image_in_many_threads(encode, noise):
     original = noise(300, 300)
     image = Image.open(io.BytesIO(encode(original)))

@@ -81,6 +81,16 @@ def free_blocks(llm):
 
 
 class TestReading:
+    def test_a_handle_shows_its_state(self, llm):
+        handle = llm.submit(TEXTS[0], GREEDY, request_id="mine")
+        handle.result()
+        assert repr(handle).startswith("Handle('mine', finished, 12 tokens")
+
+    def test_a_method_of_LLM_is_pointed_to_its_counterpart(self, llm):
+        for name, place in (("chat", "submit"), ("stream", "async for")):
+            with pytest.raises(AttributeError, match=f"no attribute '{name}'; use .*{place}"):
+                getattr(llm, name)
+
     def test_a_handle_can_be_awaited(self, llm, expected):
         async def main():
             handles = [llm.submit(text, GREEDY) for text in TEXTS]

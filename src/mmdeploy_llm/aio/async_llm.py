@@ -20,6 +20,7 @@ from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.params.signatures import takes
+from mmdeploy_llm.spelling import naming_elsewhere
 
 from .handle import Handle, News, by_completion, whole_of
 
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
     from mmdeploy_llm.params.option_dicts import EngineOptions
 
 
+_ELSEWHERE = {
+    "chat": "submit(messages), or generate(messages), which yields outputs",
+    "generate_iter": "submit for each prompt",
+    "run_batch": "LLM, whose run_batch answers an iterable",
+    "stream": "submit(prompt), whose handle yields deltas with `async for` or `for`",
+}
+
+
+@naming_elsewhere(_ELSEWHERE)
 @explaining_keywords
 class AsyncLLM(EngineClient):
     """A loaded model that answers requests whether anybody waits for them or not.

@@ -80,6 +80,12 @@ class Handle:
         self._is_released = False
         self._reading = threading.Lock()  # held by the reader
 
+    def __repr__(self) -> str:
+        return (
+            f"Handle({self.request_id!r}, {self.status}, {self.generated_length} tokens so far; "
+            "read it with `for`, `async for`, result() or `await`)"
+        )
+
     @property
     def request_id(self) -> str:
         """The request's id, as in its outputs."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.intake.encodings import encoded_rows, is_encoding, listed
+from mmdeploy_llm.intake.prompts import PROMPT_KEYS
 from mmdeploy_llm.params import SamplingParams
 
 _END = object()
@@ -31,15 +32,30 @@ def _several(prompts: Any) -> list[Any]:
         return [prompts] if len(rows) == 1 else rows
     if isinstance(prompts, Mapping):
         return [prompts]
+    _check_not_a_table(prompts)
     if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(_wrong_type(prompts))
     items: list[Any] = listed(prompts) if _is_array(prompts) else list(prompts)
     if items and all(_is_token_id(item) for item in items):
         return [prompts if isinstance(prompts, Sequence) else items]
-    for item in items:
+    for index, item in enumerate(items):
         if not isinstance(item, (str, Mapping, list, tuple)) and not _is_array(item):
-            raise TypeError(_wrong_type(item))
+            raise TypeError(f"prompts[{index}]: {_wrong_type(item)}")
     return items
+
+
+def _check_not_a_table(prompts: Any) -> None:
+    """Raises TypeError for a data frame, whose items are the names of its columns, and for a row of
+    one, whose items are its cells: each would be answered as a prompt."""
+    kind = type(prompts).__name__
+    if hasattr(prompts, "columns"):
+        raise TypeError(
+            f"a table ({kind}) is not a list of prompts; give one of its columns, such as "
+            "table['prompt'], or a list of dicts, one for each row"
+        )
+    names = prompts.keys() if callable(getattr(prompts, "keys", None)) else ()
+    if any(isinstance(name, str) and name in PROMPT_KEYS for name in names):
+        raise TypeError(f"a row of a table ({kind}) is not a list of prompts; give dict(row)")
 
 
 def _wrong_type(item: Any) -> str:
@@ -173,8 +189,15 @@ def one_params(params: Any) -> SamplingParams:
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
-        raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+        raise TypeError(f"sampling_params must be SamplingParams, got {_other_params(params)}")
     return params
+
+
+def _other_params(params: Any) -> str:
+    if isinstance(params, type):
+        return f"the class {params.__name__}; call it: SamplingParams(...)"
+    hint = "; write SamplingParams(**options)" if isinstance(params, Mapping) else ""
+    return f"{type(params).__name__}{hint}"
 
 
 def params_for(params: Any, count: int, what: str) -> list[SamplingParams]:
@@ -206,6 +229,7 @@ class Asks:
             raise TypeError(
                 "generate_iter takes an iterable of prompts; use generate for one prompt"
             )
+        _check_not_a_table(prompts)
         is_each = not isinstance(params, (SamplingParams, str, Mapping))
         self._is_each = is_each and isinstance(params, Iterable)
         self._params = iter(params) if self._is_each else itertools.repeat(one_params(params))

@@ -108,7 +108,15 @@ class Placeholders:
         for kind in sorted(set(self._kinds.values())):
             found, given = counts[kind], num_items.get(kind, 0)
             if found < given or (found and not given):
-                raise MediaError(f"{_mismatch(kind, found, given)}{hint}")
+                raise MediaError(self._told(kind, found, given, hint))
+
+    def _told(self, kind: str, found: int, given: int, hint: str) -> str:
+        """Returns what differs and, where placeholders lack, how one is written in a text."""
+        fault = _mismatch(kind, found, given)
+        if hint or found > given:
+            return fault + hint
+        token = next(token for token, own in self._kind_of.items() if own == kind)
+        return f"{fault}, written {token}; chat() writes them by itself"
 
     def fill(self, texts: Sequence[str], media: Sequence[MediaInput]) -> list[str]:
         """Returns `texts` with the i-th marker of a kind replaced by the text of its i-th item.

@@ -18,14 +18,17 @@ from .encodings import is_encoding, one_sequence
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-# Keys of prompts in other engines -> what to write here.
+_A_MESSAGE = "a message is not a prompt; pass the list of messages to chat()"
+# Keys of prompts in other engines, and of messages -> what to write here.
 ELSEWHERE = {
     "cache_salt": "leave it out: prefixes are kept in this process alone",
+    "content": _A_MESSAGE,
     "decoder_prompt": "only the text before the answer is a prompt; use prompt",
     "encoder_prompt": "only the text before the answer is a prompt; use prompt",
     "lora_request": "LoRA adapters are not supported; merge the adapter into the weights",
     "multi_modal_uuids": "leave it out: items are known again by their content",
     "prompt_embeds": "embeddings are not accepted as prompts; give text or token ids",
+    "role": _A_MESSAGE,
     "sampling_params": "give them as the second argument of the call, one for each prompt",
 }
 PROMPT_KEYS = (  # of a prompt's dict, and of a line of a batch

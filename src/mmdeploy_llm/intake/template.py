@@ -146,11 +146,20 @@ def render(
     except MMDeployLLMError:
         raise
     except TemplateFailedError as error:
-        raise RequestError(f"the chat template cannot render these messages: {error}") from None
+        raise RequestError(
+            f"the chat template cannot render these messages: {error}{_roles(messages, error)}"
+        ) from None
     except Exception as error:  # a template is a program and may raise anything
         raise RequestError(
             f"the chat template cannot render these messages: {error_text(error)}"
         ) from error
+
+
+def _roles(messages: Sequence[Mapping[str, Any]], error: Exception) -> str:
+    """Returns the roles of the messages where a template complains of one without naming it."""
+    if "role" not in str(error).lower():
+        return ""
+    return f" (the roles are: {', '.join(str(own.get('role'))[:40] for own in messages[:10])})"
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

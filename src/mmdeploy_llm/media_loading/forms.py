@@ -120,9 +120,8 @@ def read_file(file: Any, kind: str, limits: MediaLimits) -> bytes:
         if can_seek:
             file.seek(position)
     except (OSError, ValueError) as error:
-        raise MediaError(
-            f"the {kind}'s file object cannot be read: {type(error).__name__}"
-        ) from error
+        fault = "it is closed" if getattr(file, "closed", False) else type(error).__name__
+        raise MediaError(f"the {kind}'s file object cannot be read: {fault}") from error
     if not isinstance(blob, bytes):
         raise UnsupportedMediaError(
             f"the {kind}'s file object returns {type(blob).__name__}, not bytes; open it in mode "

@@ -52,6 +52,8 @@ def resolve_model(
     there is no such model, or when the hub cannot be reached and its cache does not have it.
     """
     bundled = bundled_models()
+    if not name:
+        raise CheckpointError(f"the name of the model is empty; {_known(bundled)}")
     try:
         folder = Path(name).expanduser()
         if name in bundled and not (folder / "config.json").is_file():
@@ -61,10 +63,12 @@ def resolve_model(
     except (OSError, RuntimeError) as error:  # a name that is too long, ~ of an unknown user
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"there is no model {name[:100]!r}: {reason}") from error
-    if folder.is_absolute() or name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
+    is_path = folder.is_absolute() or name.startswith((".", "~")) or folder.is_file()
+    if is_path or not HUB_ID.fullmatch(name):
         near = difflib.get_close_matches(name, bundled, n=1)
         hint = f"did you mean the bundled model {near[0]!r}?" if near else _known(bundled)
-        raise CheckpointError(f"there is no model {name!r}: no such folder; {hint}")
+        fault = "it is a file" if folder.is_file() else "no such folder"
+        raise CheckpointError(f"there is no model {name!r}: {fault}; {hint}")
     return _from_hub(name, revision, patterns)
 
 

@@ -204,7 +204,19 @@ def reading(image: Image.Image) -> Iterator[None]:
     except RequestError:
         raise
     except Exception as error:
+        if _is_closed(image, error):
+            raise MediaError(
+                "the PIL image was closed before it was read; give it open, or give its path"
+            ) from None
         raise _unreadable(image.format or "Pillow", error) from None
+
+
+def _is_closed(image: Image.Image, error: Exception) -> bool:
+    """Whether reading failed because the caller has closed the image or its file. Pillow only
+    asserts that there is a file."""
+    if isinstance(error, AssertionError):
+        return getattr(image, "fp", image) is None
+    return isinstance(error, ValueError) and "closed" in str(error)
 
 
 def _unreadable(name: str, error: Exception) -> MediaError:
