@@ -244,3 +244,12 @@ def test_an_unknown_dtype_of_the_cache_lists_those_that_are_known(value):
     assert str(refused.value).startswith("EngineConfig.kv_cache_dtype: Input should be 'auto', ")
     assert str(refused.value).endswith("'int8', 'int4' or 'fp8', got " + repr(value))
     assert "function-before" not in str(refused.value)
+
+
+def test_a_schema_given_as_the_constraint_is_told_where_it_belongs():
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    with pytest.raises(ConfigError, match=r"no option 'type'; it belongs to a JSON schema"):
+        SamplingParams(guided_decoding=schema)
+    with pytest.raises(ConfigError, match=r"no option 'schema'; use json"):
+        SamplingParams(guided_decoding={"schema": schema})
+    assert SamplingParams(guided_decoding={"json": schema}).guided_decoding.json_schema == schema

@@ -110,6 +110,7 @@ def test_the_mark_breaks_every_marker_and_is_free():
         ([{"role": "user", "content": "x"}, {"role": "user"}], "message 1 .* no 'content'"),
         ([{"role": 5, "content": "x"}], "message 0: 'role' must be a text, got 5"),
         ([{"role": "user", "content": 5}], "message 0: 'content' must be .* got int"),
+        (user("text"), r"; write \{\"type\": \"text\", .* or \{\"type\": \"image\""),
         (user("text"), r"messages\[0\].content\[0\]: Unknown content part type: 'text'"),
         (user({"text": "x"}), "Unknown content part type: None"),
         (

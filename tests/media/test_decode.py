@@ -393,6 +393,11 @@ def test_one_lazily_opened_image_in_many_threads(encode, noise):
     assert results == [original.tobytes()] * 8
 
 
+def test_several_images_in_the_place_of_one_are_told_to_be_one_per_item():
+    with pytest.raises(UnsupportedMediaError, match=r"of type list .*one image per item"):
+        decoded(["a.png", "b.png"])
+
+
 # Limits
 
 

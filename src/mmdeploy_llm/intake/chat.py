@@ -24,6 +24,7 @@ from .tools import template_calls
 MARKS = range(0xE000, 0xF900)  # private-use characters, without a meaning in any text
 MAX_SHOWN = 60  # characters of a wrong value in a message
 IGNORED = frozenset({"detail", "uuid"})  # keys of OpenAI's and FastDeploy's image parts
+PART_FORMS = '{"type": "text", "text": ...} or {"type": "image", "image": ...}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +179,7 @@ class _Reader:
         if part_type != "text" and kind is None:
             found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
             others = "" if self._expander is None else self._expander.providers()
+            others += "" if isinstance(part, Mapping) else f"; write {PART_FORMS}"
             raise RequestError(
                 f"{location}: Unknown content part type: {found}; known: "
                 f"{', '.join(('text', *self._kinds.types))}{others}"

@@ -228,14 +228,24 @@ OF_A_REQUEST: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_IS_A_SCHEMA = (
+    "it belongs to a JSON schema: write guided_decoding=GuidedDecodingParams(json=schema)"
+)
 _NO_OTHER_BACKEND = "leave it out: llguidance compiles every constraint"
 
-# Fields of GuidedDecodingParams and StructuredOutputsParams -> what to write here.
+# Fields of GuidedDecodingParams and StructuredOutputsParams, and keys of a schema that is given in
+# their place -> what to write here.
 OF_A_CONSTRAINT: Mapping[str, str] = MappingProxyType(
     {
+        "$defs": _IS_A_SCHEMA,
         "backend": _NO_OTHER_BACKEND,
         "disable_additional_properties": 'write "additionalProperties": false into the schema',
         "disable_fallback": _NO_OTHER_BACKEND,
+        "json_schema": "use json",
+        "properties": _IS_A_SCHEMA,
+        "required": _IS_A_SCHEMA,
+        "schema": "use json",
+        "type": _IS_A_SCHEMA,
         "whitespace_pattern": "use disable_any_whitespace",
     }
 )

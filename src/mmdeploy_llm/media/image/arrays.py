@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 CHANNELS = (1, 3, 4)
 ACCEPTED = (
     "a PIL image, bytes, a file object, a path, a data: URL, a numpy array or a torch tensor of "
-    "shape [H, W], [H, W, 1|3|4] or [1|3|4, H, W] with uint8, uint16, bool or floats in 0..1"
+    "shape [H, W], [H, W, 1|3|4] or [1|3|4, H, W] with uint8, uint16, bool or floats in 0..1, "
+    "one image per item"
 )
 ROUNDING = 1e-3  # how far floats may leave 0..1: resampled images overshoot a little
 
@@ -62,7 +63,7 @@ def _shape(source: Any) -> tuple[int, ...]:
     fits = len(shape) == 2 or (len(shape) == 3 and (shape[0] in CHANNELS or shape[2] in CHANNELS))
     if not fits:
         raise UnsupportedMediaError(
-            f"an image of shape {list(shape)} is not accepted; give {ACCEPTED}, one image per item"
+            f"an image of shape {list(shape)} is not accepted; give {ACCEPTED}"
         )
     return shape
 
