@@ -124,11 +124,11 @@ def warm_children(load_file):
     if sys.platform != "linux":
         yield
         return
-    from mmdeploy_llm.processes import process
+    from mmdeploy_llm.portable import children
 
     warm = load_file("warm.py").Warm()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "subprocess", warm)
+        patch.setattr(children, "subprocess", warm)
         yield
     warm.close()
 
@@ -136,9 +136,9 @@ def warm_children(load_file):
 @pytest.fixture
 def cold_children(monkeypatch):
     """Ranks and engines begin anew, for tests of what they import or take."""
-    from mmdeploy_llm.processes import process
+    from mmdeploy_llm.portable import children
 
-    monkeypatch.setattr(process, "subprocess", subprocess)
+    monkeypatch.setattr(children, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("encodings", "errors", "portable", "shown", "spelling", "weight_formats", "progress_bars"),
+    ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
+    ("progress_bars",),
     ("params", "messages", "page_ranges", "tiff", "deadline", "caches"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),

@@ -20,7 +20,14 @@ import subprocess
 import sys
 import threading
 
-PRELOADED = ("mmdeploy_llm.llm", "mmdeploy_llm.desk.remote", "mmdeploy_llm.runner.distributed")
+from mmdeploy_llm.processes.process import BOOT
+
+PRELOADED = (
+    "mmdeploy_llm.desk.many",
+    "mmdeploy_llm.desk.remote",
+    "mmdeploy_llm.runner.distributed",
+    "mmdeploy_llm.startup.start",
+)
 # Helpers, which need no torch, by the names of their workers: they begin as ever.
 LIGHT = {"grammar", "schema", "template", "the process that reads it", "tokenizer"}
 SERVER = """
@@ -146,13 +153,12 @@ class Warm:
         self._lock = threading.Lock()
         self._server = Server()
 
-    def Popen(self, command, *, pass_fds, stdin, stdout, stderr):
+    def Popen(self, command, *, pass_fds, stdin, **streams):
         """subprocess.Popen, as the product calls it."""
         _, _, code, *words = command
-        if os.getpid() != self._home or words[4] in LIGHT:  # a forked process has no server
-            return subprocess.Popen(
-                command, pass_fds=pass_fds, stdin=stdin, stdout=stdout, stderr=stderr
-            )
+        is_other = code != BOOT or words[2] in LIGHT
+        if is_other or os.getpid() != self._home:  # a forked process has no server
+            return subprocess.Popen(command, pass_fds=pass_fds, stdin=stdin, **streams)
         request = {
             "code": code,
             "words": words,
@@ -164,7 +170,8 @@ class Warm:
         }
         with open(os.devnull, "rb") as nothing, self._lock:
             assert stdin == self.DEVNULL
-            files = [nothing.fileno(), stdout, stderr, *pass_fds]
+            output, errors = streams["stdout"].fileno(), streams["stderr"].fileno()
+            files = [nothing.fileno(), output, errors, *pass_fds]
             return started(command, self._server.fork(request, files))
 
     def close(self):

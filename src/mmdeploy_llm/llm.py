@@ -28,8 +28,8 @@ from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
-from .params.signatures import takes
 from .progress_bars import UseTqdm
+from .signatures import takes
 
 if TYPE_CHECKING:
     from .params.option_dicts import EngineOptions

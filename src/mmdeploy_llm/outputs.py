@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 from .errors import OK
 from .output_forms import html_of, lines_of, plain, row_of
-from .params.signatures import brief
+from .signatures import brief
 from .spelling import naming_elsewhere
 
 FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]

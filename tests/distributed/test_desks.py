@@ -85,7 +85,7 @@ def test_images_samples_and_messages(one, two):
     expected, found = (llm.generate(prompt, params, use_tqdm=False) for llm in (one, two))
     assert ids(found) == ids(expected)
     assert [completion.index for completion in found[0].outputs] == [0, 1, 2]
-    assert found[0].item is prompt
+    assert found[0].item["prompt"] == prompt["prompt"]
     assert found[0].prompt == prompt["prompt"]
     content = [{"type": "text", "text": "hi"}, {"type": "image", "image": picture}]
     messages = [{"role": "user", "content": content}]

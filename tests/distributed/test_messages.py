@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
+from mmdeploy_llm.portable import children
 from mmdeploy_llm.processes import Channel, Worker, close_all, process
 from mmdeploy_llm.processes.wire import MAX_INLINE
 from mmdeploy_llm.sharding import Meeting
@@ -169,7 +170,7 @@ def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch):
     def refused(*args, **options):
         raise OSError("no more processes")
 
-    monkeypatch.setattr(process.subprocess, "Popen", refused)
+    monkeypatch.setattr(children.subprocess, "Popen", refused)
     files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="no more processes"):
         Worker("never", own(hang))

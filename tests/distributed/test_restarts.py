@@ -7,13 +7,12 @@ import signal
 import threading
 import time
 import weakref
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.client import client as loaded
+from mmdeploy_llm.desk import many
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.intake.intake import Intake
@@ -146,17 +145,17 @@ def test_an_engine_in_this_process_is_started_again(folder, expected, tmp_path, 
     assert output.outputs.text.strip() == expected[3]
 
 
-def test_two_models_are_never_in_memory(folder):
+def test_two_models_are_never_in_memory(folder, monkeypatch):
     with LLM(str(folder), **OPTIONS) as llm:
         (before,) = llm.generate("prompt 3", PARAMS, use_tqdm=False)
-        first, real, found = weakref.ref(llm.model), loaded.open_desk, []
+        first, real, found = weakref.ref(llm.model), many.open_desk, []
 
         def open_desk(*args):
             gc.collect()
             found.append(first())
             return real(*args)
 
-        llm._opened_with = partial(open_desk, *llm._opened_with.args)
+        monkeypatch.setattr(many, "open_desk", open_desk)
         llm.restart()
         assert found == [None]
         (after,) = llm.generate("prompt 3", PARAMS, use_tqdm=False)

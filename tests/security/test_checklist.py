@@ -4,9 +4,10 @@ each, named after it. Each package has detailed tests; these follow the whole pa
 import ast
 import functools
 import json
-import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from dataclasses import replace
@@ -31,6 +32,7 @@ from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.isolation import Workers
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.portable import children
 from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
 
 ROOT = Path(__file__).parents[2]
@@ -308,10 +310,7 @@ UNSAFE_NAMES = {"ProcessPoolExecutor", "BaseManager", "SyncManager", "SharedMemo
 PICKLING = {"Queue", "SimpleQueue", "JoinableQueue", "Pool", "Manager", "Pipe"}
 # An engine and the processes that it starts itself talk over a pair of sockets without a name,
 # which only these two hold: what is read there, this program has written. See the test below.
-OWN_PROCESSES = {
-    ("src/mmdeploy_llm/processes/wire.py", "pickle"),
-    ("src/mmdeploy_llm/processes/process.py", "Pipe"),
-}
+OWN_PROCESSES = {("src/mmdeploy_llm/processes/wire.py", "pickle")}
 
 
 def unsafe(tree):
@@ -354,18 +353,12 @@ def test_09_no_pickle():
 
 def test_09_processes_talk_over_sockets_without_a_name():
     """Nothing listens, so no other process can write what a child or its parent reads."""
-    from mmdeploy_llm.processes.process import Pipe
-
-    ends = Pipe()
-    try:
-        for end in ends:
-            with socket.socket(fileno=os.dup(end.fileno())) as own:
-                assert own.family == socket.AF_UNIX
-                assert own.getsockname() == own.getpeername() == ""
-                assert not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    finally:
-        for end in ends:
-            end.close()
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = children.start([sys.executable, "-c", "pass"], **nowhere)
+    with child.process, child.peer as own, open(child.lifeline, "wb"):
+        assert own.family == socket.AF_UNIX
+        assert own.getsockname() == own.getpeername() == ""
+        assert not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 @pytest.mark.parametrize(

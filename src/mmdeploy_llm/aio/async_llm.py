@@ -19,7 +19,7 @@ from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.params.signatures import takes
+from mmdeploy_llm.signatures import takes
 from mmdeploy_llm.spelling import naming_elsewhere
 
 from .handle import Handle, News, by_completion, whole_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from mmdeploy_llm.client.belonging import Belonging
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, EngineError
-from mmdeploy_llm.params.signatures import takes
+from mmdeploy_llm.signatures import takes
 
 from .async_llm import AsyncLLM
 from .fair_lock import FairLock

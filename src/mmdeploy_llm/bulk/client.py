@@ -32,9 +32,9 @@ from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
 from mmdeploy_llm.estimate import NUM_ITEMS
 from mmdeploy_llm.messages import Conversation, Prompts
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.params.signatures import takes
 from mmdeploy_llm.progress_bars import UseTqdm, where_seen
 from mmdeploy_llm.reading.options import ReadArguments
+from mmdeploy_llm.signatures import takes
 
 if TYPE_CHECKING:
     from mmdeploy_llm.answers.schemas import AnswerSchema

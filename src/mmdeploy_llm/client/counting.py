@@ -9,7 +9,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
-from mmdeploy_llm.params.signatures import takes
+from mmdeploy_llm.signatures import takes
 
 from .arguments import as_prompt
 from .belonging import Belonging

@@ -12,11 +12,11 @@ from pydantic_core import ErrorDetails
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.shown import shown
+from mmdeploy_llm.signatures import BriefSignature, options_of
 from mmdeploy_llm.spelling import meant
 
 from .counterparts import COUNTERPARTS
 from .elsewhere import that_ask
-from .signatures import BriefSignature, options_of
 
 MAX_INT = 2**63 - 1  # the largest number in an array
 MAX_DEPTH = 16  # of lists and dicts in an option

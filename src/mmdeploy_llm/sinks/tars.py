@@ -211,11 +211,14 @@ class TarReader:
         yield Blob(file=self._file, size=member.size, suffix=member.name.rpartition(".")[2])
 
     def configurations(self) -> str | None:
-        """Returns those in the first global header."""
+        """Returns those in the first global header; None if it is torn, as `entries` tells."""
         self._file.seek(0)
-        with tarfile.open(fileobj=self._file, mode="r:") as tar:
-            tar.next()
-            return tar.pax_headers.get(CONFIGURATIONS)
+        try:
+            with tarfile.open(fileobj=self._file, mode="r:") as tar:
+                tar.next()
+                return tar.pax_headers.get(CONFIGURATIONS)
+        except tarfile.ReadError:
+            return None
 
     def close(self) -> None:
         """Closes the file."""

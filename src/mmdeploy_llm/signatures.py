@@ -6,8 +6,6 @@ from collections.abc import Callable
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -43,14 +41,15 @@ class _Unsaid:
 
 def options_of(source: type) -> list[Option]:
     """Returns the options that `source` has: a class of params, or a TypedDict."""
-    if issubclass(source, BaseModel):
-        fields = source.model_fields.items()
+    fields = getattr(source, "model_fields", None)  # pydantic's
+    defaults: dict[str, object]
+    if fields is None:
+        defaults = dict.fromkeys(source.__annotations__, _Unsaid())
+    else:
         defaults = {
             own.alias or name: Parameter.empty if own.is_required() else own.get_default()
-            for name, own in fields
+            for name, own in fields.items()
         }
-    else:
-        defaults = dict.fromkeys(source.__annotations__, _Unsaid())
     return [Option(name, Option.KEYWORD_ONLY, default=own) for name, own in defaults.items()]
 
 
