@@ -33,7 +33,7 @@ def llms(monkeypatch):
     monkeypatch.setattr(FakeLLM, "is_closing", threading.Event(), raising=False)
     monkeypatch.setattr(pool_module, "AsyncLLM", FakeLLM)
     needs = MemoryNeeds(device="cpu", num_threads=1, weights=1, kv_cache=1)
-    monkeypatch.setattr(pool_module, "count_needs", lambda config, left: needs)
+    monkeypatch.setattr("mmdeploy_llm.startup.needs.count_needs", lambda config, left: needs)
     return FakeLLM.all
 
 

@@ -84,7 +84,8 @@ def test_exact_tokens_in_the_order_of_the_prompts(door, reference_of, make_pictu
     outputs = door.ask(prompts)
     assert tokens(outputs) == expected
     assert [output.error_code for output in outputs] == [200] * 5
-    assert all(output.item is prompt for output, prompt in zip(outputs, prompts, strict=True))
+    assert all(output.item is text for output, text in zip(outputs, TEXTS, strict=False))
+    assert [output.item["prompt"] for output in outputs[3:]] == [text] * 2  # without its picture
     assert [output.num_input_image_tokens > 0 for output in outputs] == [False] * 3 + [True] * 2
     assert len({output.request_id for output in outputs}) == 5
 
