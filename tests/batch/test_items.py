@@ -147,6 +147,8 @@ def test_template_variables_fill_up_too_and_only_for_messages():
         ({"id": "", "prompt": "x"}, None, "id must be a string"),
         ({"id": "a", "promt": "x"}, "a", "did you mean 'prompt'"),
         ({"id": "a", "multimodal": {}}, "a", "did you mean"),
+        ({"prompt": "x", "image": "a.jpg"}, 5, "did you mean 'multimodal_data', a dict such as"),
+        ({"role": "user", "content": "x"}, 5, "a message is not a prompt"),
         ({"id": "a", "zzz": 1}, "a", "known: id, prompt"),
         ({"id": "a", "prompt": "x", "sampling_params": 3}, "a", "must be an object"),
         ({"id": "a", "prompt": "x", "sampling_params": {"topp": 1}}, "a", "'top_p'"),

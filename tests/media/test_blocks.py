@@ -116,3 +116,5 @@ def test_files_beneath_a_folder(tmp_path):
     with pytest.raises(MediaLimitError, match="page 3 has 3 bytes, 2 are allowed"):
         read_beneath(root / "a", MediaLimits(max_bytes=2), name="page 3")
     assert read_beneath(root / "link", MediaLimits()) == b"no"
+    with pytest.raises(MediaError, match=r"'~/gone.jpg' does not exist; ~ is not read"):
+        read_beneath("~/gone.jpg", MediaLimits())

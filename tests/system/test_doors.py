@@ -84,9 +84,8 @@ def test_exact_tokens_in_the_order_of_the_prompts(door, reference_of, make_pictu
     outputs = door.ask(prompts)
     assert tokens(outputs) == expected
     assert [output.error_code for output in outputs] == [200] * 5
-    words = [one if isinstance(one, str) else one["prompt"] for one in prompts]  # items, no pixels
-    items = [output.item for output in outputs]
-    assert [one if isinstance(one, str) else one["prompt"] for one in items] == words
+    assert all(output.item is text for output, text in zip(outputs, TEXTS, strict=False))
+    assert [output.item["prompt"] for output in outputs[3:]] == [text] * 2  # without its picture
     assert [output.num_input_image_tokens > 0 for output in outputs] == [False] * 3 + [True] * 2
     assert len({output.request_id for output in outputs}) == 5
 

@@ -8,7 +8,6 @@ its sampling parameters. A line looks like this:
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks import KindTable
-from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS
+from mmdeploy_llm.intake.prompts import CONTENT_KEYS, MEDIA_KEYS, PROMPT_KEYS, hint_of_key
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
@@ -176,8 +175,7 @@ def _check_template(template: Any) -> None:
 def _check_keys(fields: Mapping[str, Any]) -> None:
     for name in fields:
         if name not in KNOWN_KEYS:
-            near = difflib.get_close_matches(str(name), KNOWN_KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN_KEYS)}"
+            hint = hint_of_key(str(name), MEDIA_KINDS, KNOWN_KEYS)
             raise RequestError(f"the line has an unknown key {str(name)[:80]!r}; {hint}")
 
 

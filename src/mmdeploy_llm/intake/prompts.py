@@ -18,7 +18,7 @@ from .encodings import is_encoding, one_sequence
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-_A_MESSAGE = "a message is not a prompt; pass the list of messages to chat()"
+_A_MESSAGE = "a message is not a prompt; give {'messages': [...]}, or call chat() with the list"
 # Keys of prompts in other engines, and of messages -> what to write here.
 ELSEWHERE = {
     "cache_salt": "leave it out: prefixes are kept in this process alone",
@@ -78,21 +78,21 @@ def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
     return PromptParts(**_content(prompt))
 
 
-def _hint(name: str, kinds: Sequence[str]) -> str:
-    """Returns what to write instead of a key that does not exist."""
+def hint_of_key(name: str, kinds: Sequence[str], known: Sequence[str] = PROMPT_KEYS) -> str:
+    """Returns what to write instead of a key that does not exist. known: those that do."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     if name.removesuffix("s") in kinds or name in ("mm_data", "multimodal", "multi_modal"):
         return "did you mean 'multimodal_data', a dict such as {'image': [...]}?"
-    near = meant(name, PROMPT_KEYS)
-    return f"did you mean {near!r}?" if near else f"known: {', '.join(PROMPT_KEYS)}"
+    near = meant(name, known)
+    return f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
 
 
 def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
     for name in prompt:
         if name not in PROMPT_KEYS:
             raise RequestError(
-                f"the prompt dict has an unknown key {name!r}; {_hint(str(name), kinds)}"
+                f"the prompt dict has an unknown key {name!r}; {hint_of_key(str(name), kinds)}"
             )
     content = [name for name in CONTENT_KEYS if prompt.get(name) is not None]
     if len(content) != 1:

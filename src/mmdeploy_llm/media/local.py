@@ -30,7 +30,8 @@ def read_beneath(path: str | Path, limits: MediaLimits, *, name: str | None = No
     except MediaError:
         raise
     except FileNotFoundError:
-        raise MediaError(f"{name} does not exist") from None
+        hint = "; ~ is not read as your home folder" if str(path).startswith("~") else ""
+        raise MediaError(f"{name} does not exist{hint}") from None
     except PermissionError:
         raise MediaError(f"{name} cannot be read: permission denied") from None
     except OSError as error:
