@@ -26,7 +26,7 @@ threading.Event().wait(60)
 
 
 @pytest.fixture(params=["inherited", "connected"])
-def child(request, monkeypatch):
+def child(request, monkeypatch, cold_children):
     """A child that answers once and then waits for its parent's end."""
     words = [sys.executable, "-c", CHILD]
     if request.param == "connected":
