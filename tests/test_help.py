@@ -1,4 +1,4 @@
-"""What Python's own help, signatures and completion show of the public names."""
+"""Python's own help, signatures and completion show what the public names are for."""
 
 import inspect
 import pydoc

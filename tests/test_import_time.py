@@ -1,4 +1,4 @@
-"""What is imported when: `import mmdeploy_llm`, its names and the commands that need no model load
+"""The imports are light: `import mmdeploy_llm`, its names and the commands that need no model load
 neither torch nor transformers, so that they answer at once."""
 
 import json

@@ -1,4 +1,4 @@
-"""What outputs keep of media that were given in memory: sizes and thumbnails, no pixels."""
+"""Outputs keep sizes and thumbnails of media that were given in memory, and no pixels."""
 
 import base64
 import io

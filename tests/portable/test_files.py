@@ -1,4 +1,4 @@
-"""What takes the place of calls that a system lacks does the same."""
+"""Each call that replaces one which a system lacks does the same."""
 
 import errno
 import os

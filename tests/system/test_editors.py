@@ -1,4 +1,4 @@
-"""What editors and type checkers find in users' scripts: the lines that are wrong and no others,
+"""Editors and type checkers find in users' scripts the lines that are wrong and no others,
 with the package installed from its tree and from a wheel."""
 
 import json

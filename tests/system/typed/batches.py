@@ -8,7 +8,7 @@ from mmdeploy_llm import LLM, GuidedDecodingParams, ItemError, SamplingParams, c
 
 
 class Picture(BaseModel):
-    """What is asked of a picture."""
+    """Holds what a picture shows."""
 
     color: str
     shape: str
