@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 
@@ -54,7 +55,7 @@ def add_low_rank(
 
 def _add(out: Tensor, x: Tensor, change: Change) -> None:
     hidden = x @ change.a.float().T
-    parts = hidden.split(change.b.shape[1], -1)
+    parts = torch.split(hidden, change.b.shape[1], -1)
     wide = out.float()
     for inner, scale, (start, end) in zip(
         parts, change.scales, pairwise(change.starts), strict=True
