@@ -25,7 +25,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one adapter changes of one matrix [n, k] of the model: out becomes
+    """Describes the change of one matrix [n, k] of the model by one adapter: out becomes
     (out + scale * (x a^T) b^T) * factor + shift.
 
     a: [P * r, k], the parts one after the other, each filled up to r rows with zeros.
