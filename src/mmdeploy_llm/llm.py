@@ -7,6 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .bulk.client import BulkClient
+from .bulk.vectors import VectorClient
 from .client.answering import OnError
 from .client.arguments import (
     Asks,
@@ -34,7 +35,7 @@ ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
 @explaining_keywords
-class LLM(BulkClient):
+class LLM(BulkClient, VectorClient):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of

@@ -21,7 +21,7 @@ OnError = Literal["return", "raise"]
 
 
 class AnsweringClient(EngineClient):
-    """Base of LLM."""
+    """Base of LLM's parts that answer prompts."""
 
     def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
         """Yields results as generate_iter does, each with its ask. Closing the generator aborts the

@@ -82,6 +82,20 @@ class PromptTokenizer:
         """Returns the ids of a text without adding special tokens."""
         return self._encode(text, add_special_tokens=False)
 
+    def encode_pair(self, one: str, two: str) -> tuple[list[int], tuple[int, ...] | None]:
+        """Returns the ids of two texts, joined with the tokenizer's separators, and the type of
+        each token; None for a tokenizer without types."""
+        for text in (one, two):
+            check_unicode(text, "the prompt")
+        try:
+            found = self.raw(one, two, verbose=False)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise RequestError(
+                f"the tokenizer cannot read this pair: {library_error(error)}"
+            ) from error
+        types = found.get("token_type_ids")
+        return list(found["input_ids"]), None if types is None else tuple(types)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special tokens included."""
         text = self.raw.decode(
@@ -103,11 +117,14 @@ class PromptTokenizer:
         ids = tuple(self.encode(text))
         return ids if set(ids) <= set(self.raw.added_tokens_decoder) else None
 
-    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Returns the id sequences that spell the words, at the start of a text or after a
-        space."""
+    def bad_words(
+        self, words: Sequence[str], single: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], ...]:
+        """Returns the id sequences that spell the words, at the start of a text or after a space,
+        and single ids as sequences."""
         spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]
-        return tuple(dict.fromkeys(ids for ids in spelled if ids))
+        alone = [(token_id,) for token_id in single]
+        return tuple(dict.fromkeys(ids for ids in (*spelled, *alone) if ids))
 
     def interrupt(self) -> None:
         """Ends a call that is under way; later ones are refused where they need a process."""
@@ -162,14 +179,3 @@ def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozens
                 f"{text.vocab_size - 1}, the ids of its vocabulary"
             )
     return frozenset(ids)
-
-
-def marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ...]:
-    """Returns the ids of a reasoning parser's end marker; () without one. Raises CheckpointError
-    for a marker without ids."""
-    if marker is None:
-        return ()
-    ids = tuple(tokenizer.encode(marker))
-    if not ids:
-        raise CheckpointError(f"the tokenizer has no ids for the reasoning end marker {marker!r}")
-    return ids

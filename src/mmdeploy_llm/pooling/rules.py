@@ -57,3 +57,6 @@ class EmbeddingRules:
     similarity: Similarity = "cosine"
     pairs: PairRule | None = None
     score_tokens: tuple[int, int] | None = None
+
+
+NO_RULES = EmbeddingRules()  # of a folder that says nothing of vectors

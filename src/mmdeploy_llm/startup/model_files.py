@@ -31,6 +31,7 @@ from mmdeploy_llm.model_folder import (
     read_checkpoint,
     resolve_model,
 )
+from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head
 
@@ -48,6 +49,7 @@ class ModelFiles:
     or when it has no such marker.
     grammars: None when guided decoding is off.
     logits_processors: the processors of the plugins.
+    rules: of vectors and scores, by the folder's own files.
     """
 
     plugins: PluginManager
@@ -63,6 +65,7 @@ class ModelFiles:
     tool_parser: ToolParserSpec | None
     grammars: GrammarBackend | None
     logits_processors: LogitsProcessors
+    rules: EmbeddingRules
 
 
 @contextmanager
@@ -127,6 +130,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
             ),
             config.logits_processors,
         ),
+        rules=NO_RULES,
     )
 
 
