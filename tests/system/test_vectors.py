@@ -62,19 +62,30 @@ def test_vectors_are_transformers(llm, states, pooling):
     assert (output.num_cached_tokens > 0) == (pooling == "last")
 
 
-def test_vectors_beside_texts_and_preemption(llm, states):
-    """Generating requests grow until the pool is full, and take turns with the others."""
-    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+def test_vectors_beside_texts_and_preemption(llm, states, monkeypatch):
+    """The newest request is preempted in every third step, whatever it wants."""
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     alone = llm.generate(PROMPTS, params, use_tqdm=False)
-    asks = iter(llm.embed_iter(PROMPTS * 8, pooling="mean"))
-    first = next(asks)
-    texts = llm.generate(PROMPTS, params, use_tqdm=False)
-    outputs = [first, *asks]
-    assert llm._desk.engine.stats().num_preemptions > 0
-    assert [own.outputs.token_ids for own in texts] == [own.outputs.token_ids for own in alone]
-    assert len(outputs) == 24
-    for output in outputs:
-        expected = pooled(states(output.prompt_token_ids)[0], "mean")
+    scheduler = llm._desk.engine._scheduler
+    plan, requests = scheduler.plan, scheduler._requests
+
+    def preempting(now):
+        if scheduler._num_steps % 3 == 2 and len(requests.running) > 1:
+            requests.preempt(requests.running[-1])
+        return plan(now)
+
+    monkeypatch.setattr(scheduler, "plan", preempting)
+    outputs = []
+    for pooling in ("mean", "tokens", "last"):
+        asks = iter(llm.embed_iter(PROMPTS * 3, pooling=pooling))
+        outputs.append((pooling, next(asks)))
+        texts = llm.generate(PROMPTS, params, use_tqdm=False)
+        outputs += [(pooling, output) for output in asks]
+        assert [own.outputs.token_ids for own in texts] == [own.outputs.token_ids for own in alone]
+    assert llm._desk.engine.stats().num_preemptions > 10
+    assert len(outputs) == 27
+    for pooling, output in outputs:
+        expected = pooled(states(output.prompt_token_ids)[0], pooling)
         np.testing.assert_allclose(output.embedding, expected, atol=2e-6)
 
 

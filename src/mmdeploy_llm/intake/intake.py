@@ -153,7 +153,8 @@ class Intake:
             resolve = partial(self._wanting.sized, params)
         rendered = self._render(replace(parts, where=where), deadline)
         resolve(len(rendered.ids))  # refuses one already too long
-        expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
+        media = self.media.load(rendered.items, deadline) if rendered.items else ()
+        expanded = self._expand(rendered, media)
         wanted = wanted and self._wanting.labelled(wanted, expanded.ids)
         request = Request(
             request_id=self._new_request_id() if request_id is None else request_id,
@@ -361,6 +362,8 @@ class Intake:
     def _expand(self, rendered: Rendered, media: Sequence[MediaInput]) -> Expanded:
         """Writes the media into the prompt: into the text where an item's prompt_text is more
         than placeholder tokens, else into the ids."""
+        if not media:
+            return Expanded(ids=list(rendered.ids), spans=())
         if not rendered.pieces or all(item.prompt_text is None for item in media):
             return self._placeholders.expand(rendered.ids, media, self._tokenizer.encode)
         filled = self._placeholders.fill(rendered.pieces, media)

@@ -175,7 +175,8 @@ class Runner:
         self._encoder.forget(plan.forget)
         for new in plan.new:
             self._admit(new, outcome)
-        self._encoder.encode(plan.encode)
+        if plan.encode:
+            self._encoder.encode(plan.encode)
         scheduled = [item for item in plan.scheduled if self._is_ready(item, outcome)]
         self._slots.extend_tables(scheduled)
         return scheduled
