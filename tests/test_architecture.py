@@ -45,7 +45,7 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
-    ("model_folder", "boxes", "budgets"),
+    ("model_folder", "boxes", "budgets", "pooling"),
     ("media_loading",),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),

@@ -1,0 +1,1 @@
+"""Makes vectors and scores of a model's last hidden states."""
