@@ -45,6 +45,7 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
+    ("adapters",),
     ("model_folder", "boxes", "budgets", "pooling"),
     ("media_loading",),
     ("intake", "schedule", "runner", "delivery"),
