@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.pooling.sentence_folder import EmbeddingRules, read_rules
+from mmdeploy_llm.pooling.rules import EmbeddingRules
+from mmdeploy_llm.pooling.sentence_folder import read_rules
 
 NEW = "sentence_transformers.base.modules.{0}.{1}"
 OLD = "sentence_transformers.models.{1}"
@@ -57,7 +58,14 @@ def test_a_folder_without_modules_says_nothing(tmp_path):
 def test_old_and_new_names_of_classes(tmp_path, prefix):
     lines = [line(0, "Transformer", prefix=prefix), line(1, "Pooling", "1_Pooling", prefix)]
     rules = read_rules(write(tmp_path, {"modules.json": lines}))
-    assert rules == EmbeddingRules(pooling="mean", size=8, prompts={"query": "", "document": ""})
+    assert rules == EmbeddingRules(
+        pooling="mean",
+        normalize=False,
+        size=8,
+        prompts={"query": "", "document": ""},
+        query_prompt="query",
+        document_prompt="document",
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,8 +132,7 @@ def test_a_reranker_that_compares_logits(tmp_path):
         },
     }
     rules = read_rules(write(tmp_path, files))
-    assert (rules.yes_token, rules.no_token, rules.activation) == (9, 4, "identity")
-    assert rules.is_chat
+    assert (rules.score_tokens, rules.activation, rules.system) == ((9, 4), "identity", "")
     assert rules.chat_options == {"add_generation_prompt": True}
     assert rules.pooling is None
 
@@ -189,7 +196,7 @@ WRONG = [
     (pooling(pooling_mode={"cls": 1}), "pooling_mode"),
     (pooling(pooling_mode_weightedmean_tokens=True), "is 'weightedmean'"),
     (pooling(pooling_mode_cls_token="yes"), "is 'yes'; allowed: true or false"),
-    (pooling(include_prompt=False), "leaving the prompt out"),
+    (pooling(include_prompt=0), "is 0; allowed: true or false"),
     (pooling(word_embedding_dimension=-8), "an integer from 1 to"),
     (
         pooling(word_embedding_dimension=9),
@@ -236,10 +243,12 @@ def test_what_cannot_be_computed_is_refused_by_name(tmp_path, files, message):
 def test_a_pickle_is_never_opened(tmp_path):
     write(tmp_path)
     os.rename(tmp_path / "2_Dense/model.safetensors", tmp_path / "2_Dense/pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="pytorch_model.bin is a pickle"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle"):
         read_rules(tmp_path)
     (tmp_path / "2_Dense/pytorch_model.bin").unlink()
-    with pytest.raises(CheckpointError, match="2_Dense/model.safetensors of the model is missing"):
+    with pytest.raises(
+        CheckpointError, match=r"2_Dense/model\.safetensors of the model is missing"
+    ):
         read_rules(tmp_path)
 
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar, get_args
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.guarding.folder_files import fault, read_array, read_object, shown
+from mmdeploy_llm.wanted import Pooling
 
-PoolingName: TypeAlias = Literal["last", "cls", "mean", "tokens"]
+from .rules import Activation, DenseRule, EmbeddingRules, Similarity
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
@@ -29,7 +30,7 @@ TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-POOLINGS: Mapping[str, PoolingName] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+POOLINGS: Mapping[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 OLD_POOLINGS: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -38,7 +39,7 @@ OLD_POOLINGS: Mapping[str, str] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-ACTIVATIONS = {
+ACTIVATIONS: Mapping[str, Activation] = {
     "torch.nn.modules.linear.Identity": "identity",
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.GELU": "gelu",
@@ -46,7 +47,8 @@ ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
 }
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan", "maxsim")
+SIMILARITIES = get_args(Similarity)
+DOCUMENTS = ("document", "passage", "corpus")
 FAMILIES = ("SentenceTransformer", "CrossEncoder", "MultiVectorEncoder")
 FIRST = ("Transformer", "CLIPModel")
 LATER = ("Pooling", "Dense", "Normalize", "Dropout", "LogitScore")  # Dropout: only in training
@@ -64,50 +66,6 @@ TASK_OUTPUTS: Mapping[str, str] = {
 TYPES: Mapping[type, str] = {str: "a text", bool: "true or false", dict: "an object"}
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseRule:
-    """A dense layer after the pooling: y = activation(W x + b), or x + that. weights: the file that
-    holds them."""
-
-    weights: Path
-    in_features: int
-    out_features: int
-    has_bias: bool
-    activation: str
-    is_residual: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRules:
-    """What a sentence-transformers folder says about its vectors or scores.
-
-    pooling: None where the model itself returns one vector, or a score.
-    dense: layers after the pooling, in order; normalisation to length 1 is the last step.
-    prompts: by name, each the text before the words; default_prompt: the name of the one that is
-    taken where none is asked for. dimensions: how many leading values of a vector are kept.
-    max_tokens: the longest text; None: what the tokenizer and the model allow.
-    is_chat: texts pass the chat template, with these chat_options.
-    yes_token, no_token: the score is the logit of the first, less that of the second where there is
-    one. activation: what is applied to a score; None: the default of its model.
-    """
-
-    pooling: PoolingName | None
-    dense: tuple[DenseRule, ...] = ()
-    normalize: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt: str | None = None
-    dimensions: int | None = None
-    similarity: str = "cosine"
-    max_tokens: int | None = None
-    lower_case: bool = False
-    is_chat: bool = False
-    chat_options: Mapping[str, Any] = field(default_factory=dict)
-    yes_token: int | None = None
-    no_token: int | None = None
-    activation: str | None = None
-    size: int | None = None  # of the token vectors that are pooled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +189,8 @@ def _model_values(folder: Path) -> dict[str, Any]:
     return {
         "prompts": prompts,
         "default_prompt": default,
+        "query_prompt": "query" if "query" in prompts else None,
+        "document_prompt": next((name for name in DOCUMENTS if name in prompts), None),
         "similarity": similarity,
         "dimensions": _whole(values, MODEL_FILE, "truncate_dim", MAX_SIZE),
         "activation": None if activation is None else _activation(MODEL_FILE, activation),
@@ -259,7 +219,7 @@ def _transformer_values(module: _Module) -> dict[str, Any]:
         "output": _get(values, name, "module_output_name", str, of_class),
         "max_tokens": _max_tokens(module.folder, values, name),
         "lower_case": _get(values, name, "do_lower_case", bool, False),
-        "is_chat": "message" in inputs,
+        "system": "" if "message" in inputs else None,
         "chat_options": _get(options, name, "chat_template", dict, {}),
     }
 
@@ -285,12 +245,13 @@ def _pooling_values(module: _Module) -> dict[str, Any]:
     if len(modes) != 1:
         raise fault(module.label, "pooling_mode", f"is {shown(modes)}", "one mode")
     _one_of(module.label, "pooling_mode", modes[0], POOLINGS)
-    if not _get(values, module.label, "include_prompt", bool, True):
-        allowed = "true; leaving the prompt out of the pooling is not computed here"
-        raise fault(module.label, "include_prompt", "is false", allowed)
     old = _whole(values, module.label, "word_embedding_dimension", MAX_SIZE)
     size = _whole(values, module.label, "embedding_dimension", MAX_SIZE) or old
-    return {"pooling": POOLINGS[modes[0]], "size": size}
+    return {
+        "pooling": POOLINGS[modes[0]],
+        "size": size,
+        "includes_prompt": _get(values, module.label, "include_prompt", bool, True),
+    }
 
 
 def _dense(module: _Module) -> DenseRule:
@@ -324,7 +285,7 @@ def _score_values(module: _Module) -> dict[str, Any]:
     if yes is None:
         raise fault(module.label, "true_token_id", "is missing", "a token id")
     no = _whole(values, module.label, "false_token_id", MAX_TOKEN_ID, low=0)
-    return {"yes_token": yes, "no_token": no}
+    return {"score_tokens": (yes, no)}
 
 
 def _check_sizes(size: int | None, dense: Sequence[DenseRule]) -> None:
@@ -350,7 +311,7 @@ def _required(module: _Module) -> Mapping[str, Any]:
     return read_object(path)
 
 
-def _activation(file: str, name: str) -> str:
+def _activation(file: str, name: str) -> Activation:
     _one_of(file, "activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]
 
