@@ -52,9 +52,17 @@ DOCUMENTS = ("document", "passage", "corpus")
 FAMILIES = ("SentenceTransformer", "CrossEncoder", "MultiVectorEncoder")
 FIRST = ("Transformer", "CLIPModel")
 LATER = ("Pooling", "Dense", "Normalize", "Dropout", "LogitScore")  # Dropout: only in training
-NOT_COMPUTED = ("query_expansion", "query_length", "document_length")
-NOT_COMPUTED += ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs")
-NOT_COMPUTED += ("config_args", "config_kwargs")
+NOT_COMPUTED = (
+    "query_expansion",
+    "query_length",
+    "document_length",
+    "model_args",
+    "model_kwargs",
+    "tokenizer_args",
+    "processor_kwargs",
+    "config_args",
+    "config_kwargs",
+)
 TOKENS, SENTENCE = "token_embeddings", "sentence_embedding"
 TASK_OUTPUTS: Mapping[str, str] = {
     "feature-extraction": TOKENS,
@@ -238,7 +246,7 @@ def _pooling_values(module: _Module) -> dict[str, Any]:
     values = _required(module)
     for key in OLD_POOLINGS:
         _get(values, module.label, key, bool, False)
-    modes: object = values.get("pooling_mode")
+    modes: Any = values.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in OLD_POOLINGS.items() if values.get(key)] or ["mean"]
     modes = modes if isinstance(modes, list) else [modes]
