@@ -42,7 +42,7 @@ class LabelHead(nn.Module):
     def forward(self, pooled: Tensor) -> Tensor:
         """Returns logits. Each row is computed alone, so that none depends on the others."""
         weight = self.weight.float()
-        return torch.cat([functional.linear(row, weight) for row in pooled.float().split(1)])
+        return torch.cat([functional.linear(row, weight) for row in torch.split(pooled.float(), 1)])
 
 
 class DenseLayers:
