@@ -238,14 +238,19 @@ class DenseRunner:
     def step(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
         """Computes the next tokens of all sequences in one packed forward; returns the logits
         [T, vocab] of all rows."""
+        logits: Tensor = self.model.logits(self.hidden(pieces))
+        return logits
+
+    @torch.inference_mode()
+    def hidden(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
+        """Computes as `step` does; returns the hidden states [T, hidden] of all rows."""
         inputs = self._inputs(pieces)
-        hidden = self.model.forward(inputs)
+        hidden: Tensor = self.model.forward(inputs)
         if isinstance(inputs.states, DenseStates):
             inputs.states.store()
         for sequence, count in pieces:
             sequence.num_computed += count
-        logits: Tensor = self.model.logits(hidden)
-        return logits
+        return hidden
 
     def run(self, sequence: DenseSequence, chunk_size: int | None = None) -> Tensor:
         """Computes all remaining tokens in chunks; returns their logits."""
