@@ -51,7 +51,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a change belongs to. is_stack: whether to a stacked parameter."""
+    """Names what a change belongs to. is_stack: whether to a stacked parameter."""
 
     path: str
     keys: Mapping[str, str]
