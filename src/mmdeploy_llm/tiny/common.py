@@ -127,7 +127,7 @@ def randomize(model: nn.Module) -> None:
     near 1. A norm's weight that starts at zero stays near zero: the norm adds 1 to it."""
     for name, parameter in model.named_parameters():
         values = torch.randn_like(parameter)
-        if "norm" in name or ".ln" in name:
+        if "norm" in name.lower() or ".ln" in name:
             is_centered = not parameter.any()
             shift = 1.0 if name.endswith("weight") and not is_centered else 0.0
             parameter.data = values * 0.1 + shift
