@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from mmdeploy_llm.outputs import Completions, RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.wanted import Wanted
 
 from .merge import joined, merged
 from .outcome import refusal
@@ -42,6 +43,7 @@ class Ask:
         engine gets them, and computes what they share once. None: it stands alone.
     num_retries: times that it was asked before, for an answer that keeps to a schema.
     num_deaths: engines that died while they computed it, see deaths.py.
+    wanted: vectors or a score; None: text.
     """
 
     prompt: Any
@@ -55,6 +57,7 @@ class Ask:
     group: int | None = None
     num_retries: int = 0
     num_deaths: int = 0
+    wanted: Wanted | None = None
 
     @property
     def shown(self) -> Any:
