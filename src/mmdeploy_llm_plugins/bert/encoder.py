@@ -4,8 +4,8 @@
     x = norm(x + o(attend(rope(qkv(x)))))      norms after the sums (BERT), or
     x = x + o(attend(rope(qkv(norm(x)))))      before the parts and at the end (ModernBERT)
 
-Positions are learned or rotary. Parameters have transformers' later names (layers.N.self_attn.q_proj,
-mlp.fc1, ..) with q, k, v and gate, up fused; `names` translates the others.
+Positions are learned or rotary. Parameters have the names of transformers' later classes, such as
+layers.N.self_attn.q_proj, with q, k, v and gate, up fused; `families` translates the others.
 
 Shapes: T tokens, H heads, D head size.
 """
