@@ -181,7 +181,6 @@ def write_without_weights(described: Family, folder: Path) -> Path:
 def _write_files(described: Family, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     for name, contents in described.files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(contents, indent=2), "utf-8")
 
 

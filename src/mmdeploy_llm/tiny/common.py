@@ -84,7 +84,7 @@ class Family:
     special_tokens: special tokens in addition to SPECIAL_TOKENS.
     named_tokens: names by which transformers' processor asks the tokenizer for tokens of media,
         such as image_token, with their texts.
-    files: further JSON files of the folder, name -> contents; a name may be a path.
+    files: further JSON files of the folder, name -> contents.
     media: how transformers takes the family's images and videos.
     is_embedder: the model gives vectors or scores and cannot generate.
     frames: what the tokenizer writes around a text and around a pair of texts, in the form of
@@ -97,7 +97,7 @@ class Family:
     eos_token: str = "<|im_end|>"
     special_tokens: tuple[str, ...] = ()
     named_tokens: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     media: MediaForm = field(default_factory=MediaForm)
     is_embedder: bool = False
     frames: tuple[str, str] | None = None

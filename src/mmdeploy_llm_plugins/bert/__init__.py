@@ -4,84 +4,35 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
-MODULE = "mmdeploy_llm_plugins.bert.families"
-TINY = "mmdeploy_llm_plugins.bert.tiny"
-
-
-def _architectures(name: str, *others: str) -> tuple[str, ...]:
-    """Returns the classes of a family that its encoder serves."""
-    kinds = ("Model", "ForMaskedLM", "ForSequenceClassification", *others)
-    return tuple(name + kind for kind in kinds)
+PACKAGE = "mmdeploy_llm_plugins.bert"
+FAMILIES = {  # name -> name of the classes in transformers, factory, tiny checkpoint
+    "bert": ("Bert", "families:BertModel", "BERT"),
+    "camembert": ("Camembert", "families:RobertaModel", "CAMEMBERT"),
+    "distilbert": ("DistilBert", "families:DistilBertModel", "DISTILBERT"),
+    "electra": ("Electra", "families:ElectraModel", "ELECTRA"),
+    "gte": ("Gte", "families:GteModel", "GTE"),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", "families:JinaModel", "JINA"),
+    "modernbert": ("ModernBert", "modern:ModernBertModel", "MODERNBERT"),
+    "mpnet": ("MPNet", "mpnet:MPNetModel", "MPNET"),
+    "nomic_bert": ("NomicBert", "families:NomicBertModel", "NOMIC"),
+    "roberta": ("Roberta", "families:RobertaModel", "ROBERTA"),
+    "xlm_roberta": ("XLMRoberta", "families:RobertaModel", "XLM_ROBERTA"),
+}
+KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")  # of classes that are served
+PRETRAINED = ("bert", "electra")  # they have another class, with the heads of the pre-training
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of the families, named as in transformers."""
-    return (
-        ModelSpec(
-            name="bert",
-            architectures=_architectures("Bert", "ForPreTraining"),
-            factory=f"{MODULE}:BertModel",
-            tiny=f"{TINY}:BERT",
-        ),
-        ModelSpec(
-            name="electra",
-            architectures=_architectures("Electra", "ForPreTraining"),
-            factory=f"{MODULE}:ElectraModel",
-            tiny=f"{TINY}:ELECTRA",
-        ),
-        ModelSpec(
-            name="distilbert",
-            architectures=_architectures("DistilBert"),
-            factory=f"{MODULE}:DistilBertModel",
-            tiny=f"{TINY}:DISTILBERT",
-        ),
-        ModelSpec(
-            name="roberta",
-            architectures=_architectures("Roberta"),
-            factory=f"{MODULE}:RobertaModel",
-            tiny=f"{TINY}:ROBERTA",
-        ),
-        ModelSpec(
-            name="xlm_roberta",
-            architectures=_architectures("XLMRoberta"),
-            factory=f"{MODULE}:RobertaModel",
-            tiny=f"{TINY}:XLM_ROBERTA",
-        ),
-        ModelSpec(
-            name="camembert",
-            architectures=_architectures("Camembert"),
-            factory=f"{MODULE}:RobertaModel",
-            tiny=f"{TINY}:CAMEMBERT",
-        ),
-        ModelSpec(
-            name="jina_embeddings_v3",
-            architectures=_architectures("JinaEmbeddingsV3"),
-            factory=f"{MODULE}:JinaModel",
-            tiny=f"{TINY}:JINA",
-        ),
-        ModelSpec(
-            name="nomic_bert",
-            architectures=_architectures("NomicBert"),
-            factory=f"{MODULE}:NomicBertModel",
-            tiny=f"{TINY}:NOMIC",
-        ),
-        ModelSpec(
-            name="gte",
-            architectures=_architectures("Gte"),
-            factory=f"{MODULE}:GteModel",
-            tiny=f"{TINY}:GTE",
-        ),
-        ModelSpec(
-            name="mpnet",
-            architectures=_architectures("MPNet"),
-            factory="mmdeploy_llm_plugins.bert.mpnet:MPNetModel",
-            tiny=f"{TINY}:MPNET",
-        ),
-        ModelSpec(
-            name="modernbert",
-            architectures=_architectures("ModernBert"),
-            factory="mmdeploy_llm_plugins.bert.modern:ModernBertModel",
-            tiny=f"{TINY}:MODERNBERT",
-        ),
+    return tuple(_spec(name, *rest) for name, rest in FAMILIES.items())
+
+
+def _spec(name: str, prefix: str, factory: str, tiny: str) -> ModelSpec:
+    kinds = (*KINDS, "ForPreTraining") if name in PRETRAINED else KINDS
+    return ModelSpec(
+        name=name,
+        architectures=tuple(prefix + kind for kind in kinds),
+        factory=f"{PACKAGE}.{factory}",
+        tiny=f"{PACKAGE}.tiny:{tiny}",
     )
