@@ -143,7 +143,7 @@ class Ticket:
         is_last = len(ended) == ask.params.n
         if output.is_ok or not ask.stream:  # an error may repeat the tokens of earlier deltas
             self.generated_length += sum(len(each.token_ids) for each in output.outputs)
-        if not ask.stream and len(output.outputs) < ask.params.n:
+        if is_last and not ask.stream and len(output.outputs) < ask.params.n:
             output = merged([ended[index] for index in sorted(ended)])
         if output.request_id != self.request_id:
             output = replace(output, request_id=self.request_id)
