@@ -118,8 +118,11 @@ def activation_of(name: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Holds what all layers of a step share. starts: [T] int64, for each token the row of the first token
-    of its text. rope, local_rope: None without rotary embedding."""
+    """Holds what all layers of a step share.
+
+    starts: [T] int64, for each token the row of the first token of its text.
+    rope, local_rope: None without rotary embedding.
+    """
 
     attn: AttentionContext
     starts: Tensor
