@@ -138,9 +138,9 @@ def _model_problem(spec: ModelSpec, built: object) -> str | None:
 def missing_parts(spec: ModelSpec, built: object) -> list[str]:
     """Returns the methods and sizes of a Model that `built` lacks. One that gives vectors only
     needs no logits."""
-    methods = (*MODEL_METHODS, "encode_media") if spec.media else MODEL_METHODS
+    methods = [*MODEL_METHODS, *(["encode_media"] if spec.media else [])]
     if getattr(built, "is_embedder", False):
-        methods = tuple(name for name in methods if name != "logits")
+        methods.remove("logits")
     missing = [name for name in methods if not callable(getattr(built, name, None))]
     sizes = [name for name in MODEL_SIZES if not isinstance(getattr(built, name, None), int)]
     return missing + sizes

@@ -75,7 +75,7 @@ def states_of(subject: ModelSubject, names: Sequence[str]) -> list[Tensor]:
         shape == (rows, subject.model.hidden_size),
         f"forward returns {shape} for {rows} tokens; hidden states are [tokens, hidden_size]",
     )
-    return list(hidden.split([count for _, count in pieces]))
+    return list(torch.split(hidden, [count for _, count in pieces]))
 
 
 def pooled(subject: ModelSubject, states: Tensor) -> Tensor:

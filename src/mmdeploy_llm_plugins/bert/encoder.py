@@ -222,10 +222,11 @@ class EncoderLayer(nn.Module):
         if self.norms_first:
             read = x if self.attention_norm is None else self.attention_norm(x)
             x = x + self.self_attn(read, step)
-            return x + self.mlp(self.mlp_norm(x))
+            out: Tensor = x + self.mlp(self.mlp_norm(x))
+            return out
         assert self.attention_norm is not None
         x = self.attention_norm(x + self.self_attn(x, step))
-        out: Tensor = self.mlp_norm(x + self.mlp(x))
+        out = self.mlp_norm(x + self.mlp(x))
         return out
 
 
@@ -263,7 +264,7 @@ class Encoder(nn.Module):
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns [T, hidden]."""
         starts = first_rows(inputs.positions)
-        x = self.embeddings(inputs, starts)
+        x: Tensor = self.embeddings(inputs, starts)
         if self.widen is not None:
             x = self.widen(x)
         step = self.begin(inputs, starts)

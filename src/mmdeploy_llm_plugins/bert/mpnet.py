@@ -49,9 +49,9 @@ class BiasedAttention(SelfAttention):
         out = torch.empty_like(q)
         for rows in step.texts:
             size = rows.stop - rows.start
-            parts = (x[rows].transpose(0, 1) for x in (q, k, v))
+            own_q, own_k, own_v = (x[rows].transpose(0, 1) for x in (q, k, v))
             bias = step.bias[:, :size, :size]
-            attended = F.scaled_dot_product_attention(*parts, attn_mask=bias)
+            attended = F.scaled_dot_product_attention(own_q, own_k, own_v, attn_mask=bias)
             out[rows] = attended.transpose(0, 1)
         return out
 
@@ -65,7 +65,7 @@ class MPNetEncoder(Encoder):
 
     def begin(self, inputs: ForwardInputs, starts: Tensor) -> Step:
         """See Encoder."""
-        firsts = [*starts.unique().tolist(), len(starts)]
+        firsts = [*sorted(set(starts.tolist())), len(starts)]
         texts = [slice(first, end) for first, end in pairwise(firsts)]
         longest = max(text.stop - text.start for text in texts)
         table = self.bias(buckets(longest).flatten().to(starts.device))

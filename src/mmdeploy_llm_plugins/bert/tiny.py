@@ -20,7 +20,7 @@ SIZES = {
     "num_attention_heads": 4,
     "max_position_embeddings": 130,
 }
-MODERN = {"local_attention": 6, "num_hidden_layers": 4}
+MODERN: Mapping[str, Any] = {"local_attention": 6, "num_hidden_layers": 4}
 
 
 def encoder_family(
