@@ -255,13 +255,12 @@ class DenseRunner:
     def step(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
         """Computes the next tokens of all sequences in one packed forward; returns the logits
         [T, vocab] of all rows."""
-        logits: Tensor = self.model.logits(self.states(pieces))
+        logits: Tensor = self.model.logits(self.hidden(pieces))
         return logits
 
     @torch.inference_mode()
-    def states(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
-        """Computes the next tokens of all sequences in one packed forward; returns the hidden
-        states [T, hidden] of all rows."""
+    def hidden(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
+        """Computes as `step` does; returns the hidden states [T, hidden] of all rows."""
         inputs = self._inputs(pieces)
         hidden: Tensor = self.model.forward(inputs)
         if isinstance(inputs.states, DenseStates):

@@ -69,7 +69,7 @@ def states_of(subject: ModelSubject, names: Sequence[str]) -> list[Tensor]:
         pieces = [
             (runner.add(*subject.prompts[name]), len(subject.prompts[name][0])) for name in names
         ]
-        hidden = runner.states(pieces)
+        hidden = runner.hidden(pieces)
     shape, rows = tuple(hidden.shape), sum(count for _, count in pieces)
     demand(
         shape == (rows, subject.model.hidden_size),
