@@ -129,7 +129,7 @@ class Ticket:
         """Returns what is unread, of one completion; None when nothing is."""
         with self._changed:
             deltas = self._unread.popleft() if self._unread else None
-        return deltas and joined(deltas)
+        return joined(deltas) if deltas else None
 
     def abort(self) -> None:
         """Ends the prompt at the next step, with what it has generated. Any thread may call it."""
