@@ -417,9 +417,12 @@ def too_large_rooms(root: Path) -> list[str]:
     ]
 
 
-# Names that only look like a family's: a program, a type of rotary embedding and a kind of
-# tokenizer, as other projects' files call them.
-NO_FAMILY = re.compile(r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece")
+# Names that only look like a family's: a program, a type of rotary embedding, a kind of tokenizer,
+# and the names of a file of sentence-transformers, as other projects' files call them.
+NO_FAMILY = re.compile(
+    r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece"
+    r"|for kind in \(\"bert\", .* \"xlnet\"\)"
+)
 
 
 def family_names(root: Path) -> set[str]:
