@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from mmdeploy_llm.adapters import Change, Group, add_low_rank
+from mmdeploy_llm.adapters import Change, Group, add_low_rank, table_of
 
 
 def change(num_parts=2, n=24, k=40, rank=4, **extra):
@@ -43,3 +43,18 @@ def test_a_factor_and_a_shift_come_last():
     add_low_rank(plain, x, groups, {0: replace(own, factor=None, shift=None)})
     add_low_rank(changed, x, groups, {0: own})
     torch.testing.assert_close(changed, plain * 2 + 1)
+
+
+def test_a_table_holds_the_changes_of_a_matrix():
+    torch.manual_seed(0)
+    x, out, own = torch.randn(6, 40), torch.randn(6, 24), change()
+    table = table_of(None, 8, own.starts, 40, torch.float32)
+    table.put(5, own)
+    changed, expected = out.clone(), out.clone()
+    table.add(changed, x, torch.tensor([-1, 5, 5, 3, 5, -1], dtype=torch.int32))
+    groups = [Group(rows=slice(1, 3), slot=5), Group(rows=slice(4, 5), slot=5)]
+    add_low_rank(expected, x, groups, {5: own})
+    assert torch.equal(changed, expected)
+    table.put(5, None)
+    table.add(changed, x, torch.full((6,), 5, dtype=torch.int32))
+    assert torch.equal(changed, expected)

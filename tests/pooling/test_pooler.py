@@ -8,6 +8,7 @@ import torch
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.pooling.pooler import Pooler, PromptRows
+from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.wanted import Wanted
 
 SIZE = 4
@@ -142,7 +143,9 @@ def test_too_many_dimensions_and_no_tokens_are_errors():
 
 
 def test_the_score_of_two_tokens():
-    found = Pooler(Model(), score_tokens=(5, 2)).add([rows(wanted(what="score"), 0, 9)], STATES)
+    found = Pooler(Model(), rules=EmbeddingRules(score_tokens=(5, 2))).add(
+        [rows(wanted(what="score"), 0, 9)], STATES
+    )
     np.testing.assert_allclose(found["a"], [-STATES[-1, 1] - STATES[-1, 2]], atol=1e-6)
 
 

@@ -2,19 +2,24 @@
 model, for each request its own.
 
     folder --read_adapter--> Adapter, by the checkpoint's modules
-    out, x of a layer --add_low_rank--> out, changed for the rows of each adapter
+    out, x of a layer --LowRankTable.add--> out, changed for the rows of each adapter
 """
+
+from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 
 from .adapter import Adapter, LowRank, TokenRows
 from .folder import read_adapter
-from .product import Change, Group, add_low_rank
+from .product import Group, PlainTable, add_low_rank, table_of
 
 __all__ = [
     "Adapter",
     "Change",
     "Group",
     "LowRank",
+    "LowRankTable",
+    "PlainTable",
     "TokenRows",
     "add_low_rank",
     "read_adapter",
+    "table_of",
 ]

@@ -1,18 +1,17 @@
 """Adds the low-rank changes of adapters to the product of a matrix, in plain torch: what kernels
-are compared with.
-
-T tokens, k inputs, n outputs, r rank, P parts: the matrices of the checkpoint that one matrix of
-the model holds, such as q_proj, k_proj and v_proj.
-"""
+are compared with, and what computes where there are none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,23 +22,40 @@ class Group:
     slot: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Describes the change of one matrix [n, k] of the model by one adapter: out becomes
-    (out + scale * (x a^T) b^T) * factor + shift.
+class PlainTable:
+    """Implements kernels.low_rank.LowRankTable in plain torch."""
 
-    a: [P * r, k], the parts one after the other, each filled up to r rows with zeros.
-    b: [n, r]; rows starts[p] .. starts[p + 1] belong to part p. starts: [P + 1].
-    scales: [P], 0 of a part that the adapter does not change.
-    factor, shift: [n] float32, of DoRA and of biases that are added; None for none.
-    """
+    def __init__(self) -> None:
+        self._changes: dict[int, Change] = {}
 
-    a: Tensor
-    b: Tensor
-    starts: tuple[int, ...]
-    scales: tuple[float, ...]
-    factor: Tensor | None = None
-    shift: Tensor | None = None
+    def put(self, slot: int, change: Change | None) -> None:
+        if change is None:
+            self._changes.pop(slot, None)
+        else:
+            self._changes[slot] = change
+
+    def add(self, out: Tensor, x: Tensor, slots: Tensor) -> None:
+        add_low_rank(out, x, list(groups_of(slots)), self._changes)
+
+
+def table_of(
+    kernels: Kernels | None, num_slots: int, starts: Sequence[int], k: int, dtype: torch.dtype
+) -> LowRankTable:
+    """Returns a table of the changes of one matrix, compiled where `kernels` have it; see
+    kernels.low_rank.LowRankKernels."""
+    makers = None if kernels is None else kernels.adapters
+    table = None if makers is None else makers.low_rank_table(num_slots, starts, k, dtype)
+    return PlainTable() if table is None else table
+
+
+def groups_of(slots: Tensor) -> Iterator[Group]:
+    """Yields adjacent rows that have the same adapter, none for -1. slots: [T]."""
+    values, counts = torch.unique_consecutive(slots, return_counts=True)
+    first = 0
+    for slot, count in zip(values.tolist(), counts.tolist(), strict=True):
+        if slot >= 0:
+            yield Group(rows=slice(first, first + count), slot=slot)
+        first += count
 
 
 def add_low_rank(

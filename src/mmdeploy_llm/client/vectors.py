@@ -1,5 +1,4 @@
-"""What LLM and AsyncLLM ask at the desk for vectors, scores and labels, and what they make of the
-answers. Each object here has `asks`, whose outputs it is given in the same order."""
+"""Asks at the desk for vectors, scores and labels, and makes outputs of the answers. Each object here has `asks`, whose outputs it is given in the same order."""
 
 from __future__ import annotations
 

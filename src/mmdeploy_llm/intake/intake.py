@@ -12,7 +12,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -60,8 +59,7 @@ class Intake:
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
         writes boxes; None: no plugin says so. expander: of messages' parts of plugins' types.
-        abilities: of the model.
-    new_request_id: returns unique ids.
+    new_request_id: returns unique ids. abilities: of the model.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
     """
@@ -115,7 +113,7 @@ class Intake:
         self._ends = ReasoningEnds(reasoning_start_marker, reasoning_end_marker, tokenizer)
         self._new_request_id, self._expander = new_request_id, expander
         rest = (media.kinds, self._written, self._placeholders, tokenizer)
-        self._wanting = Wanting(abilities, config.max_model_len, *rest)
+        self._wanting = Wanting(abilities, config.max_model_len, self._params, *rest)
 
     def accept(
         self,
@@ -140,28 +138,17 @@ class Intake:
         priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
             prompts begin like it. wanted: None for text. Raises RequestError and its subclasses.
         """
-        arrival_time = time.time()
-        if deadline is not None:
-            deadline.check("it waited to be prepared")
-        if wanted is None:
-            parts = read_prompt(prompt, self._kinds.kinds)
-            self._wanting.check_text()
-            self._params.check(params)
-            resolve = partial(self._params.resolve, params, number=number)
-        else:
-            parts, wanted = self._wanting.read(prompt, self._wanting.resolved(wanted, params))
-            resolve = partial(self._wanting.sized, params)
-        rendered = self._render(replace(parts, where=where), deadline)
-        resolve(len(rendered.ids))  # refuses one already too long
-        media = self.media.load(rendered.items, deadline) if rendered.items else ()
-        expanded = self._expand(rendered, media)
-        wanted = wanted and self._wanting.labelled(wanted, expanded.ids)
+        begun = self._wanting.begin(prompt, params, wanted, number, deadline)
+        rendered = self._render(replace(begun.parts, where=where), deadline)
+        begun.params(len(rendered.ids))  # refuses one already too long
+        expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
+        wanted = self._wanting.labelled(begun.wanted, expanded.ids)
         request = Request(
             request_id=self._new_request_id() if request_id is None else request_id,
             prompt=rendered.text if rendered.pieces else None,
             item=prompt if item is None else item,
             prompt_token_ids=expanded.ids,
-            params=resolve(len(expanded.ids)),
+            params=begun.params(len(expanded.ids)),
             wanted=wanted,
             token_types=rendered.token_types,
             eos_token_ids=self._eos_token_ids,
@@ -169,14 +156,12 @@ class Intake:
             prompt_text=rendered.text,
             tools=rendered.tools,
             reasoning_end_ids=self._ends.ids_for(params, rendered.text),
-            bad_words_token_ids=self._tokenizer.bad_words(
-                params.bad_words, params.bad_words_token_ids
-            ),
+            bad_words_token_ids=self._tokenizer.banned(params),
             priority=priority,
             deadline=deadline,
             is_shared=is_shared or params.n > 1,
             stream=stream,
-            arrival_time=arrival_time,
+            arrival_time=begun.arrival_time,
             preprocess_end_time=time.time(),
         )
         return tuple(self._sample(request, index) for index in range(params.n))

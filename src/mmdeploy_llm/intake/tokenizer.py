@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from mmdeploy_llm.guarding.folder_files import library_error, shown
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.model_folder import check_files
 from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, without_additions
+from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.rendering import Encoder
 
 from .text_sizes import text_config
 from .tokenizer_steps import check_steps
 from .unicode_text import check_unicode
 
+MAX_WORD_LISTS = 16  # lists of bad_words whose ids are kept
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
 
 
@@ -69,6 +72,7 @@ class PromptTokenizer:
         self.raw = raw
         self._encoder = None if check_steps(raw) else Encoder(raw.backend_tokenizer)
         self._start_texts = self._read_start_texts()
+        self._spelled = lru_cache(MAX_WORD_LISTS)(self._spell)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a text prompt, with the tokenizer's own special tokens around it.
@@ -117,14 +121,17 @@ class PromptTokenizer:
         ids = tuple(self.encode(text))
         return ids if set(ids) <= set(self.raw.added_tokens_decoder) else None
 
-    def bad_words(
-        self, words: Sequence[str], single: Sequence[int] = ()
-    ) -> tuple[tuple[int, ...], ...]:
-        """Returns the id sequences that spell the words, at the start of a text or after a space,
-        and single ids as sequences."""
-        spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]
-        alone = [(token_id,) for token_id in single]
-        return tuple(dict.fromkeys(ids for ids in (*spelled, *alone) if ids))
+    def banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Returns the id sequences that are never generated: those that spell bad words, at the
+        start of a text or after a space, and single ids. Spelled words are kept for the prompts to
+        come, which mostly have the same ones."""
+        alone = ((token_id,) for token_id in params.bad_words_token_ids)
+        return tuple(dict.fromkeys((*self._spelled(tuple(params.bad_words)), *alone)))
+
+    def _spell(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        forms = (form for word in words for form in (word, f" {word}"))
+        spelled = (tuple(self.encode(form)) for form in forms)
+        return tuple(dict.fromkeys(ids for ids in spelled if ids))
 
     def interrupt(self) -> None:
         """Ends a call that is under way; later ones are refused where they need a process."""

@@ -4,10 +4,13 @@ rules, and writes instructions, media and pairs into their prompts."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import PromptTooLongError, RequestError
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
@@ -15,6 +18,7 @@ from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.rules import PairRule
 from mmdeploy_llm.wanted import Wanted
 
+from .defaults import ParamsResolver
 from .placeholders import Placeholders
 from .prompts import CONTENT_KEYS, MEDIA_KEYS, PromptParts, read_prompt
 from .tokenizer import PromptTokenizer
@@ -26,10 +30,21 @@ NO_TEXT = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A prompt that was read. params: returns the params of so many tokens, every field filled;
+    raises PromptTooLongError. arrival_time: when it was begun, in epoch seconds."""
+
+    parts: PromptParts
+    wanted: Wanted | None
+    params: Callable[[int], SamplingParams]
+    arrival_time: float
+
+
 class Wanting:
     """Prepares requests that want vectors or scores, for one model.
 
-    max_model_len: longest prompt. kinds: of media. written: returns what stands for so many items
+    max_model_len: longest prompt. params: of requests for text. kinds: of media. written: returns what stands for so many items
     of a kind in a text.
     """
 
@@ -37,15 +52,39 @@ class Wanting:
         self,
         abilities: Abilities,
         max_model_len: int,
+        params: ParamsResolver,
         kinds: Sequence[str],
         written: Callable[[str, int], str],
         placeholders: Placeholders,
         tokenizer: PromptTokenizer,
     ) -> None:
-        self._abilities, self._rules = abilities, abilities.rules
+        self._abilities, self._rules, self._params = abilities, abilities.rules, params
         self._max_tokens = min(max_model_len, self._rules.max_tokens or max_model_len)
         self._kinds, self._written = kinds, written
         self._placeholders, self._tokenizer = placeholders, tokenizer
+
+    def begin(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        wanted: Wanted | None,
+        number: int,
+        deadline: Deadline | None,
+    ) -> Begun:
+        """Reads a prompt and checks what is wanted of it. number: see ParamsResolver. Raises
+        RequestError and its subclasses."""
+        now = time.time()
+        if deadline is not None:
+            deadline.check("it waited to be prepared")
+        if wanted is None:
+            parts = read_prompt(prompt, self._kinds)
+            self.check_text()
+            self._params.check(params)
+            resolve = partial(self._params.resolve, params, number=number)
+        else:
+            parts, wanted = self.read(prompt, self.resolved(wanted, params))
+            resolve = partial(self.sized, params)
+        return Begun(parts=parts, wanted=wanted, params=resolve, arrival_time=now)
 
     def check_text(self) -> None:
         """Raises RequestError unless the model generates text."""
@@ -94,10 +133,10 @@ class Wanting:
             )
         return params.model_copy(update={"max_tokens": 1, "seed": 0})
 
-    def labelled(self, wanted: Wanted, ids: list[int]) -> Wanted:
+    def labelled(self, wanted: Wanted | None, ids: list[int]) -> Wanted | None:
         """Appends the label to the ids of a prompt whose likelihood is wanted. Raises RequestError
         for one without tokens."""
-        if wanted.label is None:
+        if wanted is None or wanted.label is None:
             return wanted
         own = self._tokenizer.encode(wanted.label)
         if not own:
@@ -129,7 +168,7 @@ class Wanting:
             has_end = bool(empty) and own[-1] == empty[-1]  # a special token after every text
             skipped = len(own) - has_end
         return (
-            replace(parts, text=prefix + self._marked(parts)),
+            replace(parts, text=self._cased(prefix + self._marked(parts))),
             replace(wanted, num_skipped=skipped),
         )
 
@@ -140,6 +179,9 @@ class Wanting:
         if is_alone and any(prompt.get(name) for name in MEDIA_KEYS):
             return replace(read_prompt({**prompt, "prompt": " "}, self._kinds), text="")
         return read_prompt(prompt, self._kinds)
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._rules.lower_case else text
 
     def _prefix(self, instruction: str | None) -> str:
         rules = self._rules
@@ -160,7 +202,8 @@ class Wanting:
             {"role": "system", "content": _text_parts(system)},
             {"role": "user", "content": content},
         ]
-        return replace(parts, text=None, messages=messages)
+        kwargs = {**self._rules.chat_options, **(parts.template_kwargs or {})}
+        return replace(parts, text=None, messages=messages, template_kwargs=kwargs or None)
 
     def _with_system(self, parts: PromptParts, wanted: Wanted) -> PromptParts:
         """Returns a conversation with its instruction as the system message."""
@@ -186,7 +229,8 @@ class Wanting:
         if rule.template is None:
             if query.media or document.media or wanted.instruction is not None:
                 raise RequestError("this model scores pairs of texts, without media or instruction")
-            return PromptParts(text=query.text, pair=document.text)
+            texts = (self._cased(own.text or "") for own in (query, document))
+            return PromptParts(text=next(texts), pair=next(texts))
         values = {"instruction": wanted.instruction or rule.instruction}
         media = (*query.media, *document.media)
         if rule.system is None:

@@ -21,6 +21,9 @@ from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.wanted import Wanted
 
+from .heads import ACTIVATIONS
+from .rules import NO_RULES, EmbeddingRules
+
 MIN_NORM = 1e-12
 Floats = NDArray[np.float32]
 
@@ -53,13 +56,11 @@ class Pooler:
     """Holds what the steps so far have added to each request whose prompt is not computed yet. The
     runner is its only user."""
 
-    def __init__(
-        self, model: Any, name: str = "", score_tokens: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, model: Any, name: str = "", rules: EmbeddingRules = NO_RULES) -> None:
         """model: with the optional attributes of plugin_objects.model.Model. name: of it, in
-        messages. score_tokens: see EmbeddingRules."""
+        messages. rules: of its folder."""
         self._model, self._name = model, name or type(model).__name__
-        self._score_tokens = score_tokens
+        self._rules = rules
         self._pieces: dict[str, list[_Piece]] = {}
 
     def drop(self, request_id: str) -> None:
@@ -169,11 +170,16 @@ class Pooler:
         return pooled if embedding is None else self._checked("embedding", embedding, pooled)
 
     def _scored(self, pooled: Tensor) -> Tensor:
-        if self._score_tokens is None:
-            return self._checked("score", self._model.score, pooled)
-        yes, no = self._score_tokens
-        logits: Tensor = self._model.logits(pooled).float()
-        return logits[:, yes : yes + 1] - logits[:, no : no + 1]
+        if self._rules.score_tokens is None:
+            scores = self._checked("score", self._model.score, pooled).float()
+        else:
+            yes, no = self._rules.score_tokens
+            logits = self._model.logits(pooled).float()
+            scores = logits[:, yes : yes + 1]
+            if no is not None:
+                scores = scores - logits[:, no : no + 1]
+        activation = self._rules.activation
+        return scores if activation is None else ACTIVATIONS[activation](scores)
 
     def _checked(self, method: str, call: Any, pooled: Tensor) -> Tensor:
         found = call(pooled)
@@ -213,6 +219,9 @@ def _finished(value: Floats, wanted: Wanted) -> Floats | RequestFailure:
             "dtype='float32'"
         )
         return RequestFailure(code=500, message=words)
+    if wanted.what == "score" and value.size > 1:
+        words = f"this model scores {value.size} labels; a query and a document need one score"
+        return RequestFailure(code=400, message=words)
     if wanted.what in ("score", "likelihood"):
         return value
     size = value.shape[-1]

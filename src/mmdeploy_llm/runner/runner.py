@@ -22,6 +22,7 @@ from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
 from mmdeploy_llm.pooling.pooler import Pooler
+from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
@@ -67,12 +68,12 @@ class Runner:
         threads: ComputeThreads | None = None,
         peers: Peers | None = None,
         states: StateTable | None = None,
-        score_tokens: tuple[int, int] | None = None,
+        rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
         None: there are none. states: of the layers that keep one; None for a model without.
-        score_tokens: see EmbeddingRules."""
+        rules: of vectors and scores."""
         self._peers = peers or NoPeers()
         self._threads = threads
         name = model_name or type(model).__name__
@@ -82,7 +83,7 @@ class Runner:
         self._slots = slots
         self._device = device
         self._has_atomic_media = has_atomic_media
-        self._pooler = Pooler(model, name, score_tokens)
+        self._pooler = Pooler(model, name, rules)
         self._encoder = EncoderCache(model, name, device, self._peers)
         self._forward = ForwardPass(
             model=self._model,

@@ -74,7 +74,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         model_name=f"{type(model).__name__} (plugin {files.plugins.owner(files.spec)!r})",
         threads=loaded.threads,
         peers=loaded.group.peers,
-        score_tokens=files.rules.score_tokens,
+        rules=files.rules,
     )
 
 
