@@ -35,7 +35,7 @@ from .scan import (
 )
 
 MAX_OPEN = 8  # parts that are open for reading at the same time
-FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl"}
+FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl", ".npy": "npy"}
 PART_NAME = re.compile(r"part-(\d{5,9})(\.\w+)")
 _OPEN = re.compile(r"\.open-(\d{5,9})(\.\w+)")
 
