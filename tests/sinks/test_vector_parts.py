@@ -63,7 +63,8 @@ def test_parquet_has_lists_of_one_size(tmp_path: Path) -> None:
     written(tmp_path / "v.parquet", [failed(1), made(2)], part_items=1)
     for part in sorted((tmp_path / "v.parquet").glob("part-*")):
         kind = parquet.read_schema(part).field("embedding").type
-        assert str(kind).startswith("fixed_size_list<") and kind.list_size == 4
+        assert str(kind).startswith("fixed_size_list<")
+        assert kind.list_size == 4
 
 
 def test_vectors_of_two_sizes_come_back(tmp_path: Path) -> None:

@@ -134,6 +134,34 @@ def _of_chunk(chunk: Any) -> list[Floats | None]:
     return [next(found) if is_valid else None for is_valid in chunk.is_valid().to_pylist()]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """The vectors of some rows. is_valid: which rows have any. values: [sum of lengths, size], of
+    these rows only. lengths: vectors of each of these; None: one of each."""
+
+    is_valid: NDArray[np.bool_]
+    values: Floats
+    lengths: NDArray[np.int64] | None = None
+
+
+def matrix_of(column: Any) -> Matrix:
+    """Returns the vectors of an array as one matrix. Raises ConfigError where they are not all of
+    one size."""
+    known = column.drop_null()
+    lists, lengths = known, None
+    if _size_in(known.type.value_type) is not None:
+        lists, lengths = known.flatten(), _lengths(known)
+        if lists.null_count:
+            raise ConfigError("a token has no vector")
+    sizes = _lengths(lists)
+    if len(sizes) and sizes.min() != sizes.max():
+        raise ConfigError(f"vectors have {sizes.min()} numbers and {sizes.max()} numbers")
+    flat = lists.flatten().to_numpy(zero_copy_only=False).astype("f4", copy=False)
+    values = flat.reshape(len(lists), int(sizes[0]) if len(sizes) else 0)
+    is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+    return Matrix(is_valid=is_valid, values=values, lengths=lengths)
+
+
 def _lengths(lists: Any) -> NDArray[np.int64]:
     """Returns the lengths of lists, none of which is null."""
     import numpy as np

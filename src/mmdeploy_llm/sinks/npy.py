@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from typing import IO, TYPE_CHECKING, Any
@@ -172,6 +172,16 @@ class NpyParts:
         return self._size or 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The rows of a record's vectors in the array. num_rows: 0 where it has none. is_many: whether
+    it has one for each token."""
+
+    row: int = 0
+    num_rows: int = 0
+    is_many: bool = False
+
+
 class NpyReader:
     """One part; the position of a record is the number of its line."""
 
@@ -202,16 +212,25 @@ class NpyReader:
         for number in range(len(self._lines)):
             yield Entry(begin=number, end=number + 1, record=self.at(number))
 
+    def places(self) -> list[Place]:
+        """Returns where the vectors of each record are."""
+        found = []
+        for number in range(len(self._lines)):
+            with self._reading(number):
+                found.append(self._place(json.loads(self._lines[number]).get("embedding")))
+        return found
+
     def at(self, position: int) -> Record:
         """Returns the record of a line."""
-        try:
+        with self._reading(position):
             values = json.loads(self._lines[position])
-            own = values.get("embedding")
-            values["embedding"] = None
-            record = Record.from_values(values)
-            return record if own is None else replace(record, embedding=self._vector(own))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise damaged(self._name, f"line {position + 1} is no record ({error})") from None
+            place = self._place(values.get("embedding"))
+            record = Record.from_values({**values, "embedding": None})
+            if not place.num_rows:
+                return record
+            rows = self.array[place.row : place.row + place.num_rows]
+            return replace(record, embedding=Vector.of(rows if place.is_many else rows[0]))
+        raise AssertionError("a record was read, or an error raised")
 
     def media(self, position: int) -> AbstractContextManager[None]:
         """Returns None: parts hold no media."""
@@ -226,13 +245,21 @@ class NpyReader:
         """Closes the file."""
         self._file.close()
 
-    def _vector(self, own: Any) -> Vector:
+    @contextmanager
+    def _reading(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise damaged(self._name, f"line {number + 1} is no record ({error})") from None
+
+    def _place(self, own: Any) -> Place:
+        if own is None:
+            return Place()
         row, shape = own["row"], own["shape"]
-        vector = Vector(shape=tuple(shape), float32="")
-        end = row + _num_rows(vector)
-        if not 0 <= row < end <= self.head.shape[0] or shape[-1] != self.head.shape[1]:
-            raise ValueError(f"its array has no rows {row} to {end}")
-        return Vector.of(self.array[row:end].reshape(shape))
+        num_rows = math.prod(shape[:-1])
+        if not 0 <= row < row + num_rows <= self.head.shape[0] or shape[-1] != self.head.shape[1]:
+            raise ValueError(f"its array has no rows {row} to {row + num_rows}")
+        return Place(row=row, num_rows=num_rows, is_many=len(shape) == 2)
 
 
 def _num_rows(vector: Vector | None) -> int:
