@@ -33,7 +33,7 @@ SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset", ".npy
 ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}
 FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset", "npy")
 ONE_FILE = {"jsonl": JsonlSink, "csv": CsvSink, "openai": OpenAISink}
-OWN_PARTS = {"parquet": ParquetParts, "npy": NpyParts}
+OWN_PARTS: dict[str, type[ParquetParts | NpyParts]] = {"parquet": ParquetParts, "npy": NpyParts}
 LOCAL_SCHEMES = ("file", "local")
 
 logger = logging.getLogger(__name__)

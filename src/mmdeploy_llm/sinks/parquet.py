@@ -19,13 +19,20 @@ from types import ModuleType
 from typing import IO, Any
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.arrow_vectors import (
+    EMBEDDING,
+    VectorKind,
+    arrays_of,
+    column_of,
+    field_of,
+    vectors_in,
+)
 from mmdeploy_llm.records.columns import Columns, Kind, Origin, restored
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.records.vectors import Vector
 
-from .arrow_vectors import EMBEDDING, VectorKind, arrays_of, column_of, field_of, vectors_in
 from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
 from .scan import Entry, whole_lines

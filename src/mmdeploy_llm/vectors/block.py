@@ -64,7 +64,7 @@ class Block:
 
         if np.isfinite(self.squares).all():
             return np.ones(len(self), "?")
-        fine = np.isfinite(self.rows).all(axis=1)
+        fine: NDArray[np.bool_] = np.asarray(np.isfinite(self.rows).all(axis=1))
         if self.lengths is None or not len(self):
             return fine
         found: NDArray[np.bool_] = np.logical_and.reduceat(fine, self.starts)
@@ -104,5 +104,4 @@ def normalized(rows: Floats) -> Floats:
     scale = np.abs(rows).max(axis=1, keepdims=True, initial=0)
     scaled = rows / np.where(scale == 0, 1, scale)  # its squares are neither too large nor 0
     length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
-    found: Floats = scaled / np.where(length == 0, 1, length)
-    return found
+    return np.asarray(scaled / np.where(length == 0, 1, length), "f4")

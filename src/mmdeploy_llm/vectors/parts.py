@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.arrow_vectors import EMBEDDING, kind_in, matrix_of, vectors_in
 from mmdeploy_llm.records.record import Record, key_of
-from mmdeploy_llm.sinks.arrow_vectors import EMBEDDING, kind_in, matrix_of, vectors_in
 from mmdeploy_llm.sinks.base import Readable
 from mmdeploy_llm.sinks.npy import NpyReader, read_head
 from mmdeploy_llm.sinks.parquet import REQUIRED, ParquetReader, libraries
@@ -164,7 +164,7 @@ class ParquetPart:
                 f"{self._name!r} needs a column with vectors, lists of float16, float32 or "
                 f"float64; it has {known}; {hint}"
             )
-        return found[0]
+        return str(found[0])
 
 
 class ArrayPart:
