@@ -24,14 +24,14 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
     ("progress_bars",),
-    ("params", "messages", "page_ranges", "tiff", "deadline", "caches"),
+    ("params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),
     ("runtime_config",),
     ("output_forms",),
     ("outputs",),
-    ("metrics",),
+    ("metrics", "pooled_outputs"),
     ("request",),
     ("plan", "forward"),
     ("plugin_objects",),
@@ -45,7 +45,9 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
+    ("adapters",),
     ("model_folder", "boxes", "budgets"),
+    ("pooling",),
     ("media_loading",),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
@@ -414,9 +416,12 @@ def too_large_rooms(root: Path) -> list[str]:
     ]
 
 
-# Names that only look like a family's: a program, a type of rotary embedding and a kind of
-# tokenizer, as other projects' files call them.
-NO_FAMILY = re.compile(r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece")
+# Names that only look like a family's: a program, a type of rotary embedding, a kind of tokenizer,
+# and the names of a file of sentence-transformers, as other projects' files call them.
+NO_FAMILY = re.compile(
+    r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece"
+    r"|for kind in \(\"bert\", .* \"xlnet\"\)"
+)
 
 
 def family_names(root: Path) -> set[str]:

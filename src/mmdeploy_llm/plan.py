@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .outputs import FinishReason, TokenLogprobs
 from .params import SamplingParams
 from .request import MediaInput, MediaSpan, Request
+from .wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class NewRequest:
     prompt_text: of a request with a constraint, for its reasoning parser.
     bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
         one is banned.
+    wanted, token_types: see Request.
     """
 
     request_id: str
@@ -33,6 +35,8 @@ class NewRequest:
     reasoning_end_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_text: str = ""
+    wanted: Wanted | None = None
+    token_types: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
