@@ -64,7 +64,7 @@ LAYERS = (
     ("opening", "sidecars"),
     ("finding",),
     ("questions", "answers"),
-    ("exporting",),
+    ("exporting", "vectors"),
     ("batch",),
     ("paging", "report"),
     ("estimate", "reading"),
