@@ -51,7 +51,8 @@ COLUMNS = (
 def machine() -> dict[str, Any]:
     """Returns what the system says of processor, caches and NUMA nodes."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    fields = dict((part.strip() for part in line.split(":", 1)) for line in lines if ":" in line)
+    pairs = (line.partition(":") for line in lines)
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
     caches = sorted(ROOT.glob("cpu/cpu0/cache/index*/size"))
     return {
         "processor": fields.get("model name", platform.processor()),
@@ -174,7 +175,12 @@ def main() -> None:
     from mmdeploy_llm import native
 
     num_cores = native.num_suitable_threads(native.usable_cpus())
-    result = {"machine": machine(), "cores": num_cores, "model": Path(model).name, "rows": []}
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "cores": num_cores,
+        "model": Path(model).name,
+        "rows": [],
+    }
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     for case in cases(num_cores, given.most):
         words = [sys.executable, __file__, model, "--case", *map(str, case)]
