@@ -117,7 +117,7 @@ def merged(base, adapter):
             weights[f"{path}.bias"] = weights[f"{path}.bias"] + change.bias
     for path, rows in adapter.tokens.items():
         weights[f"{path}.weight"] = weights[f"{path}.weight"].clone()
-        weights[f"{path}.weight"][list(rows.ids)] = rows.rows
+        weights[f"{path}.weight"][rows.ids] = rows.rows
     return weights
 
 

@@ -68,7 +68,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRows:
-    """Rows [N, hidden] of an embedding for the token ids [N]."""
+    """Rows [N, hidden] of an embedding for the token ids [N] int64."""
 
-    ids: tuple[int, ...]
+    ids: Tensor
     rows: Tensor

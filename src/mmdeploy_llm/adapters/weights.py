@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
@@ -207,7 +208,7 @@ def tokens_of(
             raise CheckpointError(f"the adapter holds {key}, which trainable_token_indices lacks")
         if len(entries[key].shape) != 2 or entries[key].shape[0] != len(ids):
             raise _shape_error(key, entries, f"({len(ids)}, hidden)")
-        found[path] = TokenRows(ids=tuple(ids), rows=read(key))
+        found[path] = TokenRows(ids=torch.tensor(ids), rows=read(key))
     missing = [name for name in by_name if not any(f".{x}".endswith(f".{name}") for x in found)]
     if missing:
         raise CheckpointError(f"the adapter lacks the rows of {missing[0]} that its config names")
