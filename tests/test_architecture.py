@@ -74,7 +74,7 @@ LAYERS = (
     ("attention_checks", "data_checks", "media_checks", "weight_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
-    ("command_options",),
+    ("command_options", "terminal"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
