@@ -64,7 +64,7 @@ LAYERS = (
     ("opening", "sidecars"),
     ("finding",),
     ("questions", "answers"),
-    ("exporting",),
+    ("exporting", "vectors"),
     ("batch",),
     ("paging", "report"),
     ("estimate", "reading"),
@@ -74,7 +74,7 @@ LAYERS = (
     ("attention_checks", "data_checks", "media_checks", "weight_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
-    ("command_options",),
+    ("command_options", "terminal"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
@@ -121,7 +121,8 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
-PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "weights.map", "weights.quantized"}
+PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "pooling.rules", "weights.map"}
+PLUGIN_API |= {"weights.quantized"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
@@ -423,6 +424,9 @@ NO_FAMILY = re.compile(
     r"|for kind in \(\"bert\", .* \"xlnet\"\)"
 )
 
+# A family with the name of a verb, and one whose tower the template of plugins builds.
+ORDINARY = {"clip", "siglip"}
+
 
 def family_names(root: Path) -> set[str]:
     """The names of families in the plugins: of their folders, and those of their specs without what
@@ -438,7 +442,7 @@ def family_names(root: Path) -> set[str]:
                 continue
             prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|\w+Generation)'", classes)
             found |= {source.path.parent.name, fields["name"].strip("'"), *prefixes}
-    return {name.lower() for name in found}
+    return {name.lower() for name in found} - ORDINARY
 
 
 def names_a_family(root: Path) -> list[str]:

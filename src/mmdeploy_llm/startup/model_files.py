@@ -33,9 +33,10 @@ from mmdeploy_llm.model_folder import (
     resolve_model,
 )
 from mmdeploy_llm.pooling.rules import EmbeddingRules
-from mmdeploy_llm.pooling.sentence_folder import read_rules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head
+
+from .vectors import rules_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
             ),
             config.logits_processors,
         ),
-        rules=read_rules(checkpoint.folder) or EmbeddingRules(),
+        rules=rules_of(plugins, spec, checkpoint, tokenizer.raw),
     )
 
 
