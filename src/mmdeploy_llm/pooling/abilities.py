@@ -32,8 +32,9 @@ class Abilities:
 
     @property
     def gives_vectors(self) -> bool:
-        """Whether it was made for vectors."""
-        return (self.pooling or self.rules.pooling) is not None
+        """Whether it was made for vectors. A head that scores has a pooling of its own."""
+        own = None if self.can_score else self.pooling
+        return (self.rules.pooling or own) is not None
 
     @property
     def trial(self) -> Wanted | None:
