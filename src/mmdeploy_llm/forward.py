@@ -164,6 +164,8 @@ class ForwardInputs:
         the step has no media.
     is_long: [T] bool, tokens of sequences that have more than `long_after` tokens, an attribute of
         the model; None for a model without it. A sequence that grows beyond is computed again.
+    has_adapters: whether an adapter changes the products of some tokens, so that recorded calls do
+        not compute this step.
     """
 
     token_ids: Tensor
@@ -175,6 +177,7 @@ class ForwardInputs:
     has_prompt: bool = True
     states: StateContext | None = None
     is_long: Tensor | None = None
+    has_adapters: bool = False
 
     def merge_media(self, hidden: Tensor) -> Tensor:
         """Writes the media embeddings into their rows of `hidden` [T, hidden], and returns it."""

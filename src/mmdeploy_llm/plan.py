@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from .adapter_ref import AdapterRef
 from .outputs import FinishReason, TokenLogprobs
 from .params import SamplingParams
 from .request import MediaInput, MediaSpan, Request
@@ -22,6 +23,7 @@ class NewRequest:
     prompt_text: of a request with a constraint, for its reasoning parser.
     bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
         one is banned.
+    adapter: key of its adapter; "": none.
     """
 
     request_id: str
@@ -33,6 +35,7 @@ class NewRequest:
     reasoning_end_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_text: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class StepPlan:
 
     drop: request ids whose slots are freed (ended, aborted or preempted since the last plan).
     forget: media keys whose encoder output is no longer needed.
+    unload: keys of adapters whose memory is freed. load: adapters to read.
     new: requests that get a slot.
     encode: media to encode; each key at most once.
     scheduled: the tokens to compute; requests that compute one token (decode) come first.
@@ -73,6 +77,8 @@ class StepPlan:
     step_id: int
     drop: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+    load: tuple[AdapterRef, ...] = ()
     new: tuple[NewRequest, ...] = ()
     encode: tuple[MediaInput, ...] = ()
     scheduled: tuple[ScheduledTokens, ...] = ()

@@ -20,6 +20,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import EngineError, PluginError, RequestError
@@ -90,6 +91,23 @@ class LocalDesk(Desk):
         """Returns the boxes in an answer; see Desk."""
         self.check_open()
         return self.intake.boxes(prompt, text)
+
+    def load_adapter(self, name: str, source: str) -> AdapterRef:
+        """Makes an adapter known; see Desk."""
+        self.check()
+        return self._adapters.load(name, source)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; see Desk."""
+        self.check()
+        self._check_unused(name)
+        key = self._adapters.unload(name).key
+        self._post(partial(self.engine.drop_adapter, key))
+
+    def adapters(self) -> Mapping[str, AdapterRef]:
+        """Returns the adapters by name; see Desk."""
+        self.check_open()
+        return self._adapters.refs
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of the tokenizer; see Desk."""
@@ -182,6 +200,7 @@ class LocalDesk(Desk):
                 priority=held.priority,
                 deadline=held.deadline,
                 is_shared=ask.group is not None,
+                adapter=ask.adapter,
             )
             self._post(partial(self._admit, held, requests))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
@@ -210,6 +229,7 @@ class LocalDesk(Desk):
     def _take_over(self, assembly: Assembly) -> None:
         self.engine, self.intake, self.model = assembly.engine, assembly.intake, assembly.model
         self.plugins, self.runtime = assembly.plugins, assembly.runtime
+        self._adapters = assembly.adapters
         self.media = assembly.intake.media
         self.num_kv_blocks = assembly.engine.info.num_blocks
         self.num_seqs = assembly.runtime.max_num_seqs

@@ -42,6 +42,7 @@ class Ask:
         engine gets them, and computes what they share once. None: it stands alone.
     num_retries: times that it was asked before, for an answer that keeps to a schema.
     num_deaths: engines that died while they computed it, see deaths.py.
+    adapter: name of the adapter to compute it with, unless the prompt names one; "": none.
     """
 
     prompt: Any
@@ -55,6 +56,7 @@ class Ask:
     group: int | None = None
     num_retries: int = 0
     num_deaths: int = 0
+    adapter: str = ""
 
     @property
     def shown(self) -> Any:

@@ -56,6 +56,7 @@ OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "enable_chunked_mm_input": (True,),
         "enable_mm": (True,),
         "enable_mm_embeds": (True,),
+        "enable_lora": (True,),
         "ep_size": (1,),
         "generation_config": ("auto",),
         "load_choices": ("default", "default_v1"),

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.adapter_ref import AdapterRef
+from mmdeploy_llm.adapters.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
@@ -66,10 +68,12 @@ class Runner:
         threads: ComputeThreads | None = None,
         peers: Peers | None = None,
         states: StateTable | None = None,
+        adapters: ServedAdapters | None = None,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
-        None: there are none. states: of the layers that keep one; None for a model without."""
+        None: there are none. states: of the layers that keep one; None for a model without.
+        adapters: those in memory; None: no plan has any."""
         self._peers = peers or NoPeers()
         self._threads = threads
         name = model_name or type(model).__name__
@@ -79,7 +83,8 @@ class Runner:
         self._slots = slots
         self._device = device
         self._has_atomic_media = has_atomic_media
-        self._encoder = EncoderCache(model, name, device, self._peers)
+        self._adapters = adapters or ServedAdapters(model, None, device)
+        self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
@@ -90,6 +95,7 @@ class Runner:
             num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
+            adapters=self._adapters,
             states=states,
         )
         self._has_states = states is not None
@@ -167,6 +173,9 @@ class Runner:
             if slot is not None:
                 self._sampler.remove(slot)
         self._encoder.forget(plan.forget)
+        self._adapters.unload(plan.unload)
+        for ref in plan.load:
+            self._load(ref)
         for new in plan.new:
             self._admit(new, outcome)
         self._encoder.encode(plan.encode)
@@ -174,8 +183,16 @@ class Runner:
         self._slots.extend_tables(scheduled)
         return scheduled
 
+    def _load(self, ref: AdapterRef) -> None:
+        try:
+            self._adapters.load(ref)
+        except FAULTS as error:
+            self._peers.raised(error)
+            logger.warning("adapter %r could not be read: %s", ref.name, error_text(error))
+
     def _admit(self, new: NewRequest, outcome: StepOutcome) -> None:
         try:
+            self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
             self._sampler.add(slot, _slot_request(new))

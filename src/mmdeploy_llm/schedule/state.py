@@ -155,6 +155,7 @@ class RequestState:
             reasoning_end_ids=request.reasoning_end_ids,
             bad_words_token_ids=request.bad_words_token_ids,
             prompt_text="" if request.params.guided_decoding is None else request.prompt_text,
+            adapter="" if request.adapter is None else request.adapter.key,
         )
 
 

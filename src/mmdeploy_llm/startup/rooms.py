@@ -16,7 +16,7 @@ from mmdeploy_llm.hooks import (
     ToolParser,
     ToolParserSpec,
 )
-from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.intake.intake import FindAdapter, Intake
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -24,6 +24,7 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
+from .adapters import AdapterTable
 from .chat_media import expander_of
 from .computer import Computer
 from .machine import Machine
@@ -44,6 +45,7 @@ class Assembly:
     plugins: PluginManager
     model: Model | None
     runtime: RuntimeConfig
+    adapters: AdapterTable
 
 
 def build_rooms(
@@ -51,6 +53,7 @@ def build_rooms(
     machine: Machine,
     computer: Computer,
     media: ModelMedia,
+    adapters: AdapterTable,
 ) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
     executor, plugins = computer.info, files.plugins
@@ -59,7 +62,7 @@ def build_rooms(
         for processor in media.processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(files, executor.runtime, media, executor.media_size)
+    intake = build_intake(files, executor.runtime, media, executor.media_size, adapters.find)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
@@ -74,6 +77,7 @@ def build_rooms(
         plugins=plugins,
         model=computer.model,
         runtime=executor.runtime,
+        adapters=adapters,
     )
 
 
@@ -97,6 +101,8 @@ def _scheduler_config(files: ModelFiles, executor: ExecutorInfo) -> SchedulerCon
         max_idle_window_blocks=_max_idle_window_blocks(executor, window),
         speculates=runtime.speculates,
         long_after=executor.long_after,
+        max_adapters=runtime.options.max_adapters,
+        adapter_bytes=runtime.options.adapter_memory,
         max_idle_states=max(0, executor.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 
@@ -149,8 +155,10 @@ def build_intake(
     runtime: RuntimeConfig,
     media: ModelMedia,
     media_size: int | None = None,
+    find_adapter: FindAdapter | None = None,
 ) -> Intake:
-    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one."""
+    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one.
+    find_adapter: see Intake."""
     return Intake(
         tokenizer=files.tokenizer,
         media=media,
@@ -168,6 +176,7 @@ def build_intake(
         media_size=media_size,
         box_rule=box_rule_of(files),
         expander=expander_of(files, media, runtime.options),
+        find_adapter=find_adapter,
     )
 
 
