@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .bulk.client import BulkClient
+from .client.answering import OnError
 from .client.arguments import (
     Asks,
     as_conversations,
@@ -19,12 +19,8 @@ from .client.arguments import (
     params_for,
 )
 from .client.keywords import explaining_keywords
-from .client.progress import Progress
 from .config import EngineConfig
 from .desk.feed import Feed
-from .desk.outcome import Answer, refused
-from .desk.ticket import Ask
-from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
@@ -34,7 +30,6 @@ from .signatures import takes
 if TYPE_CHECKING:
     from .params.option_dicts import EngineOptions
 
-OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -55,11 +50,12 @@ class LLM(BulkClient):
     finished come back as errors, and later calls raise WorkerDiedError.
 
     An LLM belongs to the process and changes little of it. While one that computes in this process
-    is open, freed memory is kept for later steps (glibc's mallopt) and LRU_CACHE_CAPACITY is set in
-    the environment of the C library; cpu_affinity and numa_node place its own threads. During a
-    step, torch computes with `num_threads` threads, and on the engine's card. `close`, or the last
-    of several LLMs to close, puts all of it back. In a process that is forked from this one every
-    method raises EngineError.
+    is open, freed memory is kept for later steps (glibc's mallopt), LRU_CACHE_CAPACITY is set in
+    the environment of the C library, and Python's garbage collector leaves out the objects that
+    existed when the model was loaded (gc.freeze); cpu_affinity and numa_node place its own threads.
+    During a step, torch computes with `num_threads` threads, and on the engine's card. `close`, or
+    the last of several LLMs to close, puts all of it back. In a process that is forked from this
+    one every method raises EngineError.
 
     plugins: the loaded plugins; observers and fetchers may be registered there. With several
     engines only those of installed plugins are called, in each engine's process.
@@ -178,39 +174,3 @@ class LLM(BulkClient):
         feed = Feed(self._desk, asks_of_stream(prompts, sampling_params, options))
         feed.fill()
         return self._outputs(self._answers(feed))
-
-    def _outputs(
-        self, answers: Generator[Answer, None, None], asks: Asks | None = None
-    ) -> Iterator[RequestOutput]:
-        """Yields the outputs alone. Raises the error of the asks after the last one."""
-        with closing(answers):
-            for answer in answers:
-                yield answer.output
-        if asks is not None and asks.error is not None:
-            raise asks.error
-
-    def _collect(
-        self, asks: Sequence[Ask], use_tqdm: UseTqdm, on_error: OnError
-    ) -> list[RequestOutput]:
-        """Has the prompts answered and returns their outputs in order."""
-        if on_error not in ("return", "raise"):
-            raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
-        self._desk.check()
-        done: dict[Ask, RequestOutput] = {}
-        # Closing the iterator makes sure that an error leaves no request in the engine.
-        with (
-            closing(Feed(self._desk, asks).answers()) as answers,
-            Progress(len(asks), use_tqdm) as progress,
-        ):
-            try:
-                for answer in answers:
-                    if on_error == "raise" and not answer.output.is_ok:
-                        self._desk.check()
-                        raise answer.exception
-                    done[answer.ask] = answer.output
-                    progress.count(answer.output)
-            except EngineError as death:
-                if on_error == "raise" or self._desk.death is None:
-                    raise
-                done |= {ask: refused(ask, death) for ask in asks if ask not in done}
-        return [done[ask] for ask in asks]

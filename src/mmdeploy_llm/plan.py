@@ -9,6 +9,7 @@ from .adapter_ref import AdapterRef
 from .outputs import FinishReason, TokenLogprobs
 from .params import SamplingParams
 from .request import MediaInput, MediaSpan, Request
+from .wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class NewRequest:
     prompt_text: of a request with a constraint, for its reasoning parser.
     bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
         one is banned.
+    wanted, token_types: see Request.
     adapter: key of its adapter; "": none.
     """
 
@@ -35,6 +37,8 @@ class NewRequest:
     reasoning_end_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     prompt_text: str = ""
+    wanted: Wanted | None = None
+    token_types: tuple[int, ...] | None = None
     adapter: str = ""
 
 

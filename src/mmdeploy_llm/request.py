@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .adapter_ref import AdapterRef
 from .deadline import Deadline
 from .outputs import FinishReason
+from .wanted import Wanted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,6 +131,8 @@ class Request:
     # Sequences that are never generated, those of bad_words included.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     index: int = 0  # among the n samples of one prompt
+    wanted: Wanted | None = None  # vectors or a score; None: text
+    token_types: tuple[int, ...] | None = None  # of prompt_token_ids; see ForwardInputs
     priority: int = 0  # smaller is served first
     deadline: Deadline | None = None
     adapter: AdapterRef | None = None  # that computes it, with the model

@@ -8,7 +8,7 @@ has for them, and lays the changes out as these matrices are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,15 +18,13 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels.low_rank import Change
 from mmdeploy_llm.layers import CausalLM
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.weights.map import Target
 
 from .adapter import Adapter, LowRank
-from .product import Change
-
-MAX_PARTS = 8  # of a matrix with changes of their own; more are joined to one
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,10 +51,11 @@ class Rows:
 class Placed:
     """What an adapter changes of one matrix [n, k].
 
-    num_columns: k, of this rank. change: its low-rank changes. magnitudes: of DoRA, [rows] each. weights, biases: rows that take
+    starts, num_columns: see Change; of this rank. change: its low-rank changes. magnitudes: of DoRA, [rows] each. weights, biases: rows that take
     the place of the matrix's own and of its bias's.
     """
 
+    starts: tuple[int, ...]
     num_columns: int
     change: Change | None = None
     magnitudes: tuple[Rows, ...] = ()
@@ -237,10 +236,11 @@ class Blueprint:
             for piece in found.pieces
             if piece.change.magnitude is not None
         )
-        dtype = self._dtype_of(module, place.name)
+        dtype, starts = self._dtype_of(module, place.name), starts_of(module, place.name, n)
         placed = Placed(
+            starts=starts,
             num_columns=k,
-            change=_combined(found.pieces, n, k, dtype) if found.pieces else None,
+            change=_combined(found.pieces, starts, k, dtype) if found.pieces else None,
             magnitudes=magnitudes,
             weights=tuple(found.weights),
             biases=tuple(found.biases),
@@ -340,55 +340,51 @@ def _matrix_shape(weight: Tensor, *, is_stack: bool) -> tuple[int, int]:
     return shape[0], shape[1:].numel()
 
 
-def _combined(pieces: Sequence[_Piece], n: int, k: int, dtype: torch.dtype) -> Change:
-    """Lays out the changes of a matrix [n, k] as parts, one after the other; those that do not
-    follow one another become one part, whose rank is the sum of theirs."""
-    ordered = sorted(pieces, key=lambda piece: piece.start)
-    bounds = [(piece.start, piece.start + len(piece.change.b)) for piece in ordered]
-    is_apart = all(one[1] <= two[0] for one, two in pairwise(bounds))
-    if not is_apart or len(bounds) > MAX_PARTS:
-        ordered, bounds = [_joined(ordered, n)], [(0, n)]
-    starts, own = [0], list[LowRank | None]()
-    for (start, stop), piece in zip(bounds, ordered, strict=True):
-        if start > starts[-1]:
-            starts.append(start)
-            own.append(None)  # rows that are not changed
-        starts.append(stop)
-        own.append(piece.change)
-    if starts[-1] < n:
-        starts.append(n)
-        own.append(None)
-    rank = max(piece.change.rank for piece in ordered)
-    a, b = torch.zeros(len(own) * rank, k, dtype=dtype), torch.zeros(n, rank, dtype=dtype)
-    for number, change in enumerate(own):
-        if change is not None:
-            a[number * rank : number * rank + change.rank] = change.a
-            b[starts[number] : starts[number + 1], : change.rank] = change.b
-    return Change(
-        a=a,
-        b=b,
-        starts=tuple(starts),
-        scales=tuple(0.0 if each is None else each.scale for each in own),
-        shift=_shift(pieces, n),
-    )
+def starts_of(module: nn.Module, name: str, n: int) -> tuple[int, ...]:
+    """Returns the first rows of the parts of a matrix [n, k], the matrices of the checkpoint that
+    it holds, and n."""
+    parts = [*(getattr(module, "parts", None) or {}).values()]
+    for own, rows in (getattr(module, "expert_parts", None) or {}).values():
+        parts += [rows] if own == name and rows is not None else []
+    return tuple(sorted({0, n, *(rows.start for rows in parts)}))
 
 
-def _joined(pieces: Sequence[_Piece], n: int) -> _Piece:
-    """Returns one change of all n rows that does what those of some of them do."""
-    ranks = [piece.change.rank for piece in pieces]
-    b = torch.zeros(n, sum(ranks))
-    for piece, rank, at in zip(pieces, ranks, _starts(ranks), strict=True):
-        rows = slice(piece.start, piece.start + len(piece.change.b))
-        b[rows, at : at + rank] = piece.change.b.float() * piece.change.scale
-    a = torch.cat([piece.change.a for piece in pieces])
-    return _Piece(path=pieces[0].path, start=0, change=LowRank(a=a, b=b, scale=1.0))
+def _combined(
+    pieces: Sequence[_Piece], starts: tuple[int, ...], k: int, dtype: torch.dtype
+) -> Change:
+    """Lays out the changes of a matrix [n, k] by its parts. In a part that several have changes of
+    the rank is the sum of theirs."""
+    n, inside = starts[-1], [list[_Piece](), *([] for _ in starts[2:])]
+    for part, (start, stop) in enumerate(pairwise(starts)):
+        for piece in pieces:
+            if piece.start < stop and start < piece.start + len(piece.change.b):
+                inside[part].append(piece)
+    places = [_rank_places(each) for each in inside]
+    rank = max(max((stop for _, stop in each.values()), default=0) for each in places)
+    a, b = torch.zeros(len(inside) * rank, k, dtype=dtype), torch.zeros(n, rank, dtype=dtype)
+    scales = [each[0].change.scale if each else 0.0 for each in inside]
+    for part, (start, stop) in enumerate(pairwise(starts)):
+        for piece in inside[part]:
+            change, (first, end) = piece.change, places[part][id(piece.change.a)]
+            low, high = max(start, piece.start), min(stop, piece.start + len(change.b))
+            own = change.b[low - piece.start : high - piece.start]
+            if change.scale != scales[part]:
+                own = own.float() * (change.scale / scales[part])
+            a[part * rank + first : part * rank + end] = change.a.flatten(1)
+            b[low:high, first:end] = own
+    return Change(a=a, b=b, starts=starts, scales=tuple(scales), shift=_shift(pieces, n))
 
 
-def _starts(sizes: Iterable[int]) -> Iterator[int]:
-    at = 0
-    for size in sizes:
-        yield at
-        at += size
+def _rank_places(pieces: Sequence[_Piece]) -> Mapping[int, tuple[int, int]]:
+    """Returns the rows of each change's `a` among those of a part, by its identity: the rows of one
+    module may lie apart."""
+    found: dict[int, tuple[int, int]] = {}
+    end = 0
+    for piece in pieces:
+        if id(piece.change.a) not in found:
+            found[id(piece.change.a)] = end, end + piece.change.rank
+            end += piece.change.rank
+    return found
 
 
 def _shift(pieces: Sequence[_Piece], n: int) -> Tensor | None:
@@ -415,15 +411,17 @@ def _shared(placed: Placed, ranges: Sequence[tuple[int, int]], axis: int) -> Pla
             change = replace(change, a=change.a[:, held].contiguous())
         weights = tuple(replace(each, values=each.values[:, held]) for each in placed.weights)
         return replace(placed, num_columns=len(held), change=change, weights=weights)
+    starts = tuple(int((held < start).sum()) for start in placed.starts)
     if change is not None:
         change = replace(
             change,
             b=change.b[held].contiguous(),
-            starts=tuple(int((held < start).sum()) for start in change.starts),
+            starts=starts,
             shift=None if change.shift is None else change.shift[held],
         )
     return replace(
         placed,
+        starts=starts,
         change=change,
         magnitudes=select(placed.magnitudes),
         weights=select(placed.weights),

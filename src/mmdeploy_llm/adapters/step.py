@@ -3,122 +3,126 @@ matrices that adapters change read it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from mmdeploy_llm.basic_layers.linear import plain_linear
 from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.kernels.low_rank import LowRankTable
 
 from .attach import Lookup, Rows
-from .product import Change, Group, add_low_rank
+from .product import groups_of
 
 NO_SLOT = -1
 
 
 class ActiveAdapters:
-    """The adapters of one pass, by rows. The runner is its only writer.
+    """The adapters of one pass, by rows; see forward.AdapterRows. The runner is its only writer.
 
-    groups: rows that follow one another and have the same adapter; none for rows without one.
-    num_rows: rows of the pass; None where all have the same adapter, however many there are.
+    slots: [T] int32, the slot of each row's adapter; None where all rows have that of `all_slot`,
+    however many they are. active: slots of all rows.
     """
 
-    def __init__(self) -> None:
-        self.groups: tuple[Group, ...] = ()
-        self.num_rows: int | None = None
-        self.slots: frozenset[int] = frozenset()
+    def __init__(self, device: torch.device) -> None:
+        self.slots: Tensor | None = None
+        self.all_slot = NO_SLOT
+        self.active: frozenset[int] = frozenset()
+        self.frame: object | None = None
+        self._device = device
+        self._full: dict[tuple[int, int], Tensor] = {}
 
-    def set(self, counts: Sequence[int], slots: Sequence[int]) -> None:
-        """Begins a pass of items with `counts` rows each, with the adapters in `slots`."""
-        if len({*slots}) < 2:
+    def set(self, counts: Sequence[int], slots: Sequence[int], frame: object | None = None) -> None:
+        """Begins a pass of items with `counts` rows each, with the adapters in `slots`. frame: see
+        forward.AdapterRows."""
+        if len({*slots}) < 2 and frame is None:
             self.set_all(slots[0] if slots else NO_SLOT)
             return
-        groups, at = list[Group](), 0
-        for slot, items in groupby(zip(slots, counts, strict=True), key=lambda item: item[0]):
-            start, at = at, at + sum(count for _, count in items)
-            if slot != NO_SLOT:
-                groups.append(Group(rows=slice(start, at), slot=slot))
-        self.groups, self.num_rows = tuple(groups), at
-        self.slots = frozenset(group.slot for group in groups)
+        own = torch.tensor(slots, dtype=torch.int32)
+        self.slots = own.repeat_interleave(torch.tensor(counts)).to(self._device)
+        self.active, self.frame = frozenset(slots) - {NO_SLOT}, frame
 
     def set_all(self, slot: int = NO_SLOT) -> None:
         """Begins a pass all rows of which have the same adapter, or none."""
-        self.groups = () if slot == NO_SLOT else (Group(rows=slice(None), slot=slot),)
-        self.num_rows, self.slots = None, frozenset(group.slot for group in self.groups)
+        self.slots, self.all_slot, self.frame = None, slot, None
+        self.active = frozenset({slot} - {NO_SLOT})
 
-    def groups_of(self, num_rows: int) -> tuple[Group, ...]:
-        """Returns the groups of a product with so many rows. Raises EngineError where they are not
+    def slots_of(self, num_rows: int) -> Tensor:
+        """Returns the slots of a product with so many rows. Raises EngineError where they are not
         those of the pass."""
-        if self.num_rows is not None and self.num_rows != num_rows:
+        if self.slots is None:
+            key = num_rows, self.all_slot
+            if key not in self._full:
+                self._full.clear()
+                self._full[key] = torch.full((num_rows,), self.all_slot, dtype=torch.int32)
+                self._full[key] = self._full[key].to(self._device)
+            return self._full[key]
+        if len(self.slots) != num_rows:
             raise EngineError(
                 f"a layer that adapters change computes {num_rows} rows, and the step has "
-                f"{self.num_rows}: which rows have an adapter is unknown; use one adapter at a time"
+                f"{len(self.slots)}: which of them have an adapter is unknown; use one at a time"
             )
-        return self.groups
+        return self.slots
 
     @contextmanager
-    def of_rows(self, rows: slice | Tensor | NDArray[np.int64]) -> Iterator[None]:
+    def of_rows(self, rows: slice | Tensor) -> Iterator[None]:
         """Makes these rows of the pass all that there are, in this order."""
-        if self.num_rows is None:
+        if self.slots is None:
             yield
             return
-        before = self.groups, self.num_rows, self.slots
-        own = np.full(self.num_rows, NO_SLOT)
-        for group in self.groups:
-            own[group.rows] = group.slot
-        chosen = own[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
-        self.set([1] * len(chosen), chosen.tolist())
+        with self.using(self.slots[rows]):
+            yield
+
+    @contextmanager
+    def using(self, slots: Tensor) -> Iterator[None]:
+        """Reads the slots from this tensor within the context; see forward.AdapterRows."""
+        before, self.slots = self.slots, slots
         try:
             yield
         finally:
-            self.groups, self.num_rows, self.slots = before
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """What an adapter changes of one matrix, on the device. weights, biases: rows of it, and of its
-    bias, that take the place of its own; a weight's bias is in it."""
-
-    change: Change | None = None
-    weights: tuple[Rows, ...] = ()
+            self.slots = before
 
 
 @dataclass(slots=True, eq=False)
 class MatrixAdapters:
-    """The changes of one matrix by all adapters in memory, by slot; see linear.Adapted."""
+    """The changes of one matrix by all adapters in memory; see linear.Adapted.
+
+    table: low-rank changes, by slot; None where no adapter has one. weights: rows that take the
+    place of the matrix's own, by slot.
+    """
 
     step: ActiveAdapters
-    effects: dict[int, Effect] = field(default_factory=dict)
+    table: LowRankTable | None = None
+    weights: dict[int, tuple[Rows, ...]] = field(default_factory=dict)
+    slots: set[int] = field(default_factory=set)
 
     @property
     def is_active(self) -> bool:
         """Whether an adapter of this pass changes the matrix."""
-        return not self.step.slots.isdisjoint(self.effects)
+        return not self.step.active.isdisjoint(self.slots)
 
     def changed(self, out: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Changes the product `out` [..., n] of x [..., k], in place where it can."""
-        if not self.is_active:
+        """Changes the product `out` [..., n] of x [..., k], in place."""
+        if not (self.is_active or (self.step.frame is not None and self.table is not None)):
             return out
-        flat, rows = out.reshape(-1, out.shape[-1]), x.reshape(-1, x.shape[-1])
-        groups = self.step.groups_of(len(rows))
-        for group in groups:
-            effect = self.effects.get(group.slot)
-            for own in () if effect is None else effect.weights:
+        flat, rows = out.view(-1, out.shape[-1]), x.reshape(-1, x.shape[-1])
+        slots = self.step.slots_of(rows.shape[0])
+        if not self.step.active.isdisjoint(self.weights):
+            self._replace(flat, rows, bias, slots)
+        if self.table is not None:
+            self.table.add(flat, rows, slots)
+        return out
+
+    def _replace(self, out: Tensor, x: Tensor, bias: Tensor | None, slots: Tensor) -> None:
+        for group in groups_of(slots):
+            for own in self.weights.get(group.slot, ()):
                 columns = slice(own.start, own.start + len(own.values))
                 part = None if bias is None else bias[columns]
-                flat[group.rows, columns] = plain_linear(rows[group.rows], own.values, part)
-        changes = {
-            slot: effect.change
-            for slot, effect in self.effects.items()
-            if effect.change is not None
-        }
-        add_low_rank(flat, rows, groups, changes)
-        return flat.view(out.shape)
+                values = own.values.flatten(1)
+                out[group.rows, columns] = plain_linear(x[group.rows], values, part)
 
     def of_rows(self, rows: slice | Tensor) -> object:
         """See ActiveAdapters."""
@@ -133,8 +137,10 @@ class LookupAdapters:
     lookups: dict[int, Lookup] = field(default_factory=dict)
 
     def changed(self, out: Tensor, token_ids: Tensor) -> Tensor:
-        """Changes the rows `out` [T, hidden] of these tokens."""
-        for group in self.step.groups_of(len(out)):
+        """Changes the rows `out` [T, hidden] of these tokens, in place."""
+        if self.step.active.isdisjoint(self.lookups):
+            return out
+        for group in groups_of(self.step.slots_of(len(out))):
             lookup = self.lookups.get(group.slot)
             if lookup is not None:
                 _look_up(lookup, out[group.rows], token_ids[group.rows])

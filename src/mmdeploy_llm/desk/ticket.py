@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from mmdeploy_llm.outputs import Completions, RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.wanted import Wanted
 
 from .merge import joined, merged
 from .outcome import refusal
@@ -42,6 +43,7 @@ class Ask:
         engine gets them, and computes what they share once. None: it stands alone.
     num_retries: times that it was asked before, for an answer that keeps to a schema.
     num_deaths: engines that died while they computed it, see deaths.py.
+    wanted: vectors or a score; None: text.
     adapter: name of the adapter to compute it with, unless the prompt names one; "": none.
     """
 
@@ -56,6 +58,7 @@ class Ask:
     group: int | None = None
     num_retries: int = 0
     num_deaths: int = 0
+    wanted: Wanted | None = None
     adapter: str = ""
 
     @property
@@ -142,7 +145,7 @@ class Ticket:
         is_last = len(ended) == ask.params.n
         if output.is_ok or not ask.stream:  # an error may repeat the tokens of earlier deltas
             self.generated_length += sum(len(each.token_ids) for each in output.outputs)
-        if not ask.stream and len(output.outputs) < ask.params.n:
+        if is_last and not ask.stream and len(output.outputs) < ask.params.n:
             output = merged([ended[index] for index in sorted(ended)])
         if output.request_id != self.request_id:
             output = replace(output, request_id=self.request_id)

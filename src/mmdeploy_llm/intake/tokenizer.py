@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from .text_sizes import text_config
 from .tokenizer_steps import check_steps
 from .unicode_text import check_unicode
 
+MAX_WORD_LISTS = 16  # lists of bad_words whose ids are kept
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
 
 
@@ -69,6 +71,7 @@ class PromptTokenizer:
         self.raw = raw
         self._encoder = None if check_steps(raw) else Encoder(raw.backend_tokenizer)
         self._start_texts = self._read_start_texts()
+        self._spelled = lru_cache(MAX_WORD_LISTS)(self._spell)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a text prompt, with the tokenizer's own special tokens around it.
@@ -105,8 +108,12 @@ class PromptTokenizer:
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Returns the id sequences that spell the words, at the start of a text or after a
-        space."""
-        spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]
+        space. They are kept for the prompts to come, which mostly have the same words."""
+        return self._spelled(tuple(words))
+
+    def _spell(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        forms = (form for word in words for form in (word, f" {word}"))
+        spelled = (tuple(self.encode(form)) for form in forms)
         return tuple(dict.fromkeys(ids for ids in spelled if ids))
 
     def interrupt(self) -> None:

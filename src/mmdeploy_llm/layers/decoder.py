@@ -253,8 +253,7 @@ class Decoder(KernelLayer):
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
         modality-routed layers."""
         frame = inputs.attn.frame if isinstance(inputs.attn, FixedAttention) else None
-        can_record = _can_record(inputs, is_vision) and not inputs.has_adapters
-        if frame is None or self.kernels is None or not can_record:
+        if frame is None or self.kernels is None or not _can_record(inputs, is_vision):
             return self._compute(inputs, is_vision)
         return self._decode(inputs, frame, self.kernels)
 

@@ -38,10 +38,10 @@ class Itself:
 
 class CpuKernels(Products, StateProducts, Draws):
     """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
-    the shapes. They have all capabilities but `experts`."""
+    the shapes. They have all capabilities but `adapters` and `experts`."""
 
     samples_on_device = False
-    experts = None
+    adapters = experts = None
 
     inputs = attention = activations = norms = states = draws = pixels = threads = Itself()
 

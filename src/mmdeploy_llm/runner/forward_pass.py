@@ -104,7 +104,7 @@ class ForwardPass:
         token_ids: the input token of each item, on the device, where the host does not know it yet.
         """
         keys = [self._slots[item.request_id].request.adapter for item in scheduled]
-        has_adapters = self._adapters.begin([item.num_tokens for item in scheduled], keys)
+        adapters = self._adapters.begin([item.num_tokens for item in scheduled], keys)
         batch = prepare(
             scheduled,
             self._slots,
@@ -112,7 +112,7 @@ class ForwardPass:
             self._num_axes,
             self._device,
             has_atomic_media=self._has_atomic_media,
-            frame_for=self._graphs.frame_for if self._graphs and not has_adapters else None,
+            frame_for=self._graphs.frame_for if self._graphs and adapters is None else None,
         )
         if token_ids is not None:
             batch.tensors.token_ids[: len(token_ids)].copy_(token_ids)
@@ -121,7 +121,7 @@ class ForwardPass:
             self._decode_states(batch.frame.num_seqs, scheduled)
             replayed = self._graphs.replay(batch.frame, len(scheduled))
         if replayed is None:
-            hidden = self._model.forward(replace(self._inputs(batch), has_adapters=has_adapters))
+            hidden = self._model.forward(replace(self._inputs(batch), adapters=adapters))
         else:
             hidden = replayed.hidden
         self._add_prompt_logprobs(batch, hidden, outcome)

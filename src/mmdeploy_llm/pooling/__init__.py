@@ -1,0 +1,6 @@
+"""Makes vectors and scores of the last hidden states.
+
+rules.py            what a model's folder says of its vectors and of pairs
+sentence_folder.py  reads it from a folder of sentence-transformers
+abilities.py        what a loaded model can give, from its optional attributes
+"""
