@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
     ("progress_bars",),
-    ("params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
+    ("adapter_ref", "params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("config",),

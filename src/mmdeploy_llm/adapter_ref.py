@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -34,3 +35,7 @@ class LoRARequest:
     lora_name: str
     lora_int_id: int = 1
     lora_path: str = ""
+
+
+# What a call takes: a name or a request for all prompts, or one for each, None for the model alone.
+AnyAdapter = str | LoRARequest | Sequence[str | LoRARequest | None] | None

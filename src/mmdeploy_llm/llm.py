@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
+from .adapter_ref import AnyAdapter
 from .bulk.client import BulkClient
 from .client.answering import OnError
 from .client.arguments import (
@@ -75,6 +76,7 @@ class LLM(BulkClient):
         sampling_params: ParamsLike = None,
         use_tqdm: UseTqdm = True,
         *,
+        adapter: AnyAdapter = None,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Completes every prompt and returns one result for each, in the order of the prompts; with
@@ -87,11 +89,14 @@ class LLM(BulkClient):
         sampling_params: one for all prompts, or a list with one for each.
         use_tqdm: whether a progress bar is shown, or what makes it, called as tqdm is, such as
         functools.partial(tqdm, leave=False).
+        adapter: the name of a LoRA adapter for all prompts, or a list with one for each; a prompt's
+        own "adapter" precedes it. None: the model alone.
         on_error: "return" or "raise", see LLM.
         """
         items = as_prompts(prompts)
         params = params_for(sampling_params, len(items), "prompts")
-        return self._collect(asks_of(items, params), use_tqdm, on_error)
+        asks = self._with_adapters(asks_of(items, params), adapter)
+        return self._collect(asks, use_tqdm, on_error)
 
     def chat(
         self,
@@ -104,6 +109,7 @@ class LLM(BulkClient):
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        adapter: AnyAdapter = None,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Answers one conversation or several, rendered by the model's chat template.
@@ -117,6 +123,7 @@ class LLM(BulkClient):
         add_generation_prompt: whether the prompt ends with the beginning of an assistant message;
         None: unless continue_final_message is True.
         continue_final_message: whether the model continues the last message, one of the assistant.
+        adapter: as for `generate`.
         """
         options = chat_options(
             chat_template_kwargs,
@@ -127,7 +134,8 @@ class LLM(BulkClient):
         )
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
-        return self._collect(asks_of_chats(items, params, options), use_tqdm, on_error)
+        asks = self._with_adapters(asks_of_chats(items, params, options), adapter)
+        return self._collect(asks, use_tqdm, on_error)
 
     def generate_iter(
         self,
@@ -155,6 +163,7 @@ class LLM(BulkClient):
         tools: Any = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        adapter: AnyAdapter = None,
     ) -> Iterator[RequestOutput]:
         """Starts prompts and yields deltas: each output holds only the text, reasoning and token
         ids generated since the previous one of its completion was read.
@@ -171,6 +180,7 @@ class LLM(BulkClient):
             continue_final_message,
         )
         self._desk.check()
-        feed = Feed(self._desk, asks_of_stream(prompts, sampling_params, options))
+        asks = asks_of_stream(prompts, sampling_params, options)
+        feed = Feed(self._desk, self._with_adapters(asks, adapter))
         feed.fill()
         return self._outputs(self._answers(feed))

@@ -104,7 +104,9 @@ def _choices(value: Any) -> Any:
 def _adapters(value: Any) -> Any:
     """Turns "NAME=FOLDER", or a list of these, and paths in a mapping into a mapping of texts."""
     if isinstance(value, str | list | tuple):
-        pairs = [str(text).partition("=") for text in ([value] if isinstance(value, str) else value)]
+        pairs = [
+            str(text).partition("=") for text in ([value] if isinstance(value, str) else value)
+        ]
         if len({name for name, _, _ in pairs}) < len(pairs):
             raise ValueError(f"{value!r} gives a name twice; give it once")
         value = {name: folder for name, _, folder in pairs}

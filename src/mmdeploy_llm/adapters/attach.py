@@ -51,8 +51,9 @@ class Rows:
 class Placed:
     """What an adapter changes of one matrix [n, k].
 
-    starts, num_columns: see Change; of this rank. change: its low-rank changes. magnitudes: of DoRA, [rows] each. weights, biases: rows that take
-    the place of the matrix's own and of its bias's.
+    starts, num_columns: of the matrix, as this rank holds it. change: its low-rank changes.
+    magnitudes: of DoRA, [rows] each. weights, biases: rows that take the place of the matrix's own
+    and of its bias's.
     """
 
     starts: tuple[int, ...]
@@ -73,6 +74,12 @@ class Lookup:
     scale: float = 1.0
     ids: Tensor | None = None
     rows: Tensor | None = None
+
+    def to(self, device: torch.device) -> Lookup:
+        """Returns the same on a device."""
+        own = (self.a, self.b, self.ids, self.rows)
+        a, b, ids, rows = (None if each is None else each.to(device) for each in own)
+        return replace(self, a=a, b=b, ids=ids, rows=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +131,14 @@ class Blueprint:
     hold whole.
     """
 
-    def __init__(
-        self, model: nn.Module, shares: Mapping[str, Share], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, model: nn.Module, shares: Mapping[str, Share], dtype: torch.dtype) -> None:
         self._model: Any = model
         self._modules = dict(model.named_modules())
         self._shares, self._dtype = shares, dtype
-        causal = ((path, each) for path, each in self._modules.items() if isinstance(each, CausalLM))
-        self._path, self._causal = next(causal, ("", None))
+        found = (item for item in self._modules.items() if isinstance(item[1], CausalLM))
+        own = next(found, None)
+        self._path = "" if own is None else own[0]
+        self._causal: Any = None if own is None else own[1]
 
     def has_media(self, attached: Attached) -> bool:
         """Whether an adapter changes modules outside of the decoder and its head."""
@@ -220,8 +227,9 @@ class Blueprint:
             values = tensor if target.source is None else tensor[target.source]
             if values.shape != (stop - start, *shape[1:]):
                 raise _refusal(
-                    adapter, key, f"it has shape {list(values.shape)} and needs "
-                    f"{[stop - start, *shape[1:]]}"
+                    adapter,
+                    key,
+                    f"it has shape {list(values.shape)} and needs {[stop - start, *shape[1:]]}",
                 )
             rows = Rows(start=start, values=values.to(self._dtype))
             own = found[Place(place.module)]
@@ -317,8 +325,10 @@ def _check_shapes(
     for name, tensor, shape in zip("AB", (change.a, change.b), wanted, strict=True):
         if tuple(tensor.shape) != shape:
             raise _refusal(
-                adapter, path, f"lora_{name} has shape {list(tensor.shape)}, but this model needs "
-                f"{list(shape)}: the adapter was trained on another model"
+                adapter,
+                path,
+                f"lora_{name} has shape {list(tensor.shape)}, but this model needs "
+                f"{list(shape)}: the adapter was trained on another model",
             )
 
 
@@ -330,9 +340,9 @@ def _of_expert(change: LowRank, index: int) -> LowRank:
 
 
 def _rows_of(change: LowRank, rows: slice) -> LowRank:
-    own = {name: getattr(change, name) for name in ("bias", "magnitude")}
-    parts = {name: None if each is None else each[rows] for name, each in own.items()}
-    return replace(change, b=change.b[rows], **parts)
+    bias = None if change.bias is None else change.bias[rows]
+    magnitude = None if change.magnitude is None else change.magnitude[rows]
+    return replace(change, b=change.b[rows], bias=bias, magnitude=magnitude)
 
 
 def _matrix_shape(weight: Tensor, *, is_stack: bool) -> tuple[int, int]:
@@ -362,7 +372,7 @@ def _combined(
     places = [_rank_places(each) for each in inside]
     rank = max(max((stop for _, stop in each.values()), default=0) for each in places)
     a, b = torch.zeros(len(inside) * rank, k, dtype=dtype), torch.zeros(n, rank, dtype=dtype)
-    scales = [each[0].change.scale if each else 0.0 for each in inside]
+    scales = [next((x.change.scale for x in each if x.change.scale), 0.0) for each in inside]
     for part, (start, stop) in enumerate(pairwise(starts)):
         for piece in inside[part]:
             change, (first, end) = piece.change, places[part][id(piece.change.a)]

@@ -1,11 +1,11 @@
-"""ServedAdapters: the adapters that one runner holds in memory, put at the matrices of its model."""
+"""ServedAdapters: the adapters that a runner holds in memory, put at the matrices of its model."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.basic_layers.linear import Matrix
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 from mmdeploy_llm.layers.moe import Experts
 
 from .attach import Attached, Blueprint, Place, Placed
 from .folder import read_adapter
-from .product import Change, Group, add_low_rank
-from .step import NO_SLOT, ActiveAdapters, Effect, ExpertAdapters, LookupAdapters, MatrixAdapters
-
-logger = logging.getLogger(__name__)
+from .product import Group, add_low_rank, table_of
+from .step import NO_SLOT, ActiveAdapters, ExpertAdapters, LookupAdapters, MatrixAdapters
 
 NORM_ROWS = 256  # columns of a weight that are widened at once
 
@@ -38,15 +38,25 @@ class ServedAdapters:
     """
 
     def __init__(
-        self, model: Any, blueprint: Callable[[], Blueprint] | None, device: torch.device
+        self,
+        model: Any,
+        device: torch.device,
+        blueprint: Callable[[], Blueprint] | None = None,
+        *,
+        num_slots: int = 1,
+        kernels: Kernels | None = None,
     ) -> None:
-        """blueprint: of the model, made when the first adapter is read; None: none is read."""
-        self.step = ActiveAdapters()
+        """blueprint: of the model, made when the first adapter is read; None: none is read.
+        num_slots: adapters in memory. kernels: for their products; None: plain torch."""
+        self.step = ActiveAdapters(device)
         self._model, self._new_blueprint, self._device = model, blueprint, device
+        self._num_slots, self._kernels = num_slots, kernels
         self._blueprint: Blueprint | None = None
         self._slots: dict[str, int] = {}
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._recordable: set[int] = set()  # slots of which kernels compute all changes
+        self._num_tables = 0
         self._places: dict[str, list[Callable[[], object]]] = {}  # what takes an adapter away
-        self._num_read = 0
         self._failures: dict[str, Exception] = {}
 
     def load(self, ref: AdapterRef) -> None:
@@ -76,24 +86,28 @@ class ServedAdapters:
         if self._blueprint is None:
             assert self._new_blueprint is not None, "a runner for adapters has a blueprint"
             self._blueprint = self._new_blueprint()
-        slot, self._num_read = self._num_read, self._num_read + 1
-        self._put(ref.key, slot, self._blueprint.attach(adapter))
-        self._slots[ref.key] = slot
+        self._put(ref.key, self._free[-1], self._blueprint.attach(adapter))
+        self._slots[ref.key] = self._free.pop()
 
     def unload(self, keys: Iterable[str]) -> None:
         """Frees adapters; unknown keys are ignored."""
         for key in keys:
-            self._slots.pop(key, None)
             self._failures.pop(key, None)
+            if key in self._slots:
+                slot = self._slots.pop(key)
+                self._free.append(slot)
+                self._recordable.discard(slot)
             for take_away in self._places.pop(key, ()):
                 take_away()
 
-    def begin(self, counts: Sequence[int], keys: Sequence[str]) -> bool:
-        """Begins a pass of items with `counts` rows each; returns whether one has an adapter."""
-        if not self._slots:
-            return False
-        self.step.set(counts, [self._slots[key] if key else NO_SLOT for key in keys])
-        return bool(self.step.groups)
+    def begin(self, counts: Sequence[int], keys: Sequence[str]) -> ActiveAdapters | None:
+        """Begins a pass of items with `counts` rows each; returns None where none has an
+        adapter."""
+        slots = [self._slots[key] if key else NO_SLOT for key in keys]
+        active = {*slots} - {NO_SLOT}
+        frame = self._num_tables if active and active <= self._recordable else None
+        self.step.set(counts, slots, frame)
+        return self.step if active else None
 
     @contextmanager
     def encoding(self, key: str) -> Iterator[None]:
@@ -105,53 +119,67 @@ class ServedAdapters:
             self.step.set_all()
 
     def _put(self, key: str, slot: int, attached: Attached) -> None:
-        effects = {place: self._effect(place, own) for place, own in attached.matrices.items()}
-        undo = self._places.setdefault(key, [])
-        for place, effect in effects.items():
-            module: Any = self._model.get_submodule(place.module)
-            own = self._adapters_of(module, place)
-            own.effects[slot] = effect
-            undo.append(lambda own=own: own.effects.pop(slot))
+        """Puts an adapter at its matrices. What it has put so far is taken away by `unload`."""
+        found = {place: self._completed(place, own) for place, own in attached.matrices.items()}
+        undo = self._places[key] = []
+        for place, placed in found.items():
+            own = self._adapters_of(place)
+            if placed.change is not None:
+                if own.table is None:
+                    own.table = self._new_table(placed)
+                own.table.put(slot, placed.change)
+                undo.append(partial(own.table.put, slot, None))
+            if placed.weights:
+                own.weights[slot] = placed.weights
+                undo.append(partial(own.weights.pop, slot))
+            own.slots.add(slot)
+            undo.append(partial(own.slots.discard, slot))
         for path, lookup in attached.lookups.items():
             embedding: Any = self._model.get_submodule(path)
             if embedding.lookups is None:
                 embedding.lookups = LookupAdapters(self.step)
-            values = {name: getattr(lookup, name) for name in ("a", "b", "ids", "rows")}
-            on_device = {n: None if x is None else x.to(self._device) for n, x in values.items()}
-            embedding.lookups.lookups[slot] = replace(lookup, **on_device)
-            undo.append(lambda own=embedding.lookups: own.lookups.pop(slot))
+            embedding.lookups.lookups[slot] = lookup.to(self._device)
+            undo.append(partial(embedding.lookups.lookups.pop, slot))
+        is_low_rank = not any(placed.weights for placed in found.values())
+        if is_low_rank and not attached.lookups:
+            self._recordable.add(slot)
 
-    def _adapters_of(self, module: Any, place: Place) -> MatrixAdapters:
-        if place.index < 0:
-            if module.adapted is None:
-                module.adapted = MatrixAdapters(self.step)
-            own: MatrixAdapters = module.adapted
-            return own
+    def _new_table(self, placed: Placed) -> LowRankTable:
+        self._num_tables += 1
+        assert placed.change is not None
+        dtype = placed.change.a.dtype
+        columns = placed.num_columns
+        return table_of(self._kernels, self._num_slots, placed.starts, columns, dtype)
+
+    def _adapters_of(self, place: Place) -> MatrixAdapters:
+        module: Any = self._model.get_submodule(place.module)
+        is_expert = place.index >= 0
         if module.adapted is None:
-            module.adapted = ExpertAdapters(self.step)
-        found: MatrixAdapters = module.adapted.matrices.setdefault(
-            (place.name, place.index), MatrixAdapters(self.step)
-        )
-        return found
+            module.adapted = (ExpertAdapters if is_expert else MatrixAdapters)(self.step)
+        own: MatrixAdapters = module.adapted
+        if is_expert:
+            key, new = (place.name, place.index), MatrixAdapters(self.step)
+            own = module.adapted.matrices.setdefault(key, new)
+        return own
 
-    def _effect(self, place: Place, placed: Placed) -> Effect:
-        """Completes what needs the values of the model, and moves it to the device."""
+    def _completed(self, place: Place, placed: Placed) -> Placed:
+        """Returns a change with what needs the values of the model, on the device."""
         module: Any = self._model.get_submodule(place.module)
         bias = getattr(module, "bias", None) if isinstance(module, Matrix) else None
-        change, weights = placed.change, placed.weights
+        change = placed.change
         if placed.biases and bias is not None:
             change = _with_biases(change, placed, bias)
         if change is not None:
-            change = replace(
-                change,
-                a=change.a.to(self._device),
-                b=change.b.to(self._device),
-                shift=None if change.shift is None else change.shift.to(self._device),
-            )
+            change = _on_device(change, self._device)
             if placed.magnitudes:
                 change = _with_lengths(change, placed, module, place, bias)
-        moved = (replace(own, values=own.values.to(self._device)) for own in weights)
-        return Effect(change=change, weights=tuple(moved))
+        weights = (replace(own, values=own.values.to(self._device)) for own in placed.weights)
+        return replace(placed, change=change, weights=tuple(weights))
+
+
+def _on_device(change: Change, device: torch.device) -> Change:
+    shift = None if change.shift is None else change.shift.to(device)
+    return replace(change, a=change.a.to(device), b=change.b.to(device), shift=shift)
 
 
 def _with_biases(change: Change | None, placed: Placed, bias: Tensor) -> Change:
@@ -164,9 +192,13 @@ def _with_biases(change: Change | None, placed: Placed, bias: Tensor) -> Change:
         held = slice(rows.start, rows.start + len(rows.values))
         shift[held] += rows.values.float() - bias[held].float().cpu()
     if change is None:
-        k = placed.num_columns
-        zeros = torch.zeros(1, k, dtype=bias.dtype), torch.zeros(n, 1, dtype=bias.dtype)
-        change = Change(a=zeros[0], b=zeros[1], starts=(0, n), scales=(0.0,))
+        num_parts = len(placed.starts) - 1
+        change = Change(
+            a=torch.zeros(num_parts, placed.num_columns, dtype=bias.dtype),
+            b=torch.zeros(n, 1, dtype=bias.dtype),
+            starts=placed.starts,
+            scales=(0.0,) * num_parts,
+        )
     return replace(change, shift=shift)
 
 

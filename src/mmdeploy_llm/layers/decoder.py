@@ -15,6 +15,7 @@ with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -241,7 +242,8 @@ class Decoder(KernelLayer):
     def __init__(self, config: DecoderConfig, new_layer: NewLayer = DecoderLayer) -> None:
         """new_layer: builds the layer of an index; see NewLayer."""
         super().__init__()
-        self._recordings: WeakKeyDictionary[Any, Recording | None] = WeakKeyDictionary()
+        self._recordings: WeakKeyDictionary[Any, dict[object, Recording | None]]
+        self._recordings = WeakKeyDictionary()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(new_layer(config, i) for i in range(config.num_layers))
         self.norm = config.new_residual_norm()
@@ -295,17 +297,26 @@ class Decoder(KernelLayer):
         """Computes as _compute does, by replaying the recording of an earlier step in this frame,
         if that could be recorded."""
         changing = [inputs.token_ids, inputs.positions]  # memory differs between steps
+        adapters = inputs.adapters
         if inputs.is_long is not None:
             changing.append(inputs.is_long)
-        if frame not in self._recordings:
+        if adapters is not None and adapters.slots is not None:
+            changing.append(adapters.slots)
+        key = None if adapters is None else adapters.frame
+        known = self._recordings.setdefault(frame, {})
+        if key not in known:
+            for other in [other for other in known if other is not None and key is not None]:
+                del known[other]  # of adapters at fewer matrices
 
-            def run(token_ids: Tensor, positions: Tensor, is_long: Tensor | None = None) -> Tensor:
+            def run(token_ids: Tensor, positions: Tensor, *rest: Tensor) -> Tensor:
+                is_long = None if inputs.is_long is None else rest[0]
                 own = replace(inputs, token_ids=token_ids, positions=positions, is_long=is_long)
-                return self._compute(own, None)
+                with nullcontext() if adapters is None else adapters.using(rest[-1]):
+                    return self._compute(own, None)
 
-            out, self._recordings[frame] = kernels.record(run, *changing)
+            out, known[key] = kernels.record(run, *changing)
             return out
-        recording = self._recordings[frame]
+        recording = known[key]
         if recording is None:
             return self._compute(inputs, None)
         return recording.run(*changing)
@@ -317,7 +328,9 @@ def _can_record(inputs: ForwardInputs, is_vision: Tensor | None) -> bool:
     states = inputs.states
     is_fixed = states is None or states.num_decode == len(states.query_lens)
     has_media = inputs.media_rows is not None or is_vision is not None
-    return is_fixed and not has_media and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
+    is_plain = inputs.adapters is None or inputs.adapters.frame is not None
+    is_small = inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
+    return is_fixed and not has_media and is_plain and is_small
 
 
 class CausalLM(MappedWeights, nn.Module):

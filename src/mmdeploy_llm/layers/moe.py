@@ -212,9 +212,7 @@ class Experts(KernelLayer):
         out = self.own_product(name, expert, x, bias)
         return out if self.adapted is None else self.adapted.changed(name, expert, out, x)
 
-    def own_product(
-        self, name: str, expert: int, x: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def own_product(self, name: str, expert: int, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies by one matrix of one expert, without adapters."""
         if self._packed is None:
             return plain_linear(x, self.get_parameter(name)[expert], bias)

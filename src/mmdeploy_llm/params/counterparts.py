@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _ADAPTERS = 'use adapters={"name": folder}, or llm.load_adapter(name, folder)'
-_ADAPTER = 'name it with the prompt: {"prompt": ..., "adapter": "name"}, or generate(adapter="name")'
+_ADAPTER = (
+    'name it with the prompt: {"prompt": ..., "adapter": "name"}, or generate(adapter="name")'
+)
 _NO_BEAMS = "beam search is not supported; draw n samples and keep the one you like best"
 _OF_BEAMS = "it is a rule of beam search, which is not supported; leave it out"
 _NO_PIPELINE = "layers are not spread over devices; tensor_parallel_size shards each layer"
@@ -62,8 +64,8 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "kv_transfer_config": "prompts and answers are computed by the same engine; leave it out",
         "language_model_only": 'use limit_mm_per_prompt={"image": 0, "video": 0}',
         "lora_modules": _ADAPTERS,
-        "max_cpu_loras": "leave it out: adapters that max_adapters leaves no room for are read again "
-        "from their folders",
+        "max_cpu_loras": "leave it out: adapters that are not among the max_adapters in memory are "
+        "read again from their folders",
         "max_encoder_cache": _ENCODER_CACHE,
         "max_lora_rank": "use max_adapter_rank",
         "max_loras": "use max_adapters",

@@ -51,7 +51,7 @@ class EncoderCache:
         model; None: there are none. adapters: those in memory; None: no item has one."""
         self._peers = peers or NoPeers()
         self._model = model
-        self._adapters = adapters or ServedAdapters(model, None, device)
+        self._adapters = adapters or ServedAdapters(model, device)
         self._name = name
         self._device = device
         self._copies = MediaCopies(device)
@@ -175,8 +175,8 @@ class MediaCopies:
 
 
 def _batches(items: Sequence[MediaInput], max_values: int) -> Iterator[list[MediaInput]]:
-    """Yields the items in order, in groups of one kind and adapter with at most `max_values` tensor values (or
-    one item). Items with embeddings are in groups of their own."""
+    """Yields the items in order, in groups of one kind and adapter, with at most `max_values`
+    tensor values (or one item). Items with embeddings are in groups of their own."""
     batch: list[MediaInput] = []
     num_values = 0
     for item in items:

@@ -223,7 +223,7 @@ class ForwardPass:
             last_rows, ends = drafts.rows_after(last_rows), ends - drafts.counts
         if len(last_rows) < hidden.shape[0] or drafts is not None:
             hidden = hidden[to_device(last_rows, self._device)]
-        with self._adapters.step.of_rows(last_rows):
+        with self._adapters.step.of_rows(torch.from_numpy(last_rows)):
             logits = self._model.logits(hidden)
         return SampleRows(items=items, slots=slots, ends=ends, logits=logits, drafts=drafts)
 

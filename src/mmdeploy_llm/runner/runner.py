@@ -83,7 +83,7 @@ class Runner:
         self._slots = slots
         self._device = device
         self._has_atomic_media = has_atomic_media
-        self._adapters = adapters or ServedAdapters(model, None, device)
+        self._adapters = adapters or ServedAdapters(model, device)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
             model=self._model,

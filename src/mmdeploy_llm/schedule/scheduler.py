@@ -67,9 +67,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether another step is needed."""
-        return bool(
-            self._requests.states or self._failed or self._requests.adapters.has_unload
-        )
+        return bool(self._requests.states or self._failed or self._requests.adapters.has_unload)
 
     def stats(self) -> EngineStats:
         """Returns the counters of this moment."""
@@ -297,9 +295,7 @@ class Scheduler:
         has_window = windows is None or windows.can_start(state)
         has_adapter = self._requests.adapters.can_hold(request.adapter)
         if not (
-            has_adapter
-            and has_window
-            and self._pool.can_allocate(num_new + num_reserved, matched)
+            has_adapter and has_window and self._pool.can_allocate(num_new + num_reserved, matched)
         ):
             self._refused = state
             return False

@@ -16,7 +16,8 @@ from mmdeploy_llm.hooks import (
     ToolParser,
     ToolParserSpec,
 )
-from mmdeploy_llm.intake.intake import FindAdapter, Intake
+from mmdeploy_llm.intake.adapters import FindAdapter
+from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig

@@ -77,7 +77,11 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         threads=loaded.threads,
         peers=loaded.group.peers,
         adapters=ServedAdapters(
-            model, partial(blueprint_of, files, runtime, loaded.group.ranks), loaded.device
+            model,
+            loaded.device,
+            partial(blueprint_of, files, runtime, loaded.group.ranks),
+            num_slots=runtime.options.max_adapters,
+            kernels=kernels,
         ),
     )
 
