@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.basic_layers.linear import Matrix
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 from mmdeploy_llm.layers.moe import Experts
@@ -22,6 +25,8 @@ from .attach import Attached, Blueprint, Place, Placed
 from .folder import read_adapter
 from .product import Group, add_low_rank, table_of
 from .step import NO_SLOT, ActiveAdapters, ExpertAdapters, LookupAdapters, MatrixAdapters
+
+logger = logging.getLogger(__name__)
 
 NORM_ROWS = 256  # columns of a weight that are widened at once
 
@@ -57,22 +62,24 @@ class ServedAdapters:
         self._recordable: set[int] = set()  # slots of which kernels compute all changes
         self._num_tables = 0
         self._places: dict[str, list[Callable[[], object]]] = {}  # what takes an adapter away
-        self._failures: dict[str, Exception] = {}
+        self._failures: dict[str, str] = {}
 
-    def load(self, ref: AdapterRef) -> None:
-        """Reads an adapter and puts it at its matrices. Raises what that raises, and keeps it for
-        `check`."""
-        self._failures.pop(ref.key, None)
-        try:
-            self._load(ref)
-        except Exception as error:
-            self._failures[ref.key] = error.with_traceback(None)
-            raise
+    def load(self, refs: Iterable[AdapterRef], raised: Callable[[BaseException], object]) -> None:
+        """Reads adapters and puts them at their matrices. raised: told of each one that cannot be
+        read, which `check` then raises."""
+        for ref in refs:
+            self._failures.pop(ref.key, None)
+            try:
+                self._load(ref)
+            except FAULTS as error:
+                raised(error)
+                logger.warning("adapter %r cannot be read: %s", ref.name, error_text(error))
+                self._failures[ref.key] = error_text(error)
 
     def check(self, key: str) -> None:
-        """Raises why an adapter that a request needs is not in memory."""
-        if key and key not in self._slots:
-            raise self._failures.get(key) or CheckpointError("its adapter is not in memory")
+        """Raises CheckpointError where an adapter that a request needs is not in memory."""
+        if key not in self._slots:
+            raise CheckpointError(self._failures.get(key, "its adapter is not in memory"))
 
     def _load(self, ref: AdapterRef) -> None:
         if ref.key in self._slots:
@@ -101,13 +108,14 @@ class ServedAdapters:
                 take_away()
 
     def begin(self, counts: Sequence[int], keys: Sequence[str]) -> ActiveAdapters | None:
-        """Begins a pass of items with `counts` rows each; returns None where none has an
-        adapter."""
+        """Begins a pass of items with `counts` rows each; returns None where none has one."""
+        if not any(keys):
+            self.step.set_all()
+            return None
         slots = [self._slots[key] if key else NO_SLOT for key in keys]
-        active = {*slots} - {NO_SLOT}
-        frame = self._num_tables if active and active <= self._recordable else None
-        self.step.set(counts, slots, frame)
-        return self.step if active else None
+        is_recordable = {*slots} - {NO_SLOT} <= self._recordable
+        self.step.set(counts, slots, self._num_tables if is_recordable else None)
+        return self.step
 
     @contextmanager
     def encoding(self, key: str) -> Iterator[None]:

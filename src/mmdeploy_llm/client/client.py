@@ -183,13 +183,14 @@ class EngineClient(Belonging):
         return adapter or ""
 
     def _with_adapters(self, asks: Sequence[Ask], adapter: AnyAdapter) -> Sequence[Ask]:
-        """Returns the asks with an adapter for all of them, or with one for each. Raises TypeError,
-        and ValueError where their numbers differ."""
-        if adapter is None:
-            return asks
+        """Returns the asks with an adapter for all of them, or with one for each."""
+        return asks if adapter is None else self._each_with_its_own(asks, adapter)
+
+    def _each_with_its_own(self, asks: Sequence[Ask], adapter: Any) -> Sequence[Ask]:
+        """Returns the asks with adapters. Raises TypeError, and ValueError where the numbers of
+        both differ."""
         is_each = isinstance(adapter, (list, tuple))
-        given: Any = adapter if is_each else [adapter]
-        names = [self._adapter(own) for own in given]
+        names = [self._adapter(own) for own in (adapter if is_each else [adapter])]
         if is_each and len(names) != len(asks):
             raise ValueError(
                 f"{len(asks)} prompts and {len(names)} adapters; give one for each, or one for all"

@@ -20,7 +20,6 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import EngineError, PluginError, RequestError
@@ -33,7 +32,8 @@ from mmdeploy_llm.processes import finalize_here, interrupt_thread
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.startup.rooms import Assembly
 
-from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, Desk, DeskStats, Held
+from .adapters import LocalAdapters
+from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, DeskStats, Held
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ Task = Callable[[], object]
 GIVE_WAY_SECONDS = 1e-6  # the system makes some 50 microseconds of it
 
 
-class LocalDesk(Desk):
+class LocalDesk(LocalAdapters):
     """Computes prompts with one engine. The loop thread is the only writer of engine and tickets.
 
     engine, intake: as `start` has built them.
@@ -91,23 +91,6 @@ class LocalDesk(Desk):
         """Returns the boxes in an answer; see Desk."""
         self.check_open()
         return self.intake.boxes(prompt, text)
-
-    def load_adapter(self, name: str, source: str) -> AdapterRef:
-        """Makes an adapter known; see Desk."""
-        self.check()
-        return self._adapters.load(name, source)
-
-    def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter; see Desk."""
-        self.check()
-        self._check_unused(name)
-        key = self._adapters.unload(name).key
-        self._post(partial(self.engine.drop_adapter, key))
-
-    def adapters(self) -> Mapping[str, AdapterRef]:
-        """Returns the adapters by name; see Desk."""
-        self.check_open()
-        return self._adapters.refs
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of the tokenizer; see Desk."""
@@ -229,7 +212,7 @@ class LocalDesk(Desk):
     def _take_over(self, assembly: Assembly) -> None:
         self.engine, self.intake, self.model = assembly.engine, assembly.intake, assembly.model
         self.plugins, self.runtime = assembly.plugins, assembly.runtime
-        self._adapters = assembly.adapters
+        self._table = assembly.adapters
         self.media = assembly.intake.media
         self.num_kv_blocks = assembly.engine.info.num_blocks
         self.num_seqs = assembly.runtime.max_num_seqs

@@ -9,20 +9,18 @@ from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.request import MediaSpan
 
-FindAdapter = Callable[[str], AdapterRef | None]  # None for ""; raises RequestError
+FindAdapter = Callable[[str], AdapterRef]  # raises RequestError
 
 
-def no_adapter(name: str) -> AdapterRef | None:
+def no_adapter(name: str) -> AdapterRef:
     """Refuses every name: an intake without an engine has no adapters."""
-    if name:
-        raise RequestError(f"there is no adapter {name!r}: none is loaded")
-    return None
+    raise RequestError(f"there is no adapter {name!r}: none is loaded")
 
 
-def spans_of(spans: tuple[MediaSpan, ...], ref: AdapterRef | None) -> tuple[MediaSpan, ...]:
+def spans_of(spans: tuple[MediaSpan, ...], ref: AdapterRef) -> tuple[MediaSpan, ...]:
     """Returns the media of a prompt, those that the model encodes with an adapter that changes the
     encoder under a key of its own."""
-    if ref is None or not ref.has_media:
+    if not ref.has_media:
         return spans
     return tuple(
         span

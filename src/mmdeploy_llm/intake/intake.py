@@ -142,7 +142,8 @@ class Intake:
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)
-        ref = self._find_adapter(adapter_of(prompt, adapter))
+        name = adapter_of(prompt, adapter)
+        ref = self._find_adapter(name) if name else None
         rendered = self._render(parts, deadline)
         self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
         expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
@@ -153,7 +154,7 @@ class Intake:
             prompt_token_ids=expanded.ids,
             params=self._params.resolve(params, len(expanded.ids), number),
             eos_token_ids=self._eos_token_ids,
-            media=spans_of(expanded.spans, ref),
+            media=expanded.spans if ref is None else spans_of(expanded.spans, ref),
             adapter=ref,
             prompt_text=rendered.text,
             tools=rendered.tools,

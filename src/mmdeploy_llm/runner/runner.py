@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.adapters.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.hooks import Model
@@ -174,8 +173,7 @@ class Runner:
                 self._sampler.remove(slot)
         self._encoder.forget(plan.forget)
         self._adapters.unload(plan.unload)
-        for ref in plan.load:
-            self._load(ref)
+        self._adapters.load(plan.load, self._peers.raised)
         for new in plan.new:
             self._admit(new, outcome)
         self._encoder.encode(plan.encode)
@@ -183,16 +181,10 @@ class Runner:
         self._slots.extend_tables(scheduled)
         return scheduled
 
-    def _load(self, ref: AdapterRef) -> None:
-        try:
-            self._adapters.load(ref)
-        except FAULTS as error:
-            self._peers.raised(error)
-            logger.warning("adapter %r could not be read: %s", ref.name, error_text(error))
-
     def _admit(self, new: NewRequest, outcome: StepOutcome) -> None:
         try:
-            self._adapters.check(new.adapter)
+            if new.adapter:
+                self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
             self._sampler.add(slot, _slot_request(new))

@@ -14,7 +14,6 @@ class AdapterBudget:
                     hold (read in this step)          last holder releases it
             absent -------------------------> HELD <---------------------> IDLE
                ^                                |            hold            |
-               +------------ discard -----------+                            |
                +------------ evicted, least recently used first -------------+   -> plan.unload
 
     A request holds its adapter while it runs. At most `max_adapters` are in memory, with
@@ -35,15 +34,13 @@ class AdapterBudget:
         """Whether the next plan frees an adapter."""
         return bool(self._unload)
 
-    def can_hold(self, ref: AdapterRef | None) -> bool:
+    def can_hold(self, ref: AdapterRef) -> bool:
         """Whether a request with this adapter may start: it is in memory, or has room among those
         that running requests hold."""
-        return ref is None or ref.key in self._refs or self._has_room(ref, self._holders)
+        return ref.key in self._refs or self._has_room(ref, self._holders)
 
-    def hold(self, request_id: str, ref: AdapterRef | None) -> None:
+    def hold(self, request_id: str, ref: AdapterRef) -> None:
         """Holds an adapter for a request that starts; frees idle ones for it where need be."""
-        if ref is None:
-            return
         assert self.can_hold(ref), "more adapters than memory allows"
         if ref.key not in self._refs:
             while not self._has_room(ref, self._refs):
@@ -52,23 +49,16 @@ class AdapterBudget:
         self._idle.pop(ref.key, None)
         self._holders.setdefault(ref.key, {})[request_id] = None
 
-    def release(self, request_id: str, ref: AdapterRef | None) -> None:
+    def release(self, request_id: str, ref: AdapterRef) -> None:
         """Releases the adapter of a request that stops running."""
-        if ref is None or request_id not in self._holders.get(ref.key, ()):
-            return
         del self._holders[ref.key][request_id]
         if not self._holders[ref.key]:
             del self._holders[ref.key]
             self._idle[ref.key] = None
 
-    def discard(self, ref: AdapterRef | None) -> None:
-        """Frees the adapter of a failed request, which may be the cause, unless others hold it: the
-        next one that needs it has it read again."""
-        if ref is not None:
-            self.drop(ref.key)
-
     def drop(self, key: str) -> None:
-        """Frees an adapter that nobody holds."""
+        """Frees an adapter, unless a request holds it. Where one needs it later, it is read
+        again."""
         if key in self._idle:
             self._evict(key)
 

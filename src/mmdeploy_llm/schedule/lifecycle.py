@@ -113,7 +113,8 @@ class Lifecycle:
         assert popped is state, "not the next one"
         insort(self.running, state, key=by_order)
         request.status = RequestStatus.RUNNING
-        self.adapters.hold(request.request_id, request.adapter)
+        if request.adapter is not None:
+            self.adapters.hold(request.request_id, request.adapter)
         request.block_ids = self.pool.allocate(num_new, matched)
         request.num_computed_tokens = len(matched) * self._config.block_size
         state.num_registered_blocks = len(matched)
@@ -211,7 +212,8 @@ class Lifecycle:
             self.waiting.remove(state)
             return
         self.running.remove(state)
-        self.adapters.release(request.request_id, request.adapter)
+        if request.adapter is not None:
+            self.adapters.release(request.request_id, request.adapter)
         self.pool.free(request.block_ids)
         if self.windows is not None:
             self.windows.leave(state)

@@ -293,7 +293,8 @@ class Scheduler:
         num_reserved = num_reserved_blocks(self._requests.running, self._config.block_size)
         windows = self._requests.windows
         has_window = windows is None or windows.can_start(state)
-        has_adapter = self._requests.adapters.can_hold(request.adapter)
+        adapter = request.adapter
+        has_adapter = adapter is None or self._requests.adapters.can_hold(adapter)
         if not (
             has_adapter and has_window and self._pool.can_allocate(num_new + num_reserved, matched)
         ):
@@ -346,7 +347,8 @@ class Scheduler:
     def _fail(self, state: RequestState, failure: RequestFailure) -> TokenUpdate:
         self._encoder.discard(state.request.request_id)  # its media may be the cause
         update = self._end(state, "error", failure)
-        self._requests.adapters.discard(state.request.adapter)
+        if state.request.adapter is not None:  # its files may be the cause
+            self._requests.adapters.drop(state.request.adapter.key)
         return update
 
     def _end(

@@ -51,10 +51,8 @@ class AdapterTable:
         """The adapters that requests may name."""
         return MappingProxyType(dict(self._refs))
 
-    def find(self, name: str) -> AdapterRef | None:
-        """Returns the adapter of this name; None for "", the model alone. Raises RequestError."""
-        if not name:
-            return None
+    def find(self, name: str) -> AdapterRef:
+        """Returns the adapter of this name. Raises RequestError."""
         found = self._refs.get(name)
         if found is not None:
             return found
@@ -100,8 +98,7 @@ class AdapterTable:
     def unload(self, name: str) -> AdapterRef:
         """Forgets an adapter and returns it. Raises RequestError for an unknown one."""
         ref = self.find(name)
-        if ref is None or self._refs.pop(name, None) is None:
-            raise RequestError("give the name of an adapter")
+        self._refs.pop(name, None)
         return ref
 
 
