@@ -64,7 +64,7 @@ LAYERS = (
     ("opening", "sidecars"),
     ("finding",),
     ("questions", "answers"),
-    ("exporting",),
+    ("exporting", "vectors"),
     ("batch",),
     ("paging", "report"),
     ("estimate", "reading"),
@@ -121,7 +121,8 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
-PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "weights.map", "weights.quantized"}
+PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "pooling.rules", "weights.map"}
+PLUGIN_API |= {"weights.quantized"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
@@ -416,9 +417,12 @@ def too_large_rooms(root: Path) -> list[str]:
     ]
 
 
-# Names that only look like a family's: a program, a type of rotary embedding and a kind of
-# tokenizer, as other projects' files call them.
-NO_FAMILY = re.compile(r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece")
+# Names that only look like a family's: a program, a type of rotary embedding, a kind of tokenizer,
+# and the names of a file of sentence-transformers, as other projects' files call them.
+NO_FAMILY = re.compile(
+    r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece"
+    r"|for kind in \(\"bert\", .* \"xlnet\"\)"
+)
 
 
 def family_names(root: Path) -> set[str]:

@@ -68,7 +68,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRows:
-    """Rows of an embedding, for the token ids [N] int64. rows: [N, hidden]."""
+    """Rows [N, hidden] of an embedding for the token ids [N] int64."""
 
     ids: Tensor
     rows: Tensor

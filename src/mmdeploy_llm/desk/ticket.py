@@ -98,7 +98,7 @@ class Ticket:
         self._abort = abort
         self._on_news = on_news
         self._changed = threading.Condition(threading.Lock())
-        self._unread: deque[RequestOutput] = deque()
+        self._unread: deque[list[RequestOutput]] = deque()  # deltas to join, by completion
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
 
@@ -130,7 +130,8 @@ class Ticket:
     def get_nowait(self) -> RequestOutput | None:
         """Returns what is unread, of one completion; None when nothing is."""
         with self._changed:
-            return self._unread.popleft() if self._unread else None
+            deltas = self._unread.popleft() if self._unread else None
+        return joined(deltas) if deltas else None
 
     def abort(self) -> None:
         """Ends the prompt at the next step, with what it has generated. Any thread may call it."""
@@ -171,13 +172,13 @@ class Ticket:
                 self.put(refusal(self.ask, self.request_id, index, error))
 
     def _add(self, output: RequestOutput) -> None:
-        """Joins a delta to an unread one of its completion. An error stays alone: its text may be
+        """Adds a delta to the unread ones of its completion. An error stays alone: its text may be
         all of the completion's text."""
-        for at, before in enumerate(self._unread):
-            if before.outputs.index == output.outputs.index and output.is_ok:
-                self._unread[at] = joined(before, output)
+        for before in self._unread:
+            if before[0].outputs.index == output.outputs.index and output.is_ok:
+                before.append(output)
                 return
-        self._unread.append(self._numbered(output) if self.ask.stream else output)
+        self._unread.append([self._numbered(output) if self.ask.stream else output])
 
     def _numbered(self, delta: RequestOutput) -> RequestOutput:
         """Returns the delta with its ordinal among those that the reader gets: joined ones count

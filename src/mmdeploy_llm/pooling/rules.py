@@ -59,8 +59,8 @@ class EmbeddingRules:
     dimensions: vectors are cut to, where a request says nothing. max_tokens: longest prompt.
     similarity: how two vectors are compared. pairs: of a model that scores pairs.
     score_tokens: ids of "yes" and "no", the difference of whose logits is the score; without the
-        second the score is the logit of the first. activation: what is applied to a score; None:
-        the default of its model.
+        second the score is the logit of the first. score_words: of a family, their texts.
+    activation: what is applied to a score; None: the default of its model.
     """
 
     pooling: Pooling | Literal["tokens"] | None = None
@@ -79,5 +79,6 @@ class EmbeddingRules:
     max_tokens: int | None = None
     similarity: Similarity = "cosine"
     pairs: PairRule | None = None
+    score_words: tuple[str, str] | None = None
     score_tokens: tuple[int, int | None] | None = None
     activation: Activation | None = None

@@ -90,6 +90,9 @@ def _is_coming(state: RequestState, requests: Lifecycle, config: SchedulerConfig
 def num_reserved_blocks(running: Iterable[RequestState], block_size: int) -> int:
     """Returns how many blocks an admission leaves free: one per running request that may grow,
     which would otherwise preempt it soon after."""
-    return sum(
-        len(state.request.block_ids) * block_size < state.max_num_tokens - 1 for state in running
-    )
+    return sum(may_grow(state, block_size) for state in running)
+
+
+def may_grow(state: RequestState, block_size: int) -> bool:
+    """Whether a running request may need another block before it ends."""
+    return len(state.request.block_ids) * block_size < state.max_num_tokens - 1

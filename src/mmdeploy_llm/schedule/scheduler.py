@@ -12,7 +12,7 @@ from mmdeploy_llm.outputs import FinishReason, RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
-from .admission import matched_blocks, num_reserved_blocks, startable
+from .admission import matched_blocks, may_grow, num_reserved_blocks, startable
 from .borders import tokens_to_border
 from .chunks import Chunk, next_chunk
 from .following import following
@@ -60,6 +60,7 @@ class Scheduler:
         self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
         self._refused: RequestState | None = None  # waited for blocks in the last plan
+        self._num_reserved: int | None = None  # blocks, of this plan; None: not counted yet
         self._drafter: Speculation | None = None
         if config.speculates:
             self._drafter = Speculation(self._requests, config, clock)
@@ -115,7 +116,7 @@ class Scheduler:
         prompts of a larger one.
         """
         self._yield_to_urgent()
-        self._refused = None
+        self._refused = self._num_reserved = None
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._encoder.start_step()
         self._schedule_decodes(draft)
@@ -290,20 +291,21 @@ class Scheduler:
         request = state.request
         matched = matched_blocks(state, self._requests, self._config)
         num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
-        num_reserved = num_reserved_blocks(self._requests.running, self._config.block_size)
+        size = self._config.block_size
+        if self._num_reserved is None:
+            self._num_reserved = num_reserved_blocks(self._requests.running, size)
         windows = self._requests.windows
         has_window = windows is None or windows.can_start(state)
-        adapter = request.adapter
-        has_adapter = adapter is None or self._requests.adapters.can_hold(adapter)
-        if not (
-            has_adapter and has_window and self._pool.can_allocate(num_new + num_reserved, matched)
-        ):
+        needed, adapters = num_new + self._num_reserved, self._requests.adapters
+        has_adapter = request.adapter is None or adapters.can_hold(request.adapter)
+        if not (has_adapter and has_window and self._pool.can_allocate(needed, matched)):
             self._refused = state
             return False
-        chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)
+        chunk = self._next_chunk(state, len(matched) * size, draft)
         if not chunk.num_tokens:
             return False
         self._requests.start(state, matched, num_new, now)
+        self._num_reserved += may_grow(state, size)
         draft.new.append(state.to_new_request())
         self._schedule_chunk(state, chunk, draft, tuple(request.block_ids))
         return True

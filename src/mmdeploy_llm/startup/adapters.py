@@ -23,7 +23,7 @@ from mmdeploy_llm.sharding import FirstRank, Ranks
 from mmdeploy_llm.spelling import meant
 from mmdeploy_llm.weights.bounds import bounded_building
 
-from .loaded import shard
+from .loaded import new_model, shard
 from .model_files import ModelFiles, naming
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -122,7 +122,7 @@ def blueprint_of(files: ModelFiles, runtime: RuntimeConfig, ranks: Ranks | None)
 
     def build() -> Any:
         with torch.device("meta"), bounded_building():
-            return files.plugins.build(files.spec, files.checkpoint.config)
+            return new_model(files, files.checkpoint.config)
 
     shares = {} if ranks is None else shard(files, ranks)(build())
     return Blueprint(build(), shares, getattr(torch, runtime.dtype))

@@ -16,6 +16,7 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
@@ -89,7 +90,7 @@ def load_model(
     stays_coded = can_keep is not None and _is_quantized(files)
 
     def build(config: Any) -> Any:
-        built = files.plugins.build(files.spec, config)
+        built = new_model(files, config)
         check_size(built, runtime, group.size, stays_coded=stays_coded)
         model_length(built, runtime)  # raises before the weights are read
         return built
@@ -105,6 +106,7 @@ def load_model(
         can_keep=can_keep,
         plugins=files.plugins,
     )
+    add_dense(model, files.rules, torch.device(runtime.device))
     _install(model, machine, runtime.options)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
@@ -120,6 +122,12 @@ def load_model(
         threads=threads,
         group=group,
     )
+
+
+def new_model(files: ModelFiles, config: Any) -> Any:
+    """Builds the model on the device of the caller, with the head that its checkpoint has."""
+    built = files.plugins.build(files.spec, config)
+    return fit_head(built, files.head, files.rules, getattr(config, "num_labels", 1))
 
 
 def _install(model: Model, machine: Machine, config: EngineConfig) -> None:
@@ -160,7 +168,7 @@ def check_divisible(files: ModelFiles, num_ranks: int) -> None:
     """Raises ConfigError when the model's sizes are not divisible by num_ranks. Builds the model on
     the meta device, without memory, before any process is started."""
     with torch.device("meta"), bounded_building():
-        whole: Any = files.plugins.build(files.spec, files.checkpoint.config)
+        whole = new_model(files, files.checkpoint.config)
     shard(files, FirstRank(num_ranks))(whole)
 
 
