@@ -19,7 +19,7 @@ CLASSES = {
 }
 REQUIRED = {"EngineConfig": {"model": "m"}, "GuidedDecodingParams": {"regex": "a"}}
 OWN_NAMES = {name for own in CLASSES.values() for name in own.model_fields}
-NOT_OPTIONS = {"merge_and_unload", "generation_config", "chat_template_kwargs", "multimodal_data"}
+NOT_OPTIONS = {"load_adapter", "generation_config", "chat_template_kwargs", "multimodal_data"}
 NOT_OPTIONS |= {"enable_thinking", "early_stopping", "prompt_token_ids", "sampling_params"}
 UNDERSCORED = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 # Options of FastDeploy's EngineArgs, versions 2.2 to 2.5.

@@ -12,9 +12,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
+from .adapter_options import AdapterOptions
 from .option_types import (
     IMAGE_TOKENS,
-    Adapters,
     Budget,
     CacheDType,
     CpuLevel,
@@ -29,11 +29,10 @@ from .option_types import (
     Schemes,
 )
 from .params import MAX_SEED, EarlyStopParams, read_early_stop
-from .plugin_choice import PluginChoice
 from .weight_formats import FORMATS, described, names_of
 
 
-class EngineConfig(PluginChoice):
+class EngineConfig(AdapterOptions):
     """Every option of an engine. None and "auto" mean: decided from the model and the machine.
 
     Raises ConfigError for an unknown option (with what to write instead, where it is known) and for
@@ -115,27 +114,6 @@ class EngineConfig(PluginChoice):
         ge=2,
         description="number of KV cache blocks, on any device; None: as many as kv_cache_memory "
         "holds",
-    )
-    adapters: Adapters = Field(
-        default={},
-        description='LoRA adapters by name: {"sql": "adapters/sql"}, each a PEFT folder or an id '
-        "on the hub; a prompt names the one that it is computed with",
-    )
-    max_adapters: int = Field(
-        default=8,
-        ge=1,
-        description="upper bound on adapters in memory, and in one step; others are read again "
-        "when a prompt needs them",
-    )
-    adapter_memory: int | None = Field(
-        default=None,
-        ge=1,
-        description="bytes that adapters in memory may take together; None: what max_adapters take",
-    )
-    max_adapter_rank: int | None = Field(
-        default=None,
-        ge=1,
-        description="upper bound on the rank of an adapter; None: any",
     )
     quantization: Quantization | None = Field(
         default=None,

@@ -59,7 +59,7 @@ def test_each_prompt_of_a_batch_has_its_adapter(llm, oracles):
 
 def test_a_prefix_is_that_of_its_adapter(llm, oracles):
     prompt = list(range(5, 5 + 2 * llm.runtime.block_size))
-    for name in ("all", "", "rs", "all"):
+    for name in ("all", "", "all"):
         (output,) = llm.generate(
             {"prompt_token_ids": prompt, "adapter": name}, GREEDY, use_tqdm=False
         )

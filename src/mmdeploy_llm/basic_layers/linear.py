@@ -57,7 +57,7 @@ def has_product(dtype: torch.dtype) -> bool:
 
 
 class Adapted(Protocol):
-    """What adapters change of one matrix, or of a stack of experts."""
+    """Holds what adapters change of one matrix, or of a stack of experts."""
 
     @property
     def is_active(self) -> bool:

@@ -32,7 +32,7 @@ from mmdeploy_llm.processes import finalize_here, interrupt_thread
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.startup.rooms import Assembly
 
-from .adapters import LocalAdapters
+from .adapters import LocalAdapters, with_adapter
 from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, DeskStats, Held
 
 logger = logging.getLogger(__name__)
@@ -172,6 +172,7 @@ class LocalDesk(LocalAdapters):
         if held.number not in self._held:
             return
         try:
+            ref = self._adapter_of(ask)
             requests = self.intake.accept(
                 ask.prompt,
                 ask.params,
@@ -183,9 +184,8 @@ class LocalDesk(LocalAdapters):
                 priority=held.priority,
                 deadline=held.deadline,
                 is_shared=ask.group is not None,
-                adapter=ask.adapter,
             )
-            self._post(partial(self._admit, held, requests))
+            self._post(partial(self._admit, held, with_adapter(requests, ref)))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
             reason = error if isinstance(error, Exception) else PluginError(error_text(error))
             self._post(partial(self._finish, held.number, reason))

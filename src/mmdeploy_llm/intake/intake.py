@@ -32,13 +32,12 @@ from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
-from .adapters import FindAdapter, no_adapter, spans_of
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .documents import Documents, Group
 from .parts import TemplateParts
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, adapter_of, kwargs_of, read_prompt, with_options
+from .prompts import PromptParts, kwargs_of, read_prompt, with_options
 from .rendered import Rendered, TokenCount
 from .template import load_template, render, template_variables, warn_of_unread
 from .tokenizer import PromptTokenizer, marker_ids
@@ -56,7 +55,6 @@ class Intake:
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
         writes boxes; None: no plugin says so. expander: of messages' parts of plugins' types.
-    find_adapter: returns the adapter of a name; None: there are none.
     new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
@@ -83,9 +81,7 @@ class Intake:
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
         expander: PartExpander | None = None,
-        find_adapter: FindAdapter | None = None,
     ) -> None:
-        self._find_adapter = find_adapter or no_adapter
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
         self._placeholders = Placeholders(media, tokenizer)
         self._documents = Documents(media, tokenizer)
@@ -126,7 +122,6 @@ class Intake:
         priority: int = 0,
         deadline: Deadline | None = None,
         is_shared: bool = False,
-        adapter: str = "",
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
@@ -134,16 +129,13 @@ class Intake:
         number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
         priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
-            prompts begin like it. adapter: unless the prompt names one. Raises RequestError and its
-            subclasses.
+            prompts begin like it. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
         parts = replace(read_prompt(prompt, self._kinds.kinds), where=where)
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)
-        name = adapter_of(prompt, adapter)
-        ref = self._find_adapter(name) if name else None
         rendered = self._render(parts, deadline)
         self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
         expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
@@ -154,8 +146,7 @@ class Intake:
             prompt_token_ids=expanded.ids,
             params=self._params.resolve(params, len(expanded.ids), number),
             eos_token_ids=self._eos_token_ids,
-            media=expanded.spans if ref is None else spans_of(expanded.spans, ref),
-            adapter=ref,
+            media=expanded.spans,
             prompt_text=rendered.text,
             tools=rendered.tools,
             reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.adapters.served import ServedAdapters
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.adapters.served import ServedAdapters
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens

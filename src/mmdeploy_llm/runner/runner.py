@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.adapters.served import ServedAdapters
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
@@ -73,13 +73,10 @@ class Runner:
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
         None: there are none. states: of the layers that keep one; None for a model without.
         adapters: those in memory; None: no plan has any."""
-        self._peers = peers or NoPeers()
-        self._threads = threads
+        self._peers, self._threads = peers or NoPeers(), threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
-        self._cache = cache
-        self._sampler = sampler
-        self._slots = slots
+        self._cache, self._sampler, self._slots = cache, sampler, slots
         self._device = device
         self._has_atomic_media = has_atomic_media
         self._adapters = adapters or ServedAdapters(model, device)

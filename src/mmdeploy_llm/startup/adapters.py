@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from mmdeploy_llm.adapter_ref import AdapterRef
-from mmdeploy_llm.adapters.attach import Blueprint
 from mmdeploy_llm.adapters.folder import read_adapter
-from mmdeploy_llm.adapters.served import key_of
+from mmdeploy_llm.adapting.attach import Blueprint
+from mmdeploy_llm.adapting.served import key_of
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.model_folder import resolve_adapter
 from mmdeploy_llm.runtime_config import RuntimeConfig

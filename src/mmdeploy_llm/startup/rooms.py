@@ -16,7 +16,6 @@ from mmdeploy_llm.hooks import (
     ToolParser,
     ToolParserSpec,
 )
-from mmdeploy_llm.intake.adapters import FindAdapter
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.runner.executor import ExecutorInfo
@@ -63,7 +62,7 @@ def build_rooms(
         for processor in media.processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(files, executor.runtime, media, executor.media_size, adapters.find)
+    intake = build_intake(files, executor.runtime, media, executor.media_size)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
@@ -156,10 +155,8 @@ def build_intake(
     runtime: RuntimeConfig,
     media: ModelMedia,
     media_size: int | None = None,
-    find_adapter: FindAdapter | None = None,
 ) -> Intake:
-    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one.
-    find_adapter: see Intake."""
+    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one."""
     return Intake(
         tokenizer=files.tokenizer,
         media=media,
@@ -177,7 +174,6 @@ def build_intake(
         media_size=media_size,
         box_rule=box_rule_of(files),
         expander=expander_of(files, media, runtime.options),
-        find_adapter=find_adapter,
     )
 
 

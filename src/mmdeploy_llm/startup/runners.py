@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mmdeploy_llm.adapters.served import ServedAdapters
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention import select as attention
 from mmdeploy_llm.attention.base import AttentionBackend
 from mmdeploy_llm.attention.windows import WindowAttention

@@ -8,118 +8,30 @@ has for them, and lays the changes out as these matrices are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.adapters import Adapter, LowRank
+from mmdeploy_llm.basic_layers.adapted import Lookup, Rows
 from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.low_rank import Change
 from mmdeploy_llm.layers import CausalLM
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.weights.map import Target
 
-from .adapter import Adapter, LowRank
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """A matrix of a model: a parameter of a module, and its index in a stack of experts."""
-
-    module: str
-    name: str = "weight"
-    index: int = -1  # of no stack
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}" + (f"[{self.index}]" if self.index >= 0 else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Values for the rows `start` .. of a matrix, or of its bias."""
-
-    start: int
-    values: Tensor
-
-
-@dataclass(slots=True, kw_only=True)
-class Placed:
-    """What an adapter changes of one matrix [n, k].
-
-    starts, num_columns: of the matrix, as this rank holds it. change: its low-rank changes.
-    magnitudes: of DoRA, [rows] each. weights, biases: rows that take the place of the matrix's own
-    and of its bias's.
-    """
-
-    starts: tuple[int, ...]
-    num_columns: int
-    change: Change | None = None
-    magnitudes: tuple[Rows, ...] = ()
-    weights: tuple[Rows, ...] = ()
-    biases: tuple[Rows, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
-    """What an adapter changes of an embedding: the row of a token becomes row + scale * (b a)[:,
-    token]. a: [vocab, r], b: [hidden, r]. ids, rows: tokens, ascending, whose rows are others."""
-
-    a: Tensor | None = None
-    b: Tensor | None = None
-    scale: float = 1.0
-    ids: Tensor | None = None
-    rows: Tensor | None = None
-
-    def to(self, device: torch.device) -> Lookup:
-        """Returns the same on a device."""
-        own = (self.a, self.b, self.ids, self.rows)
-        a, b, ids, rows = (None if each is None else each.to(device) for each in own)
-        return replace(self, a=a, b=b, ids=ids, rows=rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """An adapter as one model, or one rank's shard of it, holds it in its dtype."""
-
-    matrices: Mapping[Place, Placed]
-    lookups: Mapping[str, Lookup]
-
-    @property
-    def tensors(self) -> Iterator[Tensor]:
-        """All tensors in it."""
-        for own in self.matrices.values():
-            if own.change is not None:
-                yield from (own.change.a, own.change.b)
-            yield from (each.values for each in (*own.weights, *own.biases, *own.magnitudes))
-        for lookup in self.lookups.values():
-            found = (lookup.a, lookup.b, lookup.rows)
-            yield from (each for each in found if each is not None)
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory of its tensors."""
-        return sum(each.nbytes for each in self.tensors)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A low-rank change of some rows of one matrix. path: the adapter's name for it."""
-
-    path: str
-    start: int
-    change: LowRank
+from .places import Attached, Piece, Place, Placed, combined, held_of, shared, starts_of
 
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """What is found for one matrix, before it is laid out."""
+    """Gathers what is found for one matrix, before it is laid out."""
 
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     weights: list[Rows] = field(default_factory=list)
     biases: list[Rows] = field(default_factory=list)
 
@@ -196,7 +108,7 @@ class Blueprint:
 
     def _pieces(
         self, adapter: Adapter, path: str, change: LowRank, target: Target
-    ) -> Iterator[tuple[Place, _Piece]]:
+    ) -> Iterator[tuple[Place, Piece]]:
         place, shape = self._place(adapter, path, target)
         is_stack = isinstance(self._modules[place.module], Experts)
         indices = [-1] if not is_stack else range(shape[0])
@@ -212,7 +124,7 @@ class Blueprint:
             wanted = (own.rank, shape[1:].numel()), (stop - start, own.rank)
             _check_shapes(adapter, path, own, wanted)
             place = Place(place.module, place.name, index)
-            yield place, _Piece(path=path, start=start, change=own)
+            yield place, Piece(path=path, start=start, change=own)
 
     def _add_saved(
         self, adapter: Adapter, key: str, tensor: Tensor, found: dict[Place, _Found]
@@ -248,7 +160,7 @@ class Blueprint:
         placed = Placed(
             starts=starts,
             num_columns=k,
-            change=_combined(found.pieces, starts, k, dtype) if found.pieces else None,
+            change=combined(found.pieces, starts, k, dtype) if found.pieces else None,
             magnitudes=magnitudes,
             weights=tuple(found.weights),
             biases=tuple(found.biases),
@@ -260,7 +172,7 @@ class Blueprint:
         if axis == 1 and magnitudes:
             path = found.pieces[0].path
             raise _refusal(adapter, path, "DoRA needs whole rows, which ranks share; merge it")
-        return _shared(placed, share.ranges, axis)
+        return shared(placed, share.ranges, axis)
 
     def _dtype_of(self, module: nn.Module, name: str) -> torch.dtype:
         is_wide = name in getattr(module, "fp32_parameters", ())
@@ -284,7 +196,7 @@ class Blueprint:
         lookup, held = Lookup(), torch.arange(vocab)
         share = self._shares.get(f"{path}.weight")
         if share is not None:
-            held = _held(share.ranges)
+            held = held_of(share.ranges)
         if (change := adapter.embeddings.get(path)) is not None:
             _check_shapes(adapter, path, change, ((change.rank, vocab), (hidden, change.rank)))
             a, b = change.a[:, held].T.contiguous(), change.b.contiguous()
@@ -348,105 +260,3 @@ def _rows_of(change: LowRank, rows: slice) -> LowRank:
 def _matrix_shape(weight: Tensor, *, is_stack: bool) -> tuple[int, int]:
     shape = weight.shape[1:] if is_stack else weight.shape
     return shape[0], shape[1:].numel()
-
-
-def starts_of(module: nn.Module, name: str, n: int) -> tuple[int, ...]:
-    """Returns the first rows of the parts of a matrix [n, k], the matrices of the checkpoint that
-    it holds, and n."""
-    parts = [*(getattr(module, "parts", None) or {}).values()]
-    for own, rows in (getattr(module, "expert_parts", None) or {}).values():
-        parts += [rows] if own == name and rows is not None else []
-    return tuple(sorted({0, n, *(rows.start for rows in parts)}))
-
-
-def _combined(
-    pieces: Sequence[_Piece], starts: tuple[int, ...], k: int, dtype: torch.dtype
-) -> Change:
-    """Lays out the changes of a matrix [n, k] by its parts. In a part that several have changes of
-    the rank is the sum of theirs."""
-    n, inside = starts[-1], [list[_Piece](), *([] for _ in starts[2:])]
-    for part, (start, stop) in enumerate(pairwise(starts)):
-        for piece in pieces:
-            if piece.start < stop and start < piece.start + len(piece.change.b):
-                inside[part].append(piece)
-    places = [_rank_places(each) for each in inside]
-    rank = max(max((stop for _, stop in each.values()), default=0) for each in places)
-    a, b = torch.zeros(len(inside) * rank, k, dtype=dtype), torch.zeros(n, rank, dtype=dtype)
-    scales = [next((x.change.scale for x in each if x.change.scale), 0.0) for each in inside]
-    for part, (start, stop) in enumerate(pairwise(starts)):
-        for piece in inside[part]:
-            change, (first, end) = piece.change, places[part][id(piece.change.a)]
-            low, high = max(start, piece.start), min(stop, piece.start + len(change.b))
-            own = change.b[low - piece.start : high - piece.start]
-            if change.scale != scales[part]:
-                own = own.float() * (change.scale / scales[part])
-            a[part * rank + first : part * rank + end] = change.a.flatten(1)
-            b[low:high, first:end] = own
-    return Change(a=a, b=b, starts=starts, scales=tuple(scales), shift=_shift(pieces, n))
-
-
-def _rank_places(pieces: Sequence[_Piece]) -> Mapping[int, tuple[int, int]]:
-    """Returns the rows of each change's `a` among those of a part, by its identity: the rows of one
-    module may lie apart."""
-    found: dict[int, tuple[int, int]] = {}
-    end = 0
-    for piece in pieces:
-        if id(piece.change.a) not in found:
-            found[id(piece.change.a)] = end, end + piece.change.rank
-            end += piece.change.rank
-    return found
-
-
-def _shift(pieces: Sequence[_Piece], n: int) -> Tensor | None:
-    """Returns what is added to each row of the output, [n] float32."""
-    shift = None
-    for piece in pieces:
-        if piece.change.bias is not None:
-            shift = torch.zeros(n) if shift is None else shift
-            shift[piece.start : piece.start + len(piece.change.b)] += piece.change.bias.float()
-    return shift
-
-
-def _held(ranges: Sequence[tuple[int, int]]) -> Tensor:
-    parts = [torch.arange(first, stop) for first, stop in ranges]
-    return torch.cat(parts) if parts else torch.arange(0)
-
-
-def _shared(placed: Placed, ranges: Sequence[tuple[int, int]], axis: int) -> Placed:
-    """Returns what one rank holds of the changes of a matrix that it holds `ranges` of."""
-    held = _held(ranges)
-    change, select = placed.change, _selected(held)
-    if axis == 1:
-        if change is not None:
-            change = replace(change, a=change.a[:, held].contiguous())
-        weights = tuple(replace(each, values=each.values[:, held]) for each in placed.weights)
-        return replace(placed, num_columns=len(held), change=change, weights=weights)
-    starts = tuple(int((held < start).sum()) for start in placed.starts)
-    if change is not None:
-        change = replace(
-            change,
-            b=change.b[held].contiguous(),
-            starts=starts,
-            shift=None if change.shift is None else change.shift[held],
-        )
-    return replace(
-        placed,
-        starts=starts,
-        change=change,
-        magnitudes=select(placed.magnitudes),
-        weights=select(placed.weights),
-        biases=select(placed.biases),
-    )
-
-
-def _selected(held: Tensor) -> Callable[[tuple[Rows, ...]], tuple[Rows, ...]]:
-    def select(each: tuple[Rows, ...]) -> tuple[Rows, ...]:
-        found = []
-        for rows in each:
-            inside = (held >= rows.start) & (held < rows.start + len(rows.values))
-            if inside.any():
-                start = int(inside.nonzero()[0])
-                found.append(Rows(start=start, values=rows.values[held[inside] - rows.start]))
-        return tuple(found)
-
-    return select

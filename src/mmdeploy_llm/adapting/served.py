@@ -13,6 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.adapter_ref import AdapterRef
+from mmdeploy_llm.adapters import Group, add_low_rank, read_adapter, table_of
+from mmdeploy_llm.basic_layers.adapted import (
+    NO_SLOT,
+    ActiveAdapters,
+    ExpertAdapters,
+    LookupAdapters,
+    MatrixAdapters,
+)
 from mmdeploy_llm.basic_layers.linear import Matrix
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks.names import error_text
@@ -21,10 +29,8 @@ from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 from mmdeploy_llm.layers.moe import Experts
 
-from .attach import Attached, Blueprint, Place, Placed
-from .folder import read_adapter
-from .product import Group, add_low_rank, table_of
-from .step import NO_SLOT, ActiveAdapters, ExpertAdapters, LookupAdapters, MatrixAdapters
+from .attach import Blueprint
+from .places import Attached, Place, Placed
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.basic_layers.linear import plain_linear
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.kernels.low_rank import LowRankTable
 
-from .attach import Lookup, Rows
-from .product import groups_of
+from .linear import plain_linear
 
 NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Values for the rows `start` .. of a matrix, or of its bias."""
+
+    start: int
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """Says what an adapter changes of an embedding: the row of a token becomes row +
+    scale * (b a)[:, token]. a: [vocab, r], b: [hidden, r]. ids, rows: tokens, ascending, whose rows
+    are others."""
+
+    a: Tensor | None = None
+    b: Tensor | None = None
+    scale: float = 1.0
+    ids: Tensor | None = None
+    rows: Tensor | None = None
+
+    def to(self, device: torch.device) -> Lookup:
+        """Returns the same on a device."""
+        own = (self.a, self.b, self.ids, self.rows)
+        a, b, ids, rows = (None if each is None else each.to(device) for each in own)
+        return replace(self, a=a, b=b, ids=ids, rows=rows)
 
 
 class ActiveAdapters:
@@ -117,12 +142,12 @@ class MatrixAdapters:
         return out
 
     def _replace(self, out: Tensor, x: Tensor, bias: Tensor | None, slots: Tensor) -> None:
-        for group in groups_of(slots):
-            for own in self.weights.get(group.slot, ()):
+        for slot in self.step.active & self.weights.keys():
+            rows = (slots == slot).nonzero().flatten()
+            for own in self.weights[slot]:
                 columns = slice(own.start, own.start + len(own.values))
                 part = None if bias is None else bias[columns]
-                values = own.values.flatten(1)
-                out[group.rows, columns] = plain_linear(x[group.rows], values, part)
+                out[rows, columns] = plain_linear(x[rows], own.values.flatten(1), part)
 
     def of_rows(self, rows: slice | Tensor) -> object:
         """See ActiveAdapters."""
@@ -140,21 +165,22 @@ class LookupAdapters:
         """Changes the rows `out` [T, hidden] of these tokens, in place."""
         if self.step.active.isdisjoint(self.lookups):
             return out
-        for group in groups_of(self.step.slots_of(len(out))):
-            lookup = self.lookups.get(group.slot)
-            if lookup is not None:
-                _look_up(lookup, out[group.rows], token_ids[group.rows])
+        slots = self.step.slots_of(len(out))
+        for slot in self.step.active & self.lookups.keys():
+            rows = (slots == slot).nonzero().flatten()
+            out[rows] = _changed(self.lookups[slot], out[rows], token_ids[rows])
         return out
 
 
-def _look_up(lookup: Lookup, out: Tensor, token_ids: Tensor) -> None:
+def _changed(lookup: Lookup, out: Tensor, token_ids: Tensor) -> Tensor:
     if lookup.ids is not None and lookup.rows is not None and len(lookup.ids):
         at = (token_ids[:, None] == lookup.ids).int().argmax(1)
         is_own = lookup.ids[at] == token_ids
         out[is_own] = lookup.rows[at[is_own]].to(out.dtype)
     if lookup.a is not None and lookup.b is not None:
         change = lookup.a[token_ids].float() @ lookup.b.float().T
-        out.copy_(out.float().add_(change, alpha=lookup.scale))
+        return out.float().add_(change, alpha=lookup.scale).to(out.dtype)
+    return out
 
 
 @dataclass(slots=True, eq=False)
