@@ -184,6 +184,7 @@ class LocalDesk(LocalAdapters):
                 priority=held.priority,
                 deadline=held.deadline,
                 is_shared=ask.group is not None,
+                wanted=ask.wanted,
             )
             self._post(partial(self._admit, held, with_adapter(requests, ref)))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
@@ -213,6 +214,7 @@ class LocalDesk(LocalAdapters):
         self.engine, self.intake, self.model = assembly.engine, assembly.intake, assembly.model
         self.plugins, self.runtime = assembly.plugins, assembly.runtime
         self._table = assembly.adapters
+        self.abilities = assembly.abilities
         self.media = assembly.intake.media
         self.num_kv_blocks = assembly.engine.info.num_blocks
         self.num_seqs = assembly.runtime.max_num_seqs

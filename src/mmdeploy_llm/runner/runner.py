@@ -22,6 +22,8 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
+from mmdeploy_llm.pooling.pooler import Pooler
+from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
@@ -68,17 +70,17 @@ class Runner:
         peers: Peers | None = None,
         states: StateTable | None = None,
         adapters: ServedAdapters | None = None,
+        rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
         None: there are none. states: of the layers that keep one; None for a model without.
-        adapters: those in memory; None: no plan has any."""
+        adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
         self._peers, self._threads = peers or NoPeers(), threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
-        self._cache, self._sampler, self._slots = cache, sampler, slots
-        self._device = device
-        self._has_atomic_media = has_atomic_media
+        self._sampler, self._slots, self._device = sampler, slots, device
+        self._has_atomic_media, self._pooler = has_atomic_media, Pooler(model, name, rules)
         self._adapters = adapters or ServedAdapters(model, device)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
@@ -92,6 +94,7 @@ class Runner:
             has_atomic_media=has_atomic_media,
             peers=self._peers,
             adapters=self._adapters,
+            pooler=self._pooler,
             states=states,
         )
         self._has_states = states is not None
@@ -165,6 +168,7 @@ class Runner:
         if self._device.index is not None and self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # per thread: it launches kernels on this device
         for request_id in plan.drop:
+            self._pooler.drop(request_id)
             slot = self._slots.drop(request_id)
             if slot is not None:
                 self._sampler.remove(slot)
@@ -173,7 +177,8 @@ class Runner:
         self._adapters.load(plan.load, self._peers.raised)
         for new in plan.new:
             self._admit(new, outcome)
-        self._encoder.encode(plan.encode)
+        if plan.encode:
+            self._encoder.encode(plan.encode)
         scheduled = [item for item in plan.scheduled if self._is_ready(item, outcome)]
         self._slots.extend_tables(scheduled)
         return scheduled
@@ -184,7 +189,8 @@ class Runner:
                 self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
-            self._sampler.add(slot, _slot_request(new))
+            if new.wanted is None:
+                self._sampler.add(slot, _slot_request(new))
         except FAULTS as error:
             self._peers.raised(error)
             logger.warning("a request could not start", exc_info=True)

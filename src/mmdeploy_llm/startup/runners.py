@@ -83,6 +83,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
             num_slots=runtime.options.max_adapters,
             kernels=kernels,
         ),
+        rules=files.rules,
     )
 
 
