@@ -36,6 +36,10 @@ class Recordings:
         self._by_frame: WeakKeyDictionary[Any, dict[object, Recording | None]]
         self._by_frame = WeakKeyDictionary()
 
+    def values(self) -> list[Recording | None]:
+        """Returns all recordings."""
+        return [own for known in self._by_frame.values() for own in known.values()]
+
     def run(
         self, inputs: ForwardInputs, kernels: Kernels, compute: Callable[[ForwardInputs], Tensor]
     ) -> Tensor:
