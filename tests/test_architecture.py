@@ -74,7 +74,7 @@ LAYERS = (
     ("attention_checks", "data_checks", "media_checks", "weight_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
-    ("command_options",),
+    ("command_options", "terminal"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
@@ -424,6 +424,9 @@ NO_FAMILY = re.compile(
     r"|for kind in \(\"bert\", .* \"xlnet\"\)"
 )
 
+# A family with the name of a verb, and one whose tower the template of plugins builds.
+ORDINARY = {"clip", "siglip"}
+
 
 def family_names(root: Path) -> set[str]:
     """The names of families in the plugins: of their folders, and those of their specs without what
@@ -439,7 +442,7 @@ def family_names(root: Path) -> set[str]:
                 continue
             prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|\w+Generation)'", classes)
             found |= {source.path.parent.name, fields["name"].strip("'"), *prefixes}
-    return {name.lower() for name in found}
+    return {name.lower() for name in found} - ORDINARY
 
 
 def names_a_family(root: Path) -> list[str]:
