@@ -1,4 +1,5 @@
-"""Asks at the desk for vectors, scores and labels, and makes outputs of the answers. Each object here has `asks`, whose outputs it is given in the same order."""
+"""Asks at the desk for vectors, scores and labels, and makes outputs of the answers. Each object
+here has `asks`, whose outputs it is given in the same order."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from mmdeploy_llm.guarding.folder_files import library_error, shown
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.model_folder import check_files
 from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, without_additions
+from mmdeploy_llm.model_folder.text_sizes import text_config
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.rendering import Encoder
 
-from .text_sizes import text_config
 from .tokenizer_steps import check_steps
 from .unicode_text import check_unicode
 

@@ -44,8 +44,8 @@ class Begun:
 class Wanting:
     """Prepares requests that want vectors or scores, for one model.
 
-    max_model_len: longest prompt. params: of requests for text. kinds: of media. written: returns what stands for so many items
-    of a kind in a text.
+    max_model_len: longest prompt. params: of requests for text. kinds: of media. written: returns
+    what stands for so many items of a kind in a text.
     """
 
     def __init__(

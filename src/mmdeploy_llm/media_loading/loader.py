@@ -125,8 +125,6 @@ class MediaLoader:
     ) -> list[MediaInput]:
         """Returns the items' model inputs. Raises MediaError and its subclasses, naming the item,
         and RequestTimeoutError at `deadline`."""
-        if not items:
-            return []
         return self._each(items, lambda item: self._load(item, self._limits_until(deadline, item)))
 
     def count(self, items: Sequence[MediaItem]) -> list[MediaInput]:

@@ -44,8 +44,8 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
-    """What the tokens of one step, from `start` on, add to a request: the sum of `count` states
-    [H], a first state [H], vectors of tokens [count, S] on the host, or a log-likelihood."""
+    """Holds what the tokens of one step, from `start` on, add to a request: the sum of `count`
+    states [H], a first state [H], vectors of tokens [count, S] on the host, or a likelihood."""
 
     start: int
     count: int

@@ -78,10 +78,7 @@ class Runner:
         self._threads = threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
-        self._cache = cache
-        self._sampler = sampler
-        self._slots = slots
-        self._device = device
+        self._sampler, self._slots, self._device = sampler, slots, device
         self._has_atomic_media = has_atomic_media
         self._pooler = Pooler(model, name, rules)
         self._encoder = EncoderCache(model, name, device, self._peers)
