@@ -55,16 +55,15 @@ def test_a_folder_that_pools_has_no_pairs(tmp_path):
     assert (found.pooling, found.pairs, found.score_tokens) == ("mean", None, None)
 
 
-def test_a_folder_that_scores_has_the_pairs_of_the_family_unless_its_template_has_them(tmp_path):
+def test_a_folder_that_scores_says_how_pairs_are_joined(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps([LINE, SCORE]))
     (tmp_path / "s").mkdir()
     (tmp_path / "s/config.json").write_text('{"true_token_id": 5}')
     found = rules(tmp_path)
-    assert found.score_tokens == (5, None)
-    assert found.pairs is not None
+    assert (found.score_tokens, found.pairs) == ((5, None), None)  # by the tokenizer
     chat = {"modality_config": {"message": {}}, "transformer_task": "text-generation"}
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(chat))
-    assert rules(tmp_path).pairs is None
+    assert rules(tmp_path).pairs.has_roles
 
 
 def test_rules_that_are_none_name_their_plugin(tmp_path):

@@ -16,21 +16,19 @@ from mmdeploy_llm.pooling.sentence_folder import read_rules
 def rules_of(
     plugins: PluginManager, spec: ModelSpec, checkpoint: Checkpoint, tokenizer: Any
 ) -> EmbeddingRules:
-    """Returns the rules of a checkpoint. What its family says of pairs holds for every checkpoint
-    that scores and whose folder has no template for them. tokenizer: the library's own.
+    """Returns the rules of a checkpoint: those of its folder, which say everything, else those of
+    its family, whose pairs are for a head that scores. tokenizer: the library's own.
 
     Raises CheckpointError for a malformed folder, PluginError for the family's rules.
     """
-    family = _of_family(plugins, spec)
-    own = read_rules(checkpoint.folder)
+    family, own = _of_family(plugins, spec), read_rules(checkpoint.folder)
     head = head_of(checkpoint.architecture, spec.architectures)
-    if own is None and head == "words":
+    if own is not None:
+        return own
+    if head == "words":
         tokens = _score_tokens(family, tokenizer)
         return replace(family, score_tokens=tokens, pairs=family.pairs if tokens else None)
-    if own is None:
-        return replace(family, pairs=family.pairs if head == "labels" else None)
-    scores = own.pairs is None and (head == "labels" or own.score_tokens is not None)
-    return replace(own, pairs=family.pairs) if scores and own.system is None else own
+    return replace(family, pairs=family.pairs if head == "labels" else None)
 
 
 def _of_family(plugins: PluginManager, spec: ModelSpec) -> EmbeddingRules:
