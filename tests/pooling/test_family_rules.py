@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.errors import CheckpointError, PluginContractError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager
 from mmdeploy_llm.startup.vectors import rules_of
 
@@ -21,8 +21,9 @@ LINE = {"name": "0", "path": "", "type": "sentence_transformers.models.Transform
 SCORE = {"name": "1", "path": "s", "type": "sentence_transformers.models.LogitScore"}
 
 
-def rules(folder, architecture="XForCausalLM", tokenizer=WORDS, spec=SPEC):
-    checkpoint = SimpleNamespace(folder=folder, architecture=architecture)
+def rules(folder, architecture="XForCausalLM", tokenizer=WORDS, spec=SPEC, **config):
+    config = SimpleNamespace(**config)
+    checkpoint = SimpleNamespace(folder=folder, architecture=architecture, config=config)
     return rules_of(PLUGINS, spec, checkpoint, tokenizer)
 
 
@@ -77,5 +78,26 @@ def test_installed_rules_can_be_imported(tmp_path):
     told = [spec for spec in manager.models if spec.vectors is not None]
     assert told
     for spec in told:
-        checkpoint = SimpleNamespace(folder=tmp_path, architecture=spec.architectures[0])
+        checkpoint = SimpleNamespace(
+            folder=tmp_path, architecture=spec.architectures[0], config=None
+        )
         assert rules_of(manager, spec, checkpoint, WORDS).score_tokens == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        ({}, "sigmoid"),
+        ({"num_labels": 1}, "sigmoid"),
+        ({"num_labels": 3}, "identity"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "tanh"),
+    ],
+)
+def test_what_is_applied_to_scores(tmp_path, config, activation):
+    assert rules(tmp_path, "XForSequenceClassification", **config).activation == activation
+
+
+def test_an_activation_that_is_code_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"'os\.system'; allowed: torch\.nn"):
+        rules(tmp_path, sentence_transformers={"activation_fn": "os.system"})

@@ -205,7 +205,7 @@ def _model_values(folder: Path) -> dict[str, Any]:
         "document_prompt": next((name for name in DOCUMENTS if name in prompts), None),
         "similarity": similarity,
         "dimensions": _whole(values, MODEL_FILE, "truncate_dim", MAX_SIZE),
-        "activation": None if activation is None else _activation(MODEL_FILE, activation),
+        "activation": None if activation is None else activation_of(MODEL_FILE, activation),
         "normalize": False,
         "pooling": None,
         "size": None,
@@ -290,7 +290,7 @@ def _dense(module: _Module) -> DenseRule:
         in_features=sizes[0] or 0,
         out_features=sizes[1] or 0,
         has_bias=_get(values, module.label, "bias", bool, True),
-        activation=_activation(module.label, name),
+        activation=activation_of(module.label, name),
         is_residual=_get(values, module.label, "use_residual", bool, False),
     )
 
@@ -328,9 +328,10 @@ def _required(module: _Module) -> Mapping[str, Any]:
     return read_object(path)
 
 
-def _activation(file: str, name: str) -> Activation:
+def activation_of(file: str, name: object) -> Activation:
+    """Returns what a class of torch is called here. file: that names it."""
     _one_of(file, "activation", name, ACTIVATIONS)
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[str(name)]
 
 
 def _one_of(file: str, key: str, value: object, allowed: Iterable[str]) -> None:
