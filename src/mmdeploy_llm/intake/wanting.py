@@ -259,7 +259,7 @@ class Wanting:
         """Returns a conversation whose user message is the template, filled."""
         content: list[Any] = []
         sides = {"query": query, "document": document}
-        for index, piece in enumerate(FIELD.split(rule.template)):
+        for index, piece in enumerate(FIELD.split(rule.template or "")):
             if index % 2 and piece in sides:
                 content += [*_media_parts(sides[piece].media), *_text_parts(sides[piece].text)]
             else:
