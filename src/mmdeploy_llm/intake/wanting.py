@@ -12,7 +12,6 @@ from typing import Any
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import PromptTooLongError, RequestError
-from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.rules import PairRule
@@ -189,9 +188,9 @@ class Wanting:
         return "" if name is None else rules.prompts.get(name, name)
 
     def _system(self, instruction: str | None) -> str:
-        rules = self._rules
-        default = rules.system or ""
-        return default if instruction is None else rules.prompts.get(instruction, instruction)
+        if instruction is None:
+            return self._rules.system or ""
+        return self._rules.prompts.get(instruction, instruction)
 
     def _marked(self, parts: PromptParts) -> str:
         """Returns the text of a prompt, after the markers of its media unless it has any."""
@@ -202,8 +201,7 @@ class Wanting:
 
     def _conversation(self, parts: PromptParts, system: str) -> PromptParts:
         """Returns a conversation of one message with the media and the text."""
-        content = [*_media_parts(parts.media), *_text_parts(parts.text)]
-        messages = [*_system_message(system), {"role": "user", "content": content}]
+        messages = [*_system_message(system), {"role": "user", "content": _content(parts)}]
         kwargs = {**self._rules.chat_options, **(parts.template_kwargs or {})}
         return replace(parts, text=None, messages=messages, template_kwargs=kwargs or None)
 
@@ -244,14 +242,10 @@ class Wanting:
     def _roles(self, query: PromptParts, document: PromptParts, wanted: Wanted) -> PromptParts:
         """Returns the messages of a template that knows the roles "query" and "document"."""
         messages = _system_message(self._system(wanted.instruction))
-        for role, own in zip(PAIR_KEYS, (query, document), strict=True):
-            content = [*_media_parts(own.media), *_text_parts(own.text)]
-            messages.append({"role": role, "content": content})
-        return PromptParts(
-            messages=messages,
-            media=(*query.media, *document.media),
-            template_kwargs=self._rules.chat_options or None,
-        )
+        messages.append({"role": "query", "content": _content(query)})
+        messages.append({"role": "document", "content": _content(document)})
+        media, options = (*query.media, *document.media), self._rules.chat_options or None
+        return PromptParts(messages=messages, media=media, template_kwargs=options)
 
     def _filled(
         self, rule: PairRule, query: PromptParts, document: PromptParts, values: dict[str, str]
@@ -261,7 +255,7 @@ class Wanting:
         sides = {"query": query, "document": document}
         for index, piece in enumerate(FIELD.split(rule.template or "")):
             if index % 2 and piece in sides:
-                content += [*_media_parts(sides[piece].media), *_text_parts(sides[piece].text)]
+                content += _content(sides[piece])
             else:
                 content += _text_parts(values[piece] if index % 2 else piece)
         messages = [*_system_message(rule.system), {"role": "user", "content": content}]
@@ -272,8 +266,8 @@ def _system_message(text: str | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": _text_parts(text)}] if text else []
 
 
-def _media_parts(media: Sequence[MediaItem]) -> list[dict[str, Any]]:
-    return [{"type": item.kind} for item in media]
+def _content(parts: PromptParts) -> list[dict[str, Any]]:
+    return [*({"type": item.kind} for item in parts.media), *_text_parts(parts.text)]
 
 
 def _text_parts(text: str | None) -> list[dict[str, Any]]:
