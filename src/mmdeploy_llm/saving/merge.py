@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.adapters import Adapter, read_adapter
+from mmdeploy_llm.adapters import read_adapter
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
@@ -23,7 +23,7 @@ from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.stored_head import EMBEDDING, HEAD, TIE, follow_stored_head, untie
 
-from .edits import edits_of
+from .edits import Edits, edits_of
 from .folders import Partial, check_output, copy_others, digest_of
 from .loaded import built, is_quantized
 from .rounders import Place
@@ -74,8 +74,10 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
     with ExitStack() as stack:
         files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
         entries = {key: entry for file in files for key, entry in file.entries.items()}
+    empty, heads = built(config, checkpoint), Heads.of(entries)
+    edits = edits_of(own, entries, empty, heads.stored or heads.tied)
     partial = Partial(output, digest_of({"merge": own.digest}, paths))
-    writer = MergeWriter(partial, built(config, checkpoint), own, entries)
+    writer = MergeWriter(partial, empty, edits, heads)
     writer.copy(paths)
     merged = writer.merged(untie(values, checkpoint))
     taken = tuple(name for name in TOKENIZER_FILES if (Path(adapter) / name).is_file())
@@ -96,30 +98,43 @@ class AsTheyAre:
         raise AssertionError("no matrix has a scheme")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The keys of the embedding and of the output head, "" where a checkpoint stores none. tied:
+    the key that a head gets which was the embedding."""
+
+    embedding: str
+    stored: str
+    tied: str
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Entry]) -> Heads:
+        """Finds the keys among those of a checkpoint."""
+        embedding = next((key for key in entries if EMBEDDING.search(key)), "")
+        is_inner = embedding.startswith("language_model.model.")
+        return cls(
+            embedding=embedding,
+            stored=next((key for key in entries if HEAD.search(key)), ""),
+            tied="language_model.lm_head.weight" if is_inner else "lm_head.weight",
+        )
+
+
 class MergeWriter(Writer):
     """Writes the tensors of a folder, changed as an adapter says."""
 
-    def __init__(
-        self, partial: Partial, model: Any, adapter: Adapter, entries: Mapping[str, Entry]
-    ) -> None:
-        """entries: all tensors of the checkpoint."""
+    def __init__(self, partial: Partial, model: Any, edits: Edits, heads: Heads) -> None:
         super().__init__(partial, model, AsTheyAre())
-        heads = [key for key in entries if HEAD.search(key)]
-        self._embedding = next((key for key in entries if EMBEDDING.search(key)), "")
-        is_inner = self._embedding.startswith("language_model.model.")
-        tied = "language_model.lm_head.weight" if is_inner else "lm_head.weight"
-        self._tied = "" if heads else tied  # the head that the checkpoint does not store
-        self._edits = edits_of(adapter, entries, model, heads[0] if heads else tied)
+        self._edits, self._heads = edits, heads
 
     def _converted(self, key: str, entry: Entry, tensor: Tensor) -> dict[str, Tensor]:
-        if key != self._embedding or not self._tied:
+        if key != self._heads.embedding or self._heads.stored:
             return {key: self._edits.applied(key, tensor)}
         return self._with_head(key, tensor)
 
     def _with_head(self, key: str, tensor: Tensor) -> dict[str, Tensor]:
         """Returns the embedding, and its head where they differ now. The rows of tokens are both's,
         as in PEFT; all else is of the one that the adapter names."""
-        edits, head = self._edits, self._tied
+        edits, head = self._edits, self._heads.tied
         if not edits.keys & {key, head}:
             return {key: tensor}
         tokens = {head: edits.tokens[key]} if key in edits.tokens else {}
@@ -130,13 +145,13 @@ class MergeWriter(Writer):
     def merged(self, config: dict[str, Any]) -> Merged:
         """Writes the last shard, the index and config.json, which says what changed of sizes and
         ties."""
-        done = self._done
-        is_untied = self._tied in {*done.places, *self._shard}
+        done, heads = self._done, self._heads
+        is_untied = not heads.stored and heads.tied in {*done.places, *self._shard}
         levels = [x for x in (config, config.get("text_config")) if isinstance(x, dict)]
         if is_untied:
             for level in levels:
                 level[TIE] = False
-        if (new := self._edits.saved.get(self._embedding)) is not None:
+        if (new := self._edits.saved.get(heads.embedding)) is not None:
             for level in levels:
                 if "vocab_size" in level:
                     level["vocab_size"] = len(new)
