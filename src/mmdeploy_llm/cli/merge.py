@@ -22,6 +22,7 @@ A quantised model is not merged: merge first, then run `mmdeploy-llm quantize`.
 \b
 Examples:
   mmdeploy-llm merge models/acme-4b adapters/birds models/acme-4b-birds
+  mmdeploy-llm merge acme/acme-4b runs/checkpoint-500 merged
   mmdeploy-llm generate "What is a wren?" --model models/acme-4b-birds"""
 
 

@@ -39,7 +39,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edits:
-    """What becomes of the tensors of a checkpoint, by key: another tensor, then low-rank changes,
+    """Says what becomes of a checkpoint's tensors, by key: another tensor, then low-rank changes,
     then what is added, then other rows."""
 
     saved: Mapping[str, Tensor]
