@@ -112,6 +112,15 @@ def expected_tokens(request, num_tokens, long_after=None):
     return clone.output_token_ids
 
 
+def expected_states(request, long_after=None):
+    """Returns the cells of the tokens that a request for a vector needs."""
+    num_tokens, cells = request.num_tokens, []
+    root = LONG if long_after is not None and num_tokens > long_after else SHORT
+    for position in range(num_tokens):
+        cells.append(next_cell(cells[-1] if cells else root, content_of(request, position)))
+    return cells[request.wanted.first_needed(num_tokens) :]
+
+
 class Slot:
     """The executor's state of one request."""
 
@@ -125,6 +134,7 @@ class Slot:
         self.params = new.params
         self.prompt_len = new.prompt_len
         self.table, self.window_table = [], []
+        self.wanted, self.states = new.wanted, {}  # position -> cell, since it has started
         self.num_computed = None  # unknown until the first item: the prefix cache decides
 
     @property
@@ -165,7 +175,7 @@ class CheckingExecutor:
         if breaks == "after":
             raise RuntimeError("broken step")
         result = StepResult(
-            step_id=plan.step_id, sampled={}, prompt_logprobs={}, errors={}, later={}
+            step_id=plan.step_id, sampled={}, prompt_logprobs={}, errors={}, later={}, vectors={}
         )
         for item in plan.scheduled:
             if item.request_id in failing:
@@ -216,9 +226,10 @@ class CheckingExecutor:
             assert slot.num_computed in (None, item.start), "tokens skipped or repeated"
             assert end - len(item.drafts) <= slot.num_tokens
             assert end <= slot.most_tokens, "computed as a short sequence"
-            assert item.samples == (end - len(item.drafts) == slot.num_tokens)
+            is_end = end - len(item.drafts) == slot.num_tokens
+            assert item.samples == (is_end and slot.wanted is None)
             assert item.samples or not item.drafts
-            assert item.samples or self.config.enable_chunked_prefill
+            assert is_end or self.config.enable_chunked_prefill
             for span in slot.view.media:
                 if span.offset < end and item.start < span.end:
                     assert span.item.key in self.encoded, "media computed but not encoded"
@@ -296,6 +307,7 @@ class CheckingExecutor:
             previous = self._cell(slot, position - 1) if position else slot.root
             place = (slot.table[position // size], position % size)
             self.cells[place] = next_cell(previous, content_of(slot.view, position))
+            slot.states[position] = self.cells[place]
             if self.config.window is not None:
                 place = slot.window_table[position // size], position % size
                 self.window_cells[place] = self._cell(slot, position)
@@ -312,6 +324,11 @@ class CheckingExecutor:
                 {position: Logprob(logprob=0.0, rank=1)}
                 for position in range(item.start, min(end, slot.prompt_len))
             )
+        if slot.wanted is not None:
+            assert not item.samples, "a vector is no token"
+            if end == slot.prompt_len:
+                needed = range(slot.wanted.first_needed(end), end)
+                result.vectors[item.request_id] = [slot.states[each] for each in needed]
         if item.samples:
             cells = [self._cell(slot, position) for position in range(end)]
             assert POISON not in cells, "read of a token that was never computed"
@@ -356,6 +373,7 @@ class Loop:
         self.tokens = {}  # request id -> delivered tokens
         self.prompt_logprobs = {}  # request id -> delivered positions
         self.ended = {}  # request id -> the last update
+        self.vectors = {}  # request id -> the states of its tokens
         self.reasons = {}  # request id -> finish reason
 
     def add(self, *requests):
@@ -408,6 +426,8 @@ class Loop:
             reason = update.finish_reason
             if is_stopped and (reason is None or len(tokens) < len(request.output_token_ids)):
                 reason = "stop"
+            if update.vector is not None:
+                self.vectors[request.request_id] = update.vector
             if reason is not None:
                 self.ended[request.request_id] = update
                 self.reasons[request.request_id] = reason
@@ -433,6 +453,7 @@ def kit():
     """The helpers of this module, because test modules cannot import each other."""
     return SimpleNamespace(
         Loop=Loop,
+        expected_states=expected_states,
         expected_tokens=expected_tokens,
         keys=prefix_key,
         make_config=make_config,

@@ -9,6 +9,7 @@ from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.request import RequestStatus
 from mmdeploy_llm.schedule.pace import Pace
 from mmdeploy_llm.schedule.speculation import Guesser
+from mmdeploy_llm.wanted import Wanted
 
 SCENES = {
     "roomy": {"num_blocks": 200, "max_num_batched_tokens": 64, "max_num_seqs": 8},
@@ -150,7 +151,7 @@ class Traffic:
     def __init__(self, kit, seed):
         self.kit = kit
         self.rng, self.urgency = random.Random(seed), random.Random(seed + 2)
-        self.sharing = random.Random(seed + 3)
+        self.sharing, self.wishes = random.Random(seed + 3), random.Random(seed + 4)
         self.prefixes = [[100 * n + i for i in range(24)] for n in range(1, 4)]
         self.arrival = 0.0
 
@@ -185,7 +186,16 @@ class Traffic:
             priority=urgency.choice([0, 0, 0, -1, 2]),
             deadline=self.deadline(now) if urgency.random() < 0.2 else None,
             is_shared=self.sharing.random() < 0.5,
+            wanted=self.wanted(len(prompt)) if self.wishes.random() < 0.15 else None,
         )
+
+    def wanted(self, num_tokens):
+        what = self.wishes.choice(["vector", "score", "token_vectors", "likelihood"])
+        pooling = self.wishes.choice(["last", "cls", "mean"])
+        skipped = self.wishes.randrange(1, num_tokens) if num_tokens > 1 else 0
+        if what == "likelihood" and not skipped:
+            what = "vector"
+        return Wanted(what=what, pooling=pooling, num_skipped=skipped)
 
     def deadline(self, now):
         seconds = self.urgency.choice([3, 10, 30, 300])
@@ -211,6 +221,8 @@ def simulate(kit, config, seed, num_requests=NUM_REQUESTS):
 
 def expected_end(kit, request, config):
     """Returns tokens and finish reason of a run without limits and without other requests."""
+    if request.wanted is not None:
+        return [], "stop"
     params = request.params
     limit = min(params.max_tokens, config.max_model_len - len(request.prompt_token_ids))
     tokens = kit.expected_tokens(request, limit, config.long_after)
@@ -267,6 +279,7 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
             num_normal += 1
             assert (tokens, reason) == expected_end(kit, request, config)
             check_prompt_logprobs(loop, request)
+            check_vector(kit, loop, request, config)
         else:
             assert tokens == kit.expected_tokens(request, len(tokens), config.long_after)
             assert loop.ended[request.request_id].failure is not None
@@ -277,8 +290,15 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
     assert loop.scheduler.stats().num_accepted_drafts <= counts[1]
 
 
+def check_vector(kit, loop, request, config):
+    assert (request.wanted is not None) == (request.request_id in loop.vectors)
+    if request.wanted is not None:
+        expected = kit.expected_states(request, config.long_after)
+        assert loop.vectors[request.request_id] == expected
+
+
 def check_prompt_logprobs(loop, request):
-    wanted = request.params.prompt_logprobs is not None
+    wanted = request.params.prompt_logprobs is not None and request.wanted is None
     positions = list(range(len(request.prompt_token_ids))) if wanted else []
     assert loop.prompt_logprobs[request.request_id] == positions
 

@@ -112,7 +112,7 @@ class Intake:
         self._chat_template, self._unread = chat_template, set[str]()  # names that were warned of
         self._ends = ReasoningEnds(reasoning_start_marker, reasoning_end_marker, tokenizer)
         self._new_request_id, self._expander = new_request_id, expander
-        rest = (media.kinds, self._written, self._placeholders, tokenizer)
+        rest = (media.kinds, self.media.check, self._written, self._placeholders, tokenizer)
         self._wanting = Wanting(abilities, config.max_model_len, self._params, *rest)
 
     def accept(

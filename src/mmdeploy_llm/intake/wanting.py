@@ -12,6 +12,7 @@ from typing import Any
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import PromptTooLongError, RequestError
+from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.rules import PairRule
@@ -43,8 +44,9 @@ class Begun:
 class Wanting:
     """Prepares requests that want vectors or scores, for one model.
 
-    max_model_len: longest prompt. params: of requests for text. kinds: of media. written: returns
-    what stands for so many items of a kind in a text.
+    max_model_len: longest prompt. params: of requests for text. kinds: of media. check_media:
+    refuses media that the model does not take. written: returns what stands for so many items of a
+    kind in a text.
     """
 
     def __init__(
@@ -53,13 +55,14 @@ class Wanting:
         max_model_len: int,
         params: ParamsResolver,
         kinds: Sequence[str],
+        check_media: Callable[[Sequence[MediaItem]], None],
         written: Callable[[str, int], str],
         placeholders: Placeholders,
         tokenizer: PromptTokenizer,
     ) -> None:
         self._abilities, self._rules, self._params = abilities, abilities.rules, params
         self._max_tokens = min(max_model_len, self._rules.max_tokens or max_model_len)
-        self._kinds, self._written = kinds, written
+        self._kinds, self._check_media, self._written = kinds, check_media, written
         self._placeholders, self._tokenizer = placeholders, tokenizer
 
     def begin(
@@ -149,15 +152,17 @@ class Wanting:
     def read(self, prompt: Any, wanted: Wanted) -> tuple[PromptParts, Wanted]:
         """Reads a prompt, which may be media alone, or a pair of prompts {"query", "document"}, and
         writes its instruction into it."""
-        if isinstance(prompt, Mapping) and any(name in prompt for name in PAIR_KEYS):
+        if wanted.what == "score":
             return self._pair(prompt, wanted), wanted
         parts, rules = self._read(prompt), self._rules
         if wanted.what == "likelihood":
             return parts, wanted
         if parts.messages is not None:
             return self._with_system(parts, wanted), wanted
-        if parts.ids is not None:
-            return parts, wanted  # they are the whole prompt
+        if parts.ids is not None:  # they are the whole prompt
+            if wanted.instruction not in (None, rules.query_prompt, rules.document_prompt):
+                raise RequestError("token ids are a whole prompt; write the instruction into them")
+            return parts, wanted
         if rules.system is not None:
             return self._conversation(parts, self._system(wanted.instruction)), wanted
         prefix = self._prefix(wanted.instruction)
@@ -176,8 +181,12 @@ class Wanting:
             prompt.get(name) is not None for name in CONTENT_KEYS
         )
         if is_alone and any(prompt.get(name) for name in MEDIA_KEYS):
-            return replace(read_prompt({**prompt, "prompt": " "}, self._kinds), text="")
-        return read_prompt(prompt, self._kinds)
+            parts = replace(read_prompt({**prompt, "prompt": " "}, self._kinds), text="")
+        else:
+            parts = read_prompt(prompt, self._kinds)
+        if parts.text is not None and not (parts.media or parts.text.strip()):
+            raise RequestError("the prompt is empty; give a text, or an image or other media")
+        return parts
 
     def _cased(self, text: str) -> str:
         return text.lower() if self._rules.lower_case else text
@@ -195,6 +204,7 @@ class Wanting:
     def _marked(self, parts: PromptParts) -> str:
         """Returns the text of a prompt, after the markers of its media unless it has any."""
         text = parts.text or ""
+        self._check_media(parts.media)
         if not parts.media or any(self._placeholders.count_in_text(text).values()):
             return text
         return "".join(self._written(item.kind, 1) for item in parts.media) + text
