@@ -5,6 +5,7 @@ Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -207,8 +208,25 @@ class Experts(KernelLayer):
             return self.kernels.silu_mul(*both.chunk(2, -1))
         return gated(both, self.activation)
 
+    def packed_parts(self) -> Mapping[str, PackedWeight]:
+        """Returns the packed matrices by names."""
+        found: dict[str, PackedWeight] = {}
+        for expert, (gate_up, down) in enumerate(self._packed or ()):
+            assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
+            found |= {f"{expert}.gate_up": gate_up, f"{expert}.down": down}
+        return found
+
+    def take_packed(self, parts: Mapping[str, PackedWeight]) -> None:
+        """Takes what `packed_parts` of an equal layer returned."""
+        self._packed = [
+            (parts[f"{expert}.gate_up"], parts[f"{expert}.down"])
+            for expert in range(len(parts) // 2)
+        ]
+
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Packs as Matrix.pack does: either all matrices or none."""
+        if self.is_packed:
+            return
         if self._coded:
             return self._pack_coded(kernels, rounds=rounds_inputs(quantization))
         stacks = self.gate_up_proj.detach(), self.down_proj.detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,12 +20,15 @@ from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
+from mmdeploy_llm.weight_cache import WeightCache
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
+from mmdeploy_llm.weights.restored import restored_model
 
 from .deterministic import check_model
+from .kept_weights import open_cache
 from .machine import Machine
 from .model_files import ModelFiles
 from .sizes import check_size, model_length
@@ -57,6 +61,7 @@ class LoadedModel:
     runtime: the options, with the encoder cache counted in this model's media rows, and
         max_model_len lowered where the model needs it.
     threads: places the calling thread on its CPUs; None leaves that to the system.
+    mapped_bytes: of the weights that are pages of a file, which the system counts as free memory.
     """
 
     files: ModelFiles
@@ -65,6 +70,7 @@ class LoadedModel:
     model: Model
     threads: ComputeThreads | None
     group: RankGroup
+    mapped_bytes: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -94,18 +100,15 @@ def load_model(
         model_length(built, runtime)  # raises before the weights are read
         return built
 
-    model: Model = build_model(
-        build,
-        files.checkpoint,
-        dtype=getattr(torch, runtime.dtype),
-        device=torch.device(runtime.device),
-        load_format=runtime.options.load_format,
-        split=split,
-        memory=None if machine.kernels is None else machine.kernels.memory,
-        can_keep=can_keep,
-        plugins=files.plugins,
-    )
+    cache = open_cache(runtime, files, machine, group.ranks)
+    model: Any = None
+    if cache is not None and cache.exists:
+        model = _restored(build, cache, runtime, files, machine, split)
+    if model is None:
+        model = _built(build, runtime, files, machine, split, can_keep)
     _install(model, machine, runtime.options)
+    if cache is not None:
+        cache.keep(model)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return LoadedModel(
@@ -119,7 +122,46 @@ def load_model(
         model=model,
         threads=threads,
         group=group,
+        mapped_bytes=0 if cache is None else cache.mapped_bytes,
     )
+
+
+def _built(
+    build: Callable[[Any], Any],
+    runtime: RuntimeConfig,
+    files: ModelFiles,
+    machine: Machine,
+    split: Split | None,
+    can_keep: CanKeep | None,
+) -> Any:
+    """Returns the model with the weights of its files."""
+    return build_model(
+        build,
+        files.checkpoint,
+        dtype=getattr(torch, runtime.dtype),
+        device=torch.device(runtime.device),
+        load_format=runtime.options.load_format,
+        split=split,
+        memory=None if machine.kernels is None else machine.kernels.memory,
+        can_keep=can_keep,
+        plugins=files.plugins,
+    )
+
+
+def _restored(
+    build: Callable[[Any], Any],
+    cache: WeightCache,
+    runtime: RuntimeConfig,
+    files: ModelFiles,
+    machine: Machine,
+    split: Split | None,
+) -> Any:
+    """Returns the model with the weights of the cache; None where they cannot be used."""
+    assert machine.kernels is not None
+    restore = partial(cache.restore, kernels=machine.kernels, memory=machine.kernels.memory)
+    device = torch.device(runtime.device)
+    model = restored_model(build, files.checkpoint, device, split, restore)
+    return model if model is not None and cache.is_complete(model) else None
 
 
 def _install(model: Model, machine: Machine, config: EngineConfig) -> None:

@@ -108,7 +108,8 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
     runner, runtime = new_runner(loaded, cache), loaded.runtime
-    if runtime.options.use_warmup:
+    asked = runtime.options.use_warmup
+    if loaded.device.type != "cpu" if asked is None else asked:
         warm_up(runner.run, min(WARM_UP_TOKENS, cache.max_model_len - 1), runtime.block_size)
     if not runtime.enforce_eager:
         runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(loaded.device))
