@@ -10,10 +10,13 @@ from mmdeploy_llm.processes import without_collections
 
 
 def test_it_is_put_back():
-    assert gc.isenabled()
-    with pytest.raises(KeyError), without_collections():
+    def fail():
         assert not gc.isenabled()
         raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError), without_collections():
+        fail()
     assert gc.isenabled()
     assert not gc.get_freeze_count()
 
