@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
     ("progress_bars",),
-    ("params", "messages", "page_ranges", "tiff", "deadline", "caches"),
+    ("params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("load_options",),
@@ -32,7 +32,7 @@ LAYERS = (
     ("runtime_config",),
     ("output_forms",),
     ("outputs",),
-    ("metrics",),
+    ("metrics", "pooled_outputs"),
     ("request",),
     ("plan", "forward"),
     ("plugin_objects",),
@@ -46,7 +46,9 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers", "weight_cache"),
     ("attention", "layers", "sampling", "weights"),
+    ("adapters",),
     ("model_folder", "boxes", "budgets"),
+    ("pooling",),
     ("media_loading",),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
@@ -63,7 +65,7 @@ LAYERS = (
     ("opening", "sidecars"),
     ("finding",),
     ("questions", "answers"),
-    ("exporting",),
+    ("exporting", "vectors"),
     ("batch",),
     ("paging", "report"),
     ("estimate", "reading"),
@@ -73,7 +75,7 @@ LAYERS = (
     ("attention_checks", "data_checks", "media_checks", "weight_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
-    ("command_options",),
+    ("command_options", "terminal"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
@@ -120,7 +122,8 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
-PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "weights.map", "weights.quantized"}
+PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "pooling.rules", "weights.map"}
+PLUGIN_API |= {"weights.quantized"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
 TINY = "tiny"  # what a plugin's files tiny*.py, which only tests import, may import too
@@ -415,9 +418,15 @@ def too_large_rooms(root: Path) -> list[str]:
     ]
 
 
-# Names that only look like a family's: a program, a type of rotary embedding and a kind of
-# tokenizer, as other projects' files call them.
-NO_FAMILY = re.compile(r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece")
+# Names that only look like a family's: a program, a type of rotary embedding, a kind of tokenizer,
+# and the names of a file of sentence-transformers, as other projects' files call them.
+NO_FAMILY = re.compile(
+    r"llama\.cpp|\"llama3\"|\"llama\"\)  # byte-level BPE and SentencePiece"
+    r"|for kind in \(\"bert\", .* \"xlnet\"\)"
+)
+
+# A family with the name of a verb, and one whose tower the template of plugins builds.
+ORDINARY = {"clip", "siglip"}
 
 
 def family_names(root: Path) -> set[str]:
@@ -434,7 +443,7 @@ def family_names(root: Path) -> set[str]:
                 continue
             prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|\w+Generation)'", classes)
             found |= {source.path.parent.name, fields["name"].strip("'"), *prefixes}
-    return {name.lower() for name in found}
+    return {name.lower() for name in found} - ORDINARY
 
 
 def names_a_family(root: Path) -> list[str]:

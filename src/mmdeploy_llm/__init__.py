@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
+    from .pooled_outputs import ClassifyOutput, EmbeddingOutput, ScoreOutput
     from .records.record import ItemError
 
 __version__ = "0.1.0"
@@ -63,10 +64,12 @@ __all__ = [
     "AbortedError",
     "AsyncLLM",
     "CheckpointError",
+    "ClassifyOutput",
     "CompletionOutput",
     "Completions",
     "ConfigError",
     "EarlyStopParams",
+    "EmbeddingOutput",
     "EngineConfig",
     "EngineError",
     "GuidedDecodingParams",
@@ -94,6 +97,7 @@ __all__ = [
     "RequestOutput",
     "RequestTimeoutError",
     "SamplingParams",
+    "ScoreOutput",
     "StructuredOutputsParams",
     "TokenCount",
     "TokenCounter",
@@ -114,7 +118,10 @@ _HOMES = {
     "NoRepeatNGramParams": "params",
     "SamplingParams": "params",
     "StructuredOutputsParams": "params",
+    "ClassifyOutput": "pooled_outputs",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "pooled_outputs",
+    "ScoreOutput": "pooled_outputs",
     "ItemError": "records.record",
     "Completions": "outputs",
     "Logprob": "outputs",

@@ -164,6 +164,8 @@ class ForwardInputs:
         the step has no media.
     is_long: [T] bool, tokens of sequences that have more than `long_after` tokens, an attribute of
         the model; None for a model without it. A sequence that grows beyond is computed again.
+    token_types: [T] int64, 0 for the first and 1 for the second text of a pair; None where no
+        request of the step has them, and all are 0.
     """
 
     token_ids: Tensor
@@ -175,6 +177,7 @@ class ForwardInputs:
     has_prompt: bool = True
     states: StateContext | None = None
     is_long: Tensor | None = None
+    token_types: Tensor | None = None
 
     def merge_media(self, hidden: Tensor) -> Tensor:
         """Writes the media embeddings into their rows of `hidden` [T, hidden], and returns it."""

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .bulk.client import BulkClient
+from .bulk.vectors import VectorClient
+from .client.answering import OnError, ParamsLike
 from .client.arguments import (
-    Asks,
     as_conversations,
     as_prompts,
     asks_of,
     asks_of_chats,
-    asks_of_stream,
     chat_options,
     params_for,
 )
 from .client.keywords import explaining_keywords
-from .client.progress import Progress
 from .config import EngineConfig
-from .desk.feed import Feed
-from .desk.outcome import Answer, refused
-from .desk.ticket import Ask
-from .errors import EngineError
-from .messages import Conversation, Prompt, Prompts
+from .messages import Conversation, Prompts
 from .outputs import RequestOutput
-from .params import SamplingParams
 from .progress_bars import UseTqdm
 from .signatures import takes
 
 if TYPE_CHECKING:
     from .params.option_dicts import EngineOptions
 
-OnError = Literal["return", "raise"]
-ParamsLike = SamplingParams | Sequence[SamplingParams] | None
-
 
 @explaining_keywords
-class LLM(BulkClient):
+class LLM(BulkClient, VectorClient):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of
@@ -55,11 +45,12 @@ class LLM(BulkClient):
     finished come back as errors, and later calls raise WorkerDiedError.
 
     An LLM belongs to the process and changes little of it. While one that computes in this process
-    is open, freed memory is kept for later steps (glibc's mallopt) and LRU_CACHE_CAPACITY is set in
-    the environment of the C library; cpu_affinity and numa_node place its own threads. During a
-    step, torch computes with `num_threads` threads, and on the engine's card. `close`, or the last
-    of several LLMs to close, puts all of it back. In a process that is forked from this one every
-    method raises EngineError.
+    is open, freed memory is kept for later steps (glibc's mallopt), LRU_CACHE_CAPACITY is set in
+    the environment of the C library, and Python's garbage collector leaves out the objects that
+    existed when the model was loaded (gc.freeze); cpu_affinity and numa_node place its own threads.
+    During a step, torch computes with `num_threads` threads, and on the engine's card. `close`, or
+    the last of several LLMs to close, puts all of it back. In a process that is forked from this
+    one every method raises EngineError.
 
     plugins: the loaded plugins; observers and fetchers may be registered there. With several
     engines only those of installed plugins are called, in each engine's process.
@@ -132,85 +123,3 @@ class LLM(BulkClient):
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
         return self._collect(asks_of_chats(items, params, options), use_tqdm, on_error)
-
-    def generate_iter(
-        self,
-        prompts: Iterable[Prompt],
-        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
-    ) -> Iterator[RequestOutput]:
-        """Yields results in the order in which they finish, for any iterable, even an endless one.
-
-        Prompts are taken from the iterable only when the engine has capacity for them, so memory
-        does not depend on their number. `output.item` is the object that the iterable yielded.
-
-        sampling_params: one for all prompts, or an iterable with one for each. When its length
-        differs from that of `prompts`, ValueError is raised after the results of the pairs.
-        """
-        asks = Asks(prompts, sampling_params)
-        return self._outputs(self.answer_each(asks), asks)
-
-    def stream(
-        self,
-        prompts: Prompts | Conversation,
-        sampling_params: ParamsLike = None,
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        tools: Any = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-    ) -> Iterator[RequestOutput]:
-        """Starts prompts and yields deltas: each output holds only the text, reasoning and token
-        ids generated since the previous one of its completion was read.
-
-        prompts: as for `generate`, or one conversation as for `chat`, whose options the others are.
-        The last output of a completion has `finished`, `outputs.finish_reason` and the metrics.
-        With `n` > 1 each output holds one completion; `outputs.index` says which.
-        """
-        options = chat_options(
-            chat_template_kwargs,
-            chat_template,
-            tools,
-            add_generation_prompt,
-            continue_final_message,
-        )
-        self._desk.check()
-        feed = Feed(self._desk, asks_of_stream(prompts, sampling_params, options))
-        feed.fill()
-        return self._outputs(self._answers(feed))
-
-    def _outputs(
-        self, answers: Generator[Answer, None, None], asks: Asks | None = None
-    ) -> Iterator[RequestOutput]:
-        """Yields the outputs alone. Raises the error of the asks after the last one."""
-        with closing(answers):
-            for answer in answers:
-                yield answer.output
-        if asks is not None and asks.error is not None:
-            raise asks.error
-
-    def _collect(
-        self, asks: Sequence[Ask], use_tqdm: UseTqdm, on_error: OnError
-    ) -> list[RequestOutput]:
-        """Has the prompts answered and returns their outputs in order."""
-        if on_error not in ("return", "raise"):
-            raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
-        self._desk.check()
-        done: dict[Ask, RequestOutput] = {}
-        # Closing the iterator makes sure that an error leaves no request in the engine.
-        with (
-            closing(Feed(self._desk, asks).answers()) as answers,
-            Progress(len(asks), use_tqdm) as progress,
-        ):
-            try:
-                for answer in answers:
-                    if on_error == "raise" and not answer.output.is_ok:
-                        self._desk.check()
-                        raise answer.exception
-                    done[answer.ask] = answer.output
-                    progress.count(answer.output)
-            except EngineError as death:
-                if on_error == "raise" or self._desk.death is None:
-                    raise
-                done |= {ask: refused(ask, death) for ask in asks if ask not in done}
-        return [done[ask] for ask in asks]

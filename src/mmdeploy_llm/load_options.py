@@ -23,9 +23,9 @@ class LoadOptions(PluginChoice):
     )
     weight_cache: str | bool = Field(
         default=True,
-        description="whether the weights are kept as the kernels for CPUs lay them out, rounded or "
-        "not, in a file from which the next start maps them; a path: the folder of these files, "
-        "which only this user may write; True: ~/.cache/mmdeploy_llm/weights",
+        description="whether packed and rounded weights are kept in a file, which the next start "
+        "on a CPU maps; a path: the folder of these files, which only this user may write; True: "
+        "~/.cache/mmdeploy_llm/weights",
     )
     weight_cache_size: int = Field(
         default=CACHE_BYTES,

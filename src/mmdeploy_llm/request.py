@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .deadline import Deadline
 from .outputs import FinishReason
+from .wanted import Wanted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,6 +127,8 @@ class Request:
     # Sequences that are never generated, those of bad_words included.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     index: int = 0  # among the n samples of one prompt
+    wanted: Wanted | None = None  # vectors or a score; None: text
+    token_types: tuple[int, ...] | None = None  # of prompt_token_ids; see ForwardInputs
     priority: int = 0  # smaller is served first
     deadline: Deadline | None = None
     is_shared: bool = False  # others begin like it: their prefix is computed once, see admission.py

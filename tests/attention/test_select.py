@@ -14,7 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.runtime_config import AttentionNeeds
-from mmdeploy_llm.tiny import families, write_tiny
+from mmdeploy_llm.tiny import generating, write_tiny
 from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 BACKENDS = {spec.name: spec for spec in provide_attention_backends()}
@@ -272,7 +272,7 @@ def test_the_error_says_what_an_8_bit_cache_needs(select):
     "family",
     [
         pytest.param(name, marks=[pytest.mark.full] * (name != "qwen2"))
-        for name in sorted(families())
+        for name in sorted(generating())
     ],
 )
 def test_every_backend_takes_the_heads_of_the_models_of_tests_gpu(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.tiny import families
+from mmdeploy_llm.tiny import generating
 from mmdeploy_llm_plugins.attention import provide_attention_backends
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -39,7 +39,7 @@ def known():
     return {}
 
 
-@pytest.mark.parametrize("family", sorted(families()))
+@pytest.mark.parametrize("family", sorted(generating()))
 def test_tokens_of_every_family(family, device, make_llm, prompts_of):
     prompts = prompts_of(family)
     expected = tokens(make_llm(family, "cpu"), prompts)

@@ -45,6 +45,7 @@ MODULES = (
     "mmdeploy_llm.media",
     "mmdeploy_llm.messages",
     "mmdeploy_llm.page_ranges",
+    "mmdeploy_llm.pooling.rules",
     "mmdeploy_llm.request",
     "mmdeploy_llm.testing",
     "mmdeploy_llm.tiny",

@@ -7,12 +7,12 @@ import random
 import re
 
 import pytest
-import torch
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.grammars.ebnf import EbnfError, to_lark
 from mmdeploy_llm.params import GuidedDecodingParams
-from mmdeploy_llm.sampling.grammar import banned_mask
+
+from .guided import banned
 
 needs_llguidance = pytest.mark.skipif(
     importlib.util.find_spec("llguidance") is None, reason="needs llguidance: the extra 'guided'"
@@ -31,7 +31,7 @@ def found_by(backend, tokenizer, grammar, words):
 def matches(matcher, tokenizer, word):
     # Token by token, as the single letters that "a" and "b" are here.
     for token_id in [*tokenizer(word).input_ids, EOS]:
-        if banned_mask([matcher], VOCAB_SIZE, torch.device("cpu"))[0, token_id]:
+        if banned(matcher, VOCAB_SIZE)[token_id]:
             return False
         matcher.accept(token_id)
     return True

@@ -19,11 +19,12 @@ from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.grammars.probe import LIMITS
 from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.sampling import grammar as grammar_module
-from mmdeploy_llm.sampling.grammar import GrammarBackend, banned_mask
+from mmdeploy_llm.sampling.grammar import GrammarBackend
+
+from .guided import banned
 
 EOS = 256
 VOCAB_SIZE = 300  # wider than the tokenizer's
-CPU = torch.device("cpu")
 
 needs_llguidance = pytest.mark.skipif(
     importlib.util.find_spec("llguidance") is None,
@@ -35,7 +36,7 @@ def accepts(backend, tokenizer, params, text):
     """Returns whether every token of the text, and then the end, is allowed."""
     matcher = backend.guide(params)
     for token_id in [*tokenizer(text).input_ids, EOS]:
-        if banned_mask([matcher], VOCAB_SIZE, CPU)[0, token_id]:
+        if banned(matcher, VOCAB_SIZE)[token_id]:
             return False
         matcher.accept(token_id)
     return True
@@ -184,18 +185,18 @@ class TestConstraints:
             backend.validate(guided)
             matcher = backend.guide(guided)
             for token_id in raw("x<s>call true.<think>").input_ids:
-                assert not banned_mask([matcher], 300, CPU)[0, token_id]
+                assert not banned(matcher, 300)[token_id]
                 matcher.accept(token_id)
             guided = GuidedDecodingParams(choice=("<think><s>",))
             backend.validate(guided)
             matcher, found = backend.guide(guided), []
             while not found or found[-1] != eos:
-                allowed = (~banned_mask([matcher], 300, CPU)[0]).nonzero().flatten().tolist()
+                allowed = (~banned(matcher, 300)).nonzero().flatten().tolist()
                 found.append(allowed[0])
                 matcher.accept(found[-1])
             assert found == [think, *raw.convert_tokens_to_ids([*"<s>"]), eos]
             guided = GuidedDecodingParams(regex="[^a]*")
-            allowed = ~banned_mask([backend.guide(guided)], 300, CPU)[0]
+            allowed = ~banned(backend.guide(guided), 300)
             assert allowed[think]
             assert not allowed[other]
 
@@ -222,10 +223,9 @@ class TestConstraints:
         assert found == [tokenizer.vocab["he"], EOS, EOS, EOS]
 
     def test_padding_of_the_vocabulary_is_banned(self, backend):
-        mask = banned_mask([backend.guide(GuidedDecodingParams(regex=".*"))], VOCAB_SIZE, CPU)
-        assert mask.shape == (1, VOCAB_SIZE)
-        assert mask[0, EOS + 3 :].all()
-        assert not mask[0, 0]
+        mask = banned(backend.guide(GuidedDecodingParams(regex=".*")), VOCAB_SIZE)
+        assert mask[EOS + 3 :].all()
+        assert not mask[0]
 
 
 @needs_llguidance
@@ -369,7 +369,7 @@ class TestCache:
         def num_read():
             matcher = own_backend.guide(guided)
             for count in range(3000):
-                if banned_mask([matcher], VOCAB_SIZE, CPU).all():
+                if banned(matcher, VOCAB_SIZE).all():
                     return count
                 matcher.accept(generator.choice(letters))
             return 3000

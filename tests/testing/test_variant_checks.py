@@ -13,7 +13,7 @@ from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped
 from mmdeploy_llm.model_checks.models import ModelSubject
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.tiny import families
+from mmdeploy_llm.tiny import generating
 
 SPECS = {spec.name: spec for spec in PluginManager.load().models}
 # Kinds of which the other tests of conformance run all checks.
@@ -94,11 +94,11 @@ def test_a_model_that_transformers_does_not_have(subject_for):
 
 def others(name):
     """Text models share their layers with those that see and hear, which are long."""
-    tier = pytest.mark.long if families()[name].media else pytest.mark.full
+    tier = pytest.mark.long if generating()[name].media else pytest.mark.full
     return pytest.param(name, marks=[tier] * (name != "qwen2_moe"))
 
 
-@pytest.mark.parametrize("name", [others(name) for name in sorted({*families()} - IN_ALL)])
+@pytest.mark.parametrize("name", [others(name) for name in sorted({*generating()} - IN_ALL)])
 def test_no_family_ignores_an_activation_or_an_epsilon(subject_for, name):
     """Thirteen did, those with experts or states, until the check was written."""
     tolerance = 5e-4 if name.startswith(("qwen3_5", "qwen3_next")) else 1e-4

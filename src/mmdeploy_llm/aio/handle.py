@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import reduce
 from typing import Any, Self
 
 from mmdeploy_llm.desk.merge import joined, merged
@@ -259,11 +258,16 @@ def whole_of(each: Sequence[RequestOutput], count: int) -> RequestOutput:
 
 
 def _joined(deltas: Iterable[RequestOutput]) -> RequestOutput:
-    return reduce(_pair, deltas)
+    """Joins deltas; a failed parser's last one repeats all tokens and stands alone."""
+    kept: list[RequestOutput] = []
+    for delta in deltas:
+        if not delta.is_ok and _repeats(kept, delta):
+            kept = []
+        kept.append(delta)
+    return joined(kept)
 
 
-def _pair(one: RequestOutput, two: RequestOutput) -> RequestOutput:
-    """Joins two deltas; a failed parser's last delta repeats all tokens and stands alone."""
-    before, after = one.outputs.token_ids, two.outputs.token_ids
-    is_whole = not two.is_ok and len(after) > len(before) and after[: len(before)] == before
-    return two if is_whole else joined(one, two)
+def _repeats(deltas: Sequence[RequestOutput], last: RequestOutput) -> bool:
+    before = [token_id for delta in deltas for token_id in delta.outputs.token_ids]
+    after = last.outputs.token_ids
+    return len(after) > len(before) and after[: len(before)] == before

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mmdeploy_llm.answers import VALIDATE_RETRIES
 from mmdeploy_llm.batch.options import BatchOptions, option_settings
+from mmdeploy_llm.client.answering import AnsweringClient
 from mmdeploy_llm.client.arguments import (
     as_prompt,
     as_prompts,
@@ -22,10 +22,8 @@ from mmdeploy_llm.client.arguments import (
     one_params,
     params_for,
 )
-from mmdeploy_llm.client.client import EngineClient
 from mmdeploy_llm.client.progress import Progress
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, InvalidAnswerError
@@ -47,13 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class BulkClient(EngineClient):
+class BulkClient(AnsweringClient):
     """Base of LLM."""
-
-    def answer_each(self, asks: Iterable[Ask]) -> Generator[Answer, None, None]:
-        """Yields results as generate_iter does, each with its ask. Closing the generator aborts the
-        requests that are still running."""
-        return self._answers(Feed(self._desk, asks))
 
     @takes(BatchOptions)
     def run_batch(
@@ -303,11 +296,6 @@ class BulkClient(EngineClient):
         summary = whole.run(self._lent)
         whole.write(summary)
         return _ended(summary, after)
-
-    def _answers(self, feed: Feed) -> Generator[Answer, None, None]:
-        """Yields the answers of a feed; holds this object, whose engine would end with it."""
-        with closing(feed.answers()) as answers:
-            yield from answers
 
 
 def extracted(answer: Answer, shape: AnswerSchema) -> Any:

@@ -16,6 +16,7 @@ from mmdeploy_llm.command_options.command import Command, CommandGroup
 from mmdeploy_llm.command_options.count_help import COUNT_EPILOG
 from mmdeploy_llm.command_options.values import FROM_ENVIRONMENT
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.terminal.interrupts import interrupted_code
 
 from . import cache_option, plugin_names
 from .batches import batch, caption
@@ -25,7 +26,6 @@ from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .exits import STOPPED, USAGE, print_error
 from .exports import EXPORT_EPILOG, export
-from .interrupts import interrupted_code
 from .jobs import MORE_WORDS, RUN_EPILOG, run
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
@@ -74,7 +74,7 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the text of the message and of its traceback."""
-        from .terminal import printable
+        from mmdeploy_llm.terminal.output import printable
 
         return printable(super().format(record))
 

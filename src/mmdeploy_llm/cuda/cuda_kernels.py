@@ -25,7 +25,8 @@ class CudaKernels:
     on CUDA are chosen in attention/ and sampling/."""
 
     samples_on_device = True
-    memory = inputs = attention = activations = norms = states = draws = pixels = threads = None
+    memory = inputs = attention = activations = norms = states = None
+    adapters = draws = pixels = threads = None
 
     def __init__(self, device: torch.device, rounder: WeightRounder | None = None) -> None:
         """device: where the tensors are; a CPU only with Triton's interpreter. rounder: rounds

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from typing import TypeVar
 
 from mmdeploy_llm.errors import OK
 from mmdeploy_llm.outputs import Completions, RequestMetrics, RequestOutput
+
+T = TypeVar("T")
 
 
 def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
@@ -26,23 +29,31 @@ def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
     )
 
 
-def joined(one: RequestOutput, two: RequestOutput) -> RequestOutput:
-    """Returns one delta in place of two of the same completion, the second after the first."""
-    a, b = one.outputs[0], two.outputs[0]
+def joined(deltas: Sequence[RequestOutput]) -> RequestOutput:
+    """Returns one delta in place of several of the same completion, in order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    each = [delta.outputs[0] for delta in deltas]
     completion = replace(
-        b,
-        send_idx=a.send_idx,
-        token_ids=a.token_ids + b.token_ids,
-        text=a.text + b.text,
-        reasoning_content=_sum(a.reasoning_content, b.reasoning_content),
-        logprobs=_sum(a.logprobs, b.logprobs),
-        tool_calls=_sum(a.tool_calls, b.tool_calls),
+        each[-1],
+        send_idx=each[0].send_idx,
+        token_ids=list(chain.from_iterable(one.token_ids for one in each)),
+        text="".join(one.text for one in each),
+        reasoning_content=_text([one.reasoning_content for one in each]),
+        logprobs=_flat([one.logprobs for one in each]),
+        tool_calls=_flat([one.tool_calls for one in each]),
     )
-    return replace(two, outputs=Completions([completion]))
+    return replace(deltas[-1], outputs=Completions([completion]))
 
 
-def _sum(a: Any, b: Any) -> Any:
-    return b if a is None else a if b is None else a + b
+def _text(each: Sequence[str | None]) -> str | None:
+    found = [one for one in each if one is not None]
+    return "".join(found) if found else None
+
+
+def _flat(each: Sequence[tuple[T, ...] | None]) -> tuple[T, ...] | None:
+    found = [one for one in each if one is not None]
+    return tuple(chain.from_iterable(found)) if found else None
 
 
 def _message(completions: Completions) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from mmdeploy_llm.outputs import Completions, RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.wanted import Wanted
 
 from .merge import joined, merged
 from .outcome import refusal
@@ -42,6 +43,7 @@ class Ask:
         engine gets them, and computes what they share once. None: it stands alone.
     num_retries: times that it was asked before, for an answer that keeps to a schema.
     num_deaths: engines that died while they computed it, see deaths.py.
+    wanted: vectors or a score; None: text.
     """
 
     prompt: Any
@@ -55,6 +57,7 @@ class Ask:
     group: int | None = None
     num_retries: int = 0
     num_deaths: int = 0
+    wanted: Wanted | None = None
 
     @property
     def shown(self) -> Any:
@@ -93,7 +96,7 @@ class Ticket:
         self._abort = abort
         self._on_news = on_news
         self._changed = threading.Condition(threading.Lock())
-        self._unread: deque[RequestOutput] = deque()
+        self._unread: deque[list[RequestOutput]] = deque()  # deltas to join, by completion
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
 
@@ -125,7 +128,8 @@ class Ticket:
     def get_nowait(self) -> RequestOutput | None:
         """Returns what is unread, of one completion; None when nothing is."""
         with self._changed:
-            return self._unread.popleft() if self._unread else None
+            deltas = self._unread.popleft() if self._unread else None
+        return joined(deltas) if deltas else None
 
     def abort(self) -> None:
         """Ends the prompt at the next step, with what it has generated. Any thread may call it."""
@@ -140,7 +144,7 @@ class Ticket:
         is_last = len(ended) == ask.params.n
         if output.is_ok or not ask.stream:  # an error may repeat the tokens of earlier deltas
             self.generated_length += sum(len(each.token_ids) for each in output.outputs)
-        if not ask.stream and len(output.outputs) < ask.params.n:
+        if is_last and not ask.stream and len(output.outputs) < ask.params.n:
             output = merged([ended[index] for index in sorted(ended)])
         if output.request_id != self.request_id:
             output = replace(output, request_id=self.request_id)
@@ -166,13 +170,13 @@ class Ticket:
                 self.put(refusal(self.ask, self.request_id, index, error))
 
     def _add(self, output: RequestOutput) -> None:
-        """Joins a delta to an unread one of its completion. An error stays alone: its text may be
+        """Adds a delta to the unread ones of its completion. An error stays alone: its text may be
         all of the completion's text."""
-        for at, before in enumerate(self._unread):
-            if before.outputs.index == output.outputs.index and output.is_ok:
-                self._unread[at] = joined(before, output)
+        for before in self._unread:
+            if before[0].outputs.index == output.outputs.index and output.is_ok:
+                before.append(output)
                 return
-        self._unread.append(self._numbered(output) if self.ask.stream else output)
+        self._unread.append([self._numbered(output) if self.ask.stream else output])
 
     def _numbered(self, delta: RequestOutput) -> RequestOutput:
         """Returns the delta with its ordinal among those that the reader gets: joined ones count

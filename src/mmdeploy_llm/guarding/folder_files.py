@@ -82,16 +82,19 @@ def read_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """
     if not os.path.lexists(path):
         return {}
-    text = read_text(path, max_bytes)
-    try:
-        values = json.loads(text)
-    except RecursionError:
-        raise fault(path.name, "", "is nested too deeply", f"{MAX_DEPTH} levels") from None
-    except (ValueError, MemoryError) as error:
-        raise _unreadable(path, error) from error
+    values = _parsed(path, max_bytes)
     if not isinstance(values, dict):
         raise CheckpointError(f"{path.name} of the model must hold a JSON object")
     _check_values(path.name, values)
+    return values
+
+
+def read_array(path: Path, max_bytes: int = MAX_JSON_BYTES) -> list[Any]:
+    """Returns the JSON array in a file, which exists. Raises CheckpointError as read_object."""
+    values = _parsed(path, max_bytes)
+    if not isinstance(values, list):
+        raise CheckpointError(f"{path.name} of the model must hold a JSON array")
+    _check_values(path.name, {"": values})
     return values
 
 
@@ -137,6 +140,16 @@ def shown(value: object) -> str:
     if isinstance(value, (dict, list)) and len(value) <= 4:
         text = ascii(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _parsed(path: Path, max_bytes: int) -> Any:
+    text = read_text(path, max_bytes)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise fault(path.name, "", "is nested too deeply", f"{MAX_DEPTH} levels") from None
+    except (ValueError, MemoryError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _entries(folder: Path) -> Iterator[Path]:

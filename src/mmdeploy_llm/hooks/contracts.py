@@ -45,6 +45,8 @@ class ModelSpec:
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
+    vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
+        makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
     tiny: "module:FAMILY", a Family of mmdeploy_llm.tiny: how to write a tiny checkpoint of
         the family, and how transformers takes its media; imported by tests only.
     sampling: what is usual for the family's answers, where a request does not say otherwise: values
@@ -63,6 +65,7 @@ class ModelSpec:
     deterministic: bool = False
     gguf: str | None = None
     boxes: str | None = None
+    vectors: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0

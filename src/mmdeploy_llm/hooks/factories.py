@@ -131,10 +131,19 @@ def _backend_problem(spec: AttentionBackendSpec, built: Any) -> str | None:
 
 
 def _model_problem(spec: ModelSpec, built: object) -> str | None:
-    methods = (*MODEL_METHODS, "encode_media") if spec.media else MODEL_METHODS
-    missing = [name for name in methods if not callable(getattr(built, name, None))]
-    missing += [name for name in MODEL_SIZES if not isinstance(getattr(built, name, None), int)]
+    missing = missing_parts(spec, built)
     return f"({type(built).__name__}) lacks {listing(missing)}" if missing else None
+
+
+def missing_parts(spec: ModelSpec, built: object) -> list[str]:
+    """Returns the methods and sizes of a Model that `built` lacks. One that gives vectors only
+    needs no logits."""
+    methods = [*MODEL_METHODS, *(["encode_media"] if spec.media else [])]
+    if getattr(built, "is_embedder", False):
+        methods.remove("logits")
+    missing = [name for name in methods if not callable(getattr(built, name, None))]
+    sizes = [name for name in MODEL_SIZES if not isinstance(getattr(built, name, None), int)]
+    return missing + sizes
 
 
 def _processor_problem(spec: MediaProcessorSpec, built: Any) -> str | None:

@@ -17,6 +17,7 @@ from .contracts import MediaProcessorSpec, ModelSpec
 from .corpora import CorpusFormatSpec
 from .names import did_you_mean, listing, normalise
 from .records import NamedSpec, NamedSpecT, PluginOrigin, Provided, Spec, SpecT
+from .relatives import relatives
 
 ANY_MODEL = "*"
 
@@ -137,7 +138,8 @@ def select_model(
     note: str,
     chooser: Chooser,
 ) -> ModelSpec:
-    """Returns the spec that names the first possible of `architectures`, else one that serves any.
+    """Returns the spec that names the first possible of `architectures`, else one of the same
+    decoder with another head, else one that serves any.
 
     note: the end of the error message.
     """
@@ -151,7 +153,8 @@ def select_model(
         exact = [item for item in named if architecture in item.spec.architectures]
         if named:
             return chooser.top(exact or named, f"architecture {architecture!r}", architecture).spec
-    wanted_names = (*architectures, ANY_MODEL) if architectures else ()
+    others = [other for name in architectures for other in relatives(name)]
+    wanted_names = (*architectures, *others, ANY_MODEL) if architectures else ()
     for architecture in wanted_names:
         candidates = [item for item in provided if architecture in item.spec.architectures]
         if candidates:

@@ -12,10 +12,9 @@ prompt is tokenized (fill, locate), because the tokens at its ends may merge wit
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from mmdeploy_llm.errors import CheckpointError, MediaError, PluginContractError
 from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput, MediaProcessor, MediaSpan
@@ -173,10 +172,8 @@ class Placeholders:
         all tokens of all items, whatever is between them. encode: text to ids, for items with a
         prompt_text. Raises MediaError when placeholders and items do not match.
         """
-        if not media:
-            return Expanded(ids=list(ids), spans=())
         given, media = Counter(item.kind for item in media), _numbered(media)
-        queues = {kind: [item for item in media if item.kind == kind] for kind in given}
+        queues = {kind: deque(item for item in media if item.kind == kind) for kind in given}
         positions = [position for position, token_id in enumerate(ids) if token_id in self._kinds]
         found = Counter(self._kinds[ids[position]] for position in positions)
         totals = {kind: sum(item.num_tokens for item in queues[kind]) for kind in queues}
@@ -191,7 +188,7 @@ class Placeholders:
             kind, copied, end = self._kinds[ids[start]], end, _run_end(ids, start)
             expanded += ids[copied:start]
             is_single = found[kind] == given[kind]
-            taken = _take(queues.get(kind, []), end - start, is_single)
+            taken = _take(queues.get(kind, deque()), end - start, is_single)
             if taken is None:
                 raise MediaError(_unmatched(kind, end - start, found[kind], given[kind]))
             is_whole = not is_single and end - start == sum(item.num_tokens for item in taken)
@@ -282,16 +279,23 @@ def _run_end(ids: Sequence[int], start: int) -> int:
     return end
 
 
-def _take(queue: list[MediaInput], length: int, is_single: bool) -> list[MediaInput] | None:
+def _take(queue: deque[MediaInput], length: int, is_single: bool) -> list[MediaInput] | None:
     """Removes and returns the items of a run of `length` placeholder ids; None if none fit."""
-    sums = [0, *accumulate(item.num_tokens for item in queue)]
-    if not is_single and length in sums:
-        length = sums.index(length)
-    elif length > len(queue):
+    count = None if is_single else _num_whole(queue, length)
+    if count is None and length > len(queue):
         return None
-    taken = queue[:length]
-    del queue[:length]
-    return taken
+    return [queue.popleft() for _ in range(length if count is None else count)]
+
+
+def _num_whole(queue: Iterable[MediaInput], length: int) -> int | None:
+    """Returns how many of the first items have `length` tokens together; None if none do. Looks at
+    no more of them, so that a prompt takes a time that grows as its media."""
+    total = 0
+    for count, item in enumerate(queue, 1):
+        total += item.num_tokens
+        if total >= length:
+            return count if total == length else None
+    return None
 
 
 def _unmatched(kind: str, length: int, found: int, given: int) -> str:

@@ -16,6 +16,7 @@ None on the other:
     activations    x           functions of single values
     norms          x           norms with weights centred on zero
     states         x           layers with a state of each sequence
+    adapters       x           low-rank changes of products, for each row its own
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
 a block, E experts, k experts of a token.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.hooks import PixelKernels
 
     from .coded import CodedWeight, CodeLayout
+    from .low_rank import LowRankKernels
     from .states import NormKernels, StateKernels
 
 Quantization = QuantizationName  # how weights are rounded when they are packed
@@ -242,6 +244,9 @@ class Kernels(Protocol):
 
     @property
     def states(self) -> StateKernels | None: ...
+
+    @property
+    def adapters(self) -> LowRankKernels | None: ...
 
     @property
     def draws(self) -> DrawKernels | None: ...

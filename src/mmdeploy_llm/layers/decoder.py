@@ -327,6 +327,8 @@ class CausalLM(MappedWeights, nn.Module):
     `encode_media`, and `positions` if these differ from the token indices.
     """
 
+    is_embedder = False  # where it is, it has no output head, and its embedding is none
+
     def __init__(
         self,
         config: DecoderConfig,

@@ -24,7 +24,7 @@ def undetermined(model: nn.Module) -> list[str]:
     tied = [
         module.model.embed_tokens
         for module in model.modules()
-        if isinstance(module, CausalLM) and module.lm_head is None
+        if isinstance(module, CausalLM) and module.lm_head is None and not module.is_embedder
     ]
     return [
         name or type(model).__name__

@@ -93,4 +93,8 @@ def _log_unrounded(model: nn.Module, quantization: Quantization) -> None:
 def _tied_heads(model: nn.Module) -> Set[nn.Module]:
     """Returns the embeddings that are the output head too."""
     models = (module for module in model.modules() if isinstance(module, CausalLM))
-    return {module.model.embed_tokens for module in models if module.lm_head is None}
+    return {
+        module.model.embed_tokens
+        for module in models
+        if module.lm_head is None and not module.is_embedder
+    }

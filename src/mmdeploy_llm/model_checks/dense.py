@@ -1,4 +1,5 @@
-"""Runs a model without an engine, with plain causal attention that keeps every key and value.
+"""Runs a model without an engine, with plain attention that keeps every key and value: causal, or
+in both directions where the model says so.
 
 It is slow and simple on purpose: paged attention, chunks and batches must equal it.
 """
@@ -63,17 +64,21 @@ class DenseSequence:
 
 class DenseContext:
     """The attention of one step. pieces: (sequence, number of its tokens in this step) in the
-    order of the rows. owners: the layer that stores the keys and values of each layer."""
+    order of the rows. owners: the layer that stores the keys and values of each layer.
+    is_bidirectional: see hooks.Model; the pieces are then whole sequences."""
 
     def __init__(
         self,
         pieces: Sequence[tuple[DenseSequence, int]],
         owners: Sequence[int],
         has_atomic_media: bool = False,
+        *,
+        is_bidirectional: bool = False,
     ) -> None:
         self._pieces = pieces
         self._owners = owners
         self._has_atomic_media = has_atomic_media
+        self._is_bidirectional = is_bidirectional
 
     def attend(
         self,
@@ -95,7 +100,10 @@ class DenseContext:
             if k is not None and v is not None:
                 sequence.extend(self._owners[layer], k[rows], v[rows])
             keys, values = sequence.cache[self._owners[layer]]
-            is_visible = _visible(sequence, count, len(keys), window, self._has_atomic_media)
+            if self._is_bidirectional:
+                is_visible = _around(count, window)
+            else:
+                is_visible = _visible(sequence, count, len(keys), window, self._has_atomic_media)
             out.append(_attend(q[rows], keys, values, is_visible, scale, softcap, sinks))
         return torch.cat(out)
 
@@ -140,6 +148,14 @@ def _visible(
         for start, end in (run for span in sequence.media for run in span.runs):
             is_visible |= (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
     return is_visible
+
+
+def _around(length: int, window: int | None) -> Tensor:
+    """Returns the mask [length, length] of attention in both directions: all tokens, or those of
+    the window."""
+    tokens = torch.arange(length)
+    reach = length if window is None else window // 2
+    return (tokens[:, None] - tokens).abs() <= reach
 
 
 def _attend(
@@ -215,10 +231,11 @@ class DenseRunner:
         self.model = model
         self.has_atomic_media = has_atomic_media
         self.device = device or torch.device("cpu")
+        self._is_bidirectional = bool(getattr(model, "is_bidirectional", False))
         layers = list(enumerate(layer_caches(model)))
         self._owners = [
             layer.layer if isinstance(layer, SharedKV) else index for index, layer in layers
-        ]
+        ] or list(range(model.num_layers))
         self._stateful = {index: layer for index, layer in layers if isinstance(layer, State)}
 
     def add(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> DenseSequence:
@@ -238,14 +255,19 @@ class DenseRunner:
     def step(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
         """Computes the next tokens of all sequences in one packed forward; returns the logits
         [T, vocab] of all rows."""
+        logits: Tensor = self.model.logits(self.hidden(pieces))
+        return logits
+
+    @torch.inference_mode()
+    def hidden(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
+        """Computes as `step` does; returns the hidden states [T, hidden] of all rows."""
         inputs = self._inputs(pieces)
-        hidden = self.model.forward(inputs)
+        hidden: Tensor = self.model.forward(inputs)
         if isinstance(inputs.states, DenseStates):
             inputs.states.store()
         for sequence, count in pieces:
             sequence.num_computed += count
-        logits: Tensor = self.model.logits(hidden)
-        return logits
+        return hidden
 
     def run(self, sequence: DenseSequence, chunk_size: int | None = None) -> Tensor:
         """Computes all remaining tokens in chunks; returns their logits."""
@@ -285,7 +307,12 @@ class DenseRunner:
             token_ids=torch.tensor(token_ids).to(self.device),
             positions=torch.stack(positions, -1).to(self.device),
             in_prompt=torch.tensor(in_prompt).to(self.device),
-            attn=DenseContext(pieces, self._owners, self.has_atomic_media),
+            attn=DenseContext(
+                pieces,
+                self._owners,
+                self.has_atomic_media,
+                is_bidirectional=self._is_bidirectional,
+            ),
             media_rows=torch.tensor(rows).to(self.device) if rows else None,
             media_embeds=torch.stack(embeds) if rows else None,
             states=self._states(pieces),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
-from mmdeploy_llm.hooks.factories import MODEL_METHODS, MODEL_SIZES
+from mmdeploy_llm.hooks.factories import missing_parts
 from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.model_checks.paged import PagedRunner
 from mmdeploy_llm.model_checks.reference import Reference
@@ -132,9 +132,7 @@ def has_what_the_engine_asks_for(subject: ModelSubject) -> None:
     """The model has the methods and sizes of the Model protocol."""
     with torch.device("meta"):
         model = factory_of(subject.spec)(subject.config)
-    methods = (*MODEL_METHODS, *(["encode_media"] if subject.spec.media else []))
-    missing = [name for name in methods if not callable(getattr(model, name, None))]
-    missing += [name for name in MODEL_SIZES if not isinstance(getattr(model, name, None), int)]
+    missing = missing_parts(subject.spec, model)
     demand(
         not missing,
         f"{type(model).__name__} lacks {', '.join(missing)}; the Model protocol in "

@@ -29,6 +29,18 @@ class Model(Protocol):
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 
+    A model for vectors and scores, which are made of the hidden states of its last layer after a
+    prompt is computed, may have these, which pooling/abilities.py reads:
+
+    is_embedder: True where it cannot generate text; `logits` is then never called.
+    is_bidirectional: True where tokens attend in both directions over their whole prompt, which is
+        then computed in one step, without a cache: `cache` may be an empty sequence, and the window
+        of `inputs.attn.attend` is window // 2 tokens to each side. It cannot generate either.
+    default_pooling: what the checkpoint's vectors are: "last", "cls" or "mean" of the states of its
+        tokens, or "tokens", one for each; None for a generating model.
+    embedding(pooled): maps [N, hidden], pooled or states of tokens, to vectors [N, size].
+    score(pooled): maps [N, hidden] to [N, labels], the logits of a head that classifies.
+
     Each of its modules that has a method `init_buffers(device)` is asked once, after the weights
     are loaded, to compute its buffers that are not in the checkpoint: it is called on every rank,
     with the device of the weights, and before the kernels are given to the layers.

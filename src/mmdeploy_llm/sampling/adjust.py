@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdeploy_llm.transfer import to_device
 
-from .grammar import banned_mask
+from .grammar import ban_tokens
 from .guide import Guide
 from .state import HUGE, TINY, SlotState
 
@@ -43,11 +43,8 @@ def _apply_grammars(logits: Tensor, states: Sequence[SlotState]) -> None:
     for row, state in enumerate(states):
         if state.grammar is not None:
             guides[row] = state.grammar
-    if not guides:
-        return
-    mask = banned_mask(list(guides.values()), logits.shape[1], logits.device)
-    for mask_row, row in zip(mask, guides, strict=True):
-        logits[row].masked_fill_(mask_row, -torch.inf)
+    if guides:
+        ban_tokens(logits, guides)
 
 
 def _ban(logits: Tensor, states: Sequence[SlotState], bans_stops: NDArray[np.bool_]) -> None:

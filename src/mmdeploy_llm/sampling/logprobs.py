@@ -79,7 +79,8 @@ def measure(logits: Tensor, token_ids: Tensor, k: int) -> Measured:
     best = _best(logits, logits.shape[1] if k < 0 else min(k, logits.shape[1]))
     column = token_ids[:, None]
     ids = torch.cat([column, best], dim=1)
-    return Measured(token_ids=ids, logprobs=logprobs.gather(1, ids), ranks=_ranks(logits, column))
+    ranks = _ranks(logits, column) if logits.is_cuda else _ranks_with(logits, column, best)
+    return Measured(token_ids=ids, logprobs=logprobs.gather(1, ids), ranks=ranks)
 
 
 def are_certain(logits: Tensor, token_ids: Tensor, thresholds: Tensor) -> Tensor:
@@ -102,6 +103,17 @@ def _ranks(logits: Tensor, column: Tensor) -> Tensor:
     num_larger = (logits > own).count_nonzero(dim=1)
     ids = torch.arange(logits.shape[1], device=logits.device)
     return 1 + num_larger + ((logits == own) & (ids < column)).count_nonzero(dim=1)
+
+
+def _ranks_with(logits: Tensor, column: Tensor, best: Tensor) -> Tensor:
+    """Returns the same ranks as `_ranks`, on a CPU. best: [T, k], of `_best`: the rank of a token
+    among them is its place, so that the logits are read for the others only."""
+    is_own = best == column
+    ranks = 1 + is_own.long().argmax(dim=1) if best.shape[1] else column[:, 0].clone()
+    rest = is_own.any(dim=1).logical_not_().nonzero()[:, 0]
+    if len(rest):
+        ranks[rest] = _ranks(logits[rest], column[rest])
+    return ranks
 
 
 def _best(logits: Tensor, k: int) -> Tensor:

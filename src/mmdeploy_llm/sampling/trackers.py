@@ -115,8 +115,10 @@ class BadSequences:
     def __init__(
         self, sequences: Sequence[tuple[int, ...]], prompt_token_ids: Sequence[int]
     ) -> None:
-        self._sequences = tuple(sequences)
-        length = max(map(len, self._sequences)) - 1
+        self._after: dict[int, list[tuple[int, ...]]] = {}  # last id but one -> sequences
+        for ids in sequences:
+            self._after.setdefault(ids[-2], []).append(ids)
+        length = max(map(len, sequences)) - 1
         self._tail = deque(prompt_token_ids[-length:], maxlen=length)
 
     def append(self, token_id: int) -> None:
@@ -126,7 +128,8 @@ class BadSequences:
     def banned(self) -> set[int]:
         """Returns the last ids of the sequences whose other ids were just generated."""
         tail = tuple(self._tail)
-        return {ids[-1] for ids in self._sequences if tail[1 - len(ids) :] == ids[:-1]}
+        begun = self._after.get(tail[-1], ()) if tail else ()
+        return {ids[-1] for ids in begun if tail[1 - len(ids) :] == ids[:-1]}
 
 
 class ThinkingCap:

@@ -12,7 +12,7 @@ from mmdeploy_llm.outputs import FinishReason, RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
-from .admission import matched_blocks, num_reserved_blocks, startable
+from .admission import matched_blocks, may_grow, num_reserved_blocks, startable
 from .borders import tokens_to_border
 from .chunks import Chunk, next_chunk
 from .following import following
@@ -60,6 +60,7 @@ class Scheduler:
         self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
         self._refused: RequestState | None = None  # waited for blocks in the last plan
+        self._num_reserved: int | None = None  # blocks, of this plan; None: not counted yet
         self._drafter: Speculation | None = None
         if config.speculates:
             self._drafter = Speculation(self._requests, config, clock)
@@ -111,7 +112,7 @@ class Scheduler:
         prompts of a larger one.
         """
         self._yield_to_urgent()
-        self._refused = None
+        self._refused = self._num_reserved = None
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._encoder.start_step()
         self._schedule_decodes(draft)
@@ -282,16 +283,19 @@ class Scheduler:
         request = state.request
         matched = matched_blocks(state, self._requests, self._config)
         num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
-        num_reserved = num_reserved_blocks(self._requests.running, self._config.block_size)
+        size = self._config.block_size
+        if self._num_reserved is None:
+            self._num_reserved = num_reserved_blocks(self._requests.running, size)
         windows = self._requests.windows
         has_window = windows is None or windows.can_start(state)
-        if not (has_window and self._pool.can_allocate(num_new + num_reserved, matched)):
+        if not (has_window and self._pool.can_allocate(num_new + self._num_reserved, matched)):
             self._refused = state
             return False
-        chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)
+        chunk = self._next_chunk(state, len(matched) * size, draft)
         if not chunk.num_tokens:
             return False
         self._requests.start(state, matched, num_new, now)
+        self._num_reserved += may_grow(state, size)
         draft.new.append(state.to_new_request())
         self._schedule_chunk(state, chunk, draft, tuple(request.block_ids))
         return True
@@ -302,6 +306,12 @@ class Scheduler:
         self, state: RequestState, item: ScheduledTokens, result: StepResult, now: float
     ) -> TokenUpdate | None:
         request = state.request
+        if request.wanted is not None:
+            if not state.end_prompt(now):
+                return None
+            self._requests.finish(state, "stop")
+            vector = result.vectors[item.request_id]
+            return TokenUpdate(request=request, finish_reason="stop", vector=vector)
         prompt_logprobs = result.prompt_logprobs.get(item.request_id, ())
         if prompt_logprobs:
             prompt_logprobs = state.fresh_logprobs(prompt_logprobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -69,6 +70,14 @@ class Host:
         if machine.placement is not None and placer is not None:
             self.threads = ComputeThreads(placer, machine.placement, runtime.num_threads)
 
+    def settle(self) -> None:
+        """Called after the load: Python's garbage collector no longer examines the objects that
+        exist now, hundreds of thousands of modules, classes and entries of tables, which would make
+        each of its full runs in a step last tenths of a second. With the last engine to close it
+        examines them again."""
+        self._held.append(EXAMINED_OBJECTS.hold(self))
+        gc.freeze()
+
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Computes in the block with the engine's number of threads and on its card; afterwards the
@@ -108,4 +117,5 @@ def _bound_kernel_cache() -> Undo:
 
 
 KERNEL_CACHE = SharedChange(_bound_kernel_cache)
+EXAMINED_OBJECTS = SharedChange(lambda: gc.unfreeze)
 FREED_MEMORY = SharedChange(native.keep_freed_memory)

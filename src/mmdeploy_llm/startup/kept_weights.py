@@ -30,6 +30,7 @@ def open_cache(
         return None
     facts = {
         "model": (files.plugins.owner(files.spec), files.spec.name, files.spec.factory),
+        "head": files.head,
         "gguf": files.checkpoint.gguf_tables,
         "options": (options.load_format, options.deterministic, runtime.dtype),
         "rounding": (options.quantization, options.quantization_group_size),
@@ -51,6 +52,7 @@ def _model_files(files: ModelFiles) -> Iterator[Path]:
     found = files.checkpoint
     yield from found.folder.glob("*.json")
     yield from found.gguf_files or find_weights(found.folder)
+    yield from (rule.weights for rule in files.rules.dense)
     if found.gguf_tower is not None:
         yield found.gguf_tower
 

@@ -17,6 +17,7 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
@@ -95,7 +96,7 @@ def load_model(
     stays_coded = can_keep is not None and _is_quantized(files)
 
     def build(config: Any) -> Any:
-        built = files.plugins.build(files.spec, config)
+        built = new_model(files, config)
         check_size(built, runtime, group.size, stays_coded=stays_coded)
         model_length(built, runtime)  # raises before the weights are read
         return built
@@ -126,6 +127,12 @@ def load_model(
     )
 
 
+def new_model(files: ModelFiles, config: Any) -> Any:
+    """Builds the model on the device of the caller, with the head that its checkpoint has."""
+    built = files.plugins.build(files.spec, config)
+    return fit_head(built, files.head, files.rules, getattr(config, "num_labels", 1))
+
+
 def _built(
     build: Callable[[Any], Any],
     runtime: RuntimeConfig,
@@ -135,17 +142,20 @@ def _built(
     can_keep: CanKeep | None,
 ) -> Any:
     """Returns the model with the weights of its files."""
-    return build_model(
+    device = torch.device(runtime.device)
+    model = build_model(
         build,
         files.checkpoint,
         dtype=getattr(torch, runtime.dtype),
-        device=torch.device(runtime.device),
+        device=device,
         load_format=runtime.options.load_format,
         split=split,
         memory=None if machine.kernels is None else machine.kernels.memory,
         can_keep=can_keep,
         plugins=files.plugins,
     )
+    add_dense(model, files.rules, device)
+    return model
 
 
 def _restored(
@@ -158,8 +168,12 @@ def _restored(
 ) -> Any:
     """Returns the model with the weights of the cache; None where they cannot be used."""
     assert machine.kernels is not None
-    restore = partial(cache.restore, kernels=machine.kernels, memory=machine.kernels.memory)
-    device = torch.device(runtime.device)
+    kernels, device = machine.kernels, torch.device(runtime.device)
+
+    def restore(model: nn.Module) -> bool:
+        add_dense(model, files.rules, device)
+        return cache.restore(model, kernels, kernels.memory)
+
     model = restored_model(build, files.checkpoint, device, split, restore)
     return model if model is not None and cache.is_complete(model) else None
 
@@ -202,7 +216,7 @@ def check_divisible(files: ModelFiles, num_ranks: int) -> None:
     """Raises ConfigError when the model's sizes are not divisible by num_ranks. Builds the model on
     the meta device, without memory, before any process is started."""
     with torch.device("meta"), bounded_building():
-        whole: Any = files.plugins.build(files.spec, files.checkpoint.config)
+        whole = new_model(files, files.checkpoint.config)
     _shard(files, FirstRank(num_ranks))(whole)
 
 

@@ -18,8 +18,8 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from mmdeploy_llm.hooks.relatives import HeadKind, head_of
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
-from mmdeploy_llm.intake.text_sizes import TextSizes, read_text_sizes
 from mmdeploy_llm.intake.tokenizer import (
     PromptTokenizer,
     eos_token_ids,
@@ -31,8 +31,12 @@ from mmdeploy_llm.model_folder import (
     read_checkpoint,
     resolve_model,
 )
+from mmdeploy_llm.model_folder.text_sizes import TextSizes, read_text_sizes
+from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head
+
+from .vectors import rules_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,7 @@ class ModelFiles:
     or when it has no such marker.
     grammars: None when guided decoding is off.
     logits_processors: the processors of the plugins.
+    rules: what the folder, or else the family, says of vectors and scores.
     """
 
     plugins: PluginManager
@@ -63,6 +68,12 @@ class ModelFiles:
     tool_parser: ToolParserSpec | None
     grammars: GrammarBackend | None
     logits_processors: LogitsProcessors
+    rules: EmbeddingRules
+
+    @property
+    def head(self) -> HeadKind:
+        """The head of the checkpoint."""
+        return head_of(self.checkpoint.architecture, self.spec.architectures)
 
 
 @contextmanager
@@ -127,6 +138,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
             ),
             config.logits_processors,
         ),
+        rules=rules_of(plugins, spec, checkpoint, tokenizer.raw),
     )
 
 

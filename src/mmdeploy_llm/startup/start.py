@@ -98,10 +98,12 @@ def _computer(
         return build_ranks(own, files, machine)
     host = Host(runtime, machine)
     try:
-        return build_computer(runtime, files, machine, host)
+        computer = build_computer(runtime, files, machine, host)
     except BaseException:
         host.close()
         raise
+    host.settle()
+    return computer
 
 
 def report_load(runtime: RuntimeConfig, num_blocks: int, *, quiet: bool) -> None:

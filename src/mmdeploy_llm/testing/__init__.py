@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         SplitterConformance,
         ToolParserConformance,
     )
+    from .embedder_conformance import EmbedderConformance
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
     from .model_conformance import ModelConformance, ModelVariantConformance
     from .weight_conformance import WeightFormatConformance
@@ -51,6 +52,7 @@ __all__ = [
     "CheckFailed",
     "CheckSkipped",
     "CorpusFormatConformance",
+    "EmbedderConformance",
     "FakeMediaProcessor",
     "FakeModel",
     "FakeReasoningParser",
@@ -85,6 +87,7 @@ _MODULES = MappingProxyType(
         "CheckFailed": "..model_checks.base",
         "CheckSkipped": "..model_checks.base",
         "CorpusFormatConformance": ".conformance",
+        "EmbedderConformance": ".embedder_conformance",
         "FakeMediaProcessor": ".fakes",
         "FakeModel": ".fakes",
         "FakeReasoningParser": ".fakes",

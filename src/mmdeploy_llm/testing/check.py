@@ -35,7 +35,14 @@ from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.media_checks import chats, processors, splitters
 from mmdeploy_llm.media_checks.subject import ProcessorSubject, checkpoint_of
-from mmdeploy_llm.model_checks import determinism, equalities, models, ranks, variants
+from mmdeploy_llm.model_checks import (
+    determinism,
+    embedders,
+    equalities,
+    models,
+    ranks,
+    variants,
+)
 from mmdeploy_llm.model_checks.base import Check, CheckFailed, CheckSkipped, factory_of
 from mmdeploy_llm.model_checks.prompts import make_prompt
 from mmdeploy_llm.model_folder import read_checkpoint
@@ -272,9 +279,23 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
+    if _is_embedder(subject):
+        subject.make_reference = embedders.EmbedderReference
+        yield from _run(embedders.CHECKS, describe(spec), subject)
+        return
     checks = models.CHECKS + equalities.CHECKS + variants.CHECKS + chats.CHECKS
     checks += determinism.CHECKS + ranks.CHECKS
     yield from _run(checks, describe(spec), subject)
+
+
+def _is_embedder(subject: models.ModelSubject) -> bool:
+    """Whether the model says that it gives vectors only; False where it cannot be built, which the
+    checks of all models report."""
+    try:
+        with torch.device("meta"):
+            return bool(getattr(factory_of(subject.spec)(subject.config), "is_embedder", False))
+    except Exception:
+        return False
 
 
 def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:

@@ -59,6 +59,7 @@ __all__ = [
     "families",
     "family_of",
     "form_of",
+    "generating",
     "grid_inputs",
     "lines",
     "make_tokenizer",
@@ -85,6 +86,11 @@ def families() -> dict[str, ModelSpec]:
     name that with the higher priority."""
     found = [spec for spec in PluginManager.load().models if spec.tiny is not None]
     return {spec.name: spec for spec in sorted(found, key=lambda spec: spec.priority)}
+
+
+def generating() -> dict[str, ModelSpec]:
+    """Returns those of `families` that generate text."""
+    return {name: spec for name, spec in families().items() if not family_of(spec).is_embedder}
 
 
 def family_of(spec: ModelSpec) -> Family:
@@ -193,6 +199,7 @@ def tokenizer_of(described: Family) -> transformers.PreTrainedTokenizerFast:
         eos_token=described.eos_token,
         special_tokens=described.special_tokens,
         named_tokens=described.named_tokens,
+        frames=described.frames,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
 from .media import MediaForm
@@ -86,6 +86,9 @@ class Family:
         such as image_token, with their texts.
     files: further JSON files of the folder, name -> contents.
     media: how transformers takes the family's images and videos.
+    is_embedder: the model gives vectors or scores and cannot generate.
+    frames: what the tokenizer writes around a text and around a pair of texts, in the form of
+        tokenizers' TemplateProcessing; None: nothing.
     """
 
     architecture: str
@@ -96,6 +99,8 @@ class Family:
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     media: MediaForm = field(default_factory=MediaForm)
+    is_embedder: bool = False
+    frames: tuple[str, str] | None = None
 
 
 def text_family(
@@ -127,11 +132,11 @@ def randomize(model: nn.Module) -> None:
     near 1. A norm's weight that starts at zero stays near zero: the norm adds 1 to it."""
     for name, parameter in model.named_parameters():
         values = torch.randn_like(parameter)
-        if "norm" in name or ".ln" in name:
+        if "norm" in name.lower() or ".ln" in name:
             is_centered = not parameter.any()
             shift = 1.0 if name.endswith("weight") and not is_centered else 0.0
             parameter.data = values * 0.1 + shift
-        elif parameter.ndim == 1 or "correction_bias" in name:
+        elif parameter.ndim < 2 or "correction_bias" in name:
             parameter.data = values * 0.05
         elif "embed_tokens" in name:
             parameter.data = values * 0.3
@@ -157,9 +162,10 @@ def build_tokenizer(
     eos_token: str,
     special_tokens: Sequence[str] = (),
     named_tokens: Mapping[str, str] | None = None,
+    frames: tuple[str, str] | None = None,
 ) -> transformers.PreTrainedTokenizerFast:
     """Trains a byte-level BPE with SPECIAL_TOKENS and more special tokens. It encodes any text, and
-    decoding restores the text."""
+    decoding restores the text. frames: see Family."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -170,6 +176,11 @@ def build_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator([CORPUS] * 4, trainer)
+    if frames is not None:
+        known = [(name, tokenizer.token_to_id(name)) for name in SPECIAL_TOKENS]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=frames[0], pair=frames[1], special_tokens=known
+        )
     spec = json.loads(tokenizer.to_str())
     for token in spec["added_tokens"]:
         token["special"] = token["content"] not in TEXT_TOKENS
@@ -181,6 +192,7 @@ def build_tokenizer(
         unk_token="<unk>",
         chat_template=chat_template,
         **({"extra_special_tokens": dict(named_tokens)} if named_tokens else {}),
+        **({"cls_token": "<s>", "sep_token": "</s>"} if frames else {}),
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )

@@ -49,6 +49,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
         ),
         ModelSpec(
             name="qwen3",
+            vectors="mmdeploy_llm_plugins.qwen.vectors:QWEN3",
             architectures=("Qwen3ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3ForCausalLM",
             tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN3",
@@ -58,6 +59,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
         ),
         ModelSpec(
             name="qwen3_moe",
+            vectors="mmdeploy_llm_plugins.qwen.vectors:QWEN3",
             architectures=("Qwen3MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3MoeForCausalLM",
             tiny="mmdeploy_llm_plugins.qwen.tiny:QWEN3_MOE",
@@ -92,6 +94,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
         ),
         ModelSpec(
             name="qwen3_vl",
+            vectors="mmdeploy_llm_plugins.qwen.vectors:QWEN3_VL",
             architectures=("Qwen3VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN3_VL",
@@ -103,6 +106,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
         ),
         ModelSpec(
             name="qwen3_vl_moe",
+            vectors="mmdeploy_llm_plugins.qwen.vectors:QWEN3_VL",
             architectures=("Qwen3VLMoeForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.qwen.tiny_vl:QWEN3_VL_MOE",

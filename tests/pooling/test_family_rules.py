@@ -1,0 +1,82 @@
+"""What a family says of pairs holds where a checkpoint scores and its folder does not say more."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.hooks import ModelSpec, PluginManager
+from mmdeploy_llm.startup.vectors import rules_of
+
+WORDS = SimpleNamespace(get_vocab=lambda: {"no": 3, "yes": 8})
+SPEC = ModelSpec(
+    name="x",
+    architectures=("XForCausalLM",),
+    factory="m:f",
+    vectors="mmdeploy_llm_plugins.qwen.vectors:QWEN3",
+)
+PLUGINS = SimpleNamespace(owner=lambda spec: "x")
+LINE = {"name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+SCORE = {"name": "1", "path": "s", "type": "sentence_transformers.models.LogitScore"}
+
+
+def rules(folder, architecture="XForCausalLM", tokenizer=WORDS, spec=SPEC):
+    checkpoint = SimpleNamespace(folder=folder, architecture=architecture)
+    return rules_of(PLUGINS, spec, checkpoint, tokenizer)
+
+
+def test_a_generating_model_scores_pairs_by_two_words(tmp_path):
+    found = rules(tmp_path)
+    assert found.score_tokens == (8, 3)
+    assert "{document}" in found.pairs.template
+
+
+def test_a_tokenizer_without_the_words_scores_nothing(tmp_path):
+    found = rules(tmp_path, tokenizer=SimpleNamespace(get_vocab=lambda: {"yes": 1}))
+    assert (found.score_tokens, found.pairs) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "has_pairs"), [("XModel", False), ("XForSequenceClassification", True)]
+)
+def test_a_checkpoint_without_the_head_has_no_words(tmp_path, architecture, has_pairs):
+    found = rules(tmp_path, architecture)
+    assert found.score_tokens is None
+    assert (found.pairs is not None) is has_pairs
+
+
+def test_a_folder_that_pools_has_no_pairs(tmp_path):
+    lines = [LINE, {**SCORE, "type": "sentence_transformers.models.Pooling"}]
+    (tmp_path / "modules.json").write_text(json.dumps(lines))
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/config.json").write_text("{}")
+    found = rules(tmp_path)
+    assert (found.pooling, found.pairs, found.score_tokens) == ("mean", None, None)
+
+
+def test_a_folder_that_scores_has_the_pairs_of_the_family_unless_its_template_has_them(tmp_path):
+    (tmp_path / "modules.json").write_text(json.dumps([LINE, SCORE]))
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/config.json").write_text('{"true_token_id": 5}')
+    found = rules(tmp_path)
+    assert found.score_tokens == (5, None)
+    assert found.pairs is not None
+    chat = {"modality_config": {"message": {}}, "transformer_task": "text-generation"}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(chat))
+    assert rules(tmp_path).pairs is None
+
+
+def test_rules_that_are_none_name_their_plugin(tmp_path):
+    spec = ModelSpec(name="x", architectures=("X",), factory="m:f", vectors="json:loads")
+    with pytest.raises(PluginContractError, match="of plugin 'x', must be EmbeddingRules, got fun"):
+        rules(tmp_path, "X", spec=spec)
+
+
+def test_installed_rules_can_be_imported(tmp_path):
+    manager = PluginManager.load()
+    told = [spec for spec in manager.models if spec.vectors is not None]
+    assert told
+    for spec in told:
+        checkpoint = SimpleNamespace(folder=tmp_path, architecture=spec.architectures[0])
+        assert rules_of(manager, spec, checkpoint, WORDS).score_tokens == (8, 3)
