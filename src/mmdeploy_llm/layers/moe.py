@@ -5,7 +5,6 @@ Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -17,7 +16,8 @@ from torch import Tensor, nn
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Linear, Matrix, emptied, empty_parameter, plain_linear
 from mmdeploy_llm.basic_layers.mlp import Activation, GatedMLP, gated
-from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, PackedWeight, Quantization
+from mmdeploy_llm.basic_layers.packed_pairs import PackedPairs
+from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.weight_formats import rounds_inputs
 
@@ -102,7 +102,7 @@ class SoftmaxRouter(KernelLayer, Matrix):
         return weights.to(x.dtype), experts
 
 
-class Experts(KernelLayer):
+class Experts(PackedPairs, KernelLayer):
     """E gated MLPs, stacked: gate_up_proj [E, 2 I, S], down_proj [E, S, I].
 
     expert_parts: the checkpoint's name of each matrix of an expert -> the parameter that holds it,
@@ -126,7 +126,6 @@ class Experts(KernelLayer):
         self.activation = None if activation == "silu" else Activation(activation)
         self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
         self.down_proj = empty_parameter(num_experts, size, intermediate_size)
-        self._packed: list[tuple[PackedWeight | None, PackedWeight | None]] | None = None
         self._coded: dict[str, CodedWeight] = {}
         self.expert_parts = {
             "gate_proj": ("gate_up_proj", slice(0, intermediate_size)),
@@ -153,11 +152,6 @@ class Experts(KernelLayer):
             sorted_out = self._run_loop(sorted_x, counts)
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
         return _sum_of_experts(out.view(-1, top_k, x.shape[-1]) * weights[..., None])
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the matrices are laid out for the kernels."""
-        return self._packed is not None
 
     def is_fused(self, x: Tensor) -> bool:
         """Whether kernels run all experts, so that the host need not count their tokens."""
@@ -194,7 +188,6 @@ class Experts(KernelLayer):
             hidden = self.activate(plain_linear(x, self.gate_up_proj[expert], own))
             return plain_linear(hidden, self.down_proj[expert], last)
         gate_up, down = self._packed[expert]
-        assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
         return down.product(self.activate(gate_up.product(x, own)), last)
 
     def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
@@ -208,21 +201,6 @@ class Experts(KernelLayer):
             return self.kernels.silu_mul(*both.chunk(2, -1))
         return gated(both, self.activation)
 
-    def packed_parts(self) -> Mapping[str, PackedWeight]:
-        """Returns the packed matrices by names."""
-        found: dict[str, PackedWeight] = {}
-        for expert, (gate_up, down) in enumerate(self._packed or ()):
-            assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
-            found |= {f"{expert}.gate_up": gate_up, f"{expert}.down": down}
-        return found
-
-    def take_packed(self, parts: Mapping[str, PackedWeight]) -> None:
-        """Takes what `packed_parts` of an equal layer returned."""
-        self._packed = [
-            (parts[f"{expert}.gate_up"], parts[f"{expert}.down"])
-            for expert in range(len(parts) // 2)
-        ]
-
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Packs as Matrix.pack does: either all matrices or none."""
         if self.is_packed:
@@ -235,7 +213,7 @@ class Experts(KernelLayer):
         gate_up, down = (
             [kernels.pack(weight, quantization) for weight in stack] for stack in stacks
         )
-        self._packed = list(zip(gate_up, down, strict=True))
+        self.take_pairs(gate_up, down)
         self.gate_up_proj, self.down_proj = emptied(self.gate_up_proj), emptied(self.down_proj)
 
     def can_hold_coded(self, name: str) -> bool:
@@ -253,7 +231,7 @@ class Experts(KernelLayer):
         gate_up, down = (
             [kernels.pack_coded(part, rounds=rounds) for part in stack] for stack in stacks
         )
-        self._packed = list(zip(gate_up, down, strict=True))
+        self.take_pairs(gate_up, down)
         self._coded.clear()
 
     def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:
