@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from .plugin_choice import PluginChoice
+from .adapter_options import AdapterOptions
 
 CACHE_BYTES = 32 * 2**30
 
 
-class LoadOptions(PluginChoice):
+class LoadOptions(AdapterOptions):
     """How weights are loaded."""
 
     load_format: Literal["auto", "safetensors", "dummy"] = Field(

@@ -12,11 +12,6 @@ class PackedPairs:
 
     _packed: list[tuple[PackedWeight, PackedWeight]] | None = None
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether the matrices are laid out for the kernels."""
-        return self._packed is not None
-
     def take_pairs(
         self, gate_up: Iterable[PackedWeight | None], down: Iterable[PackedWeight | None]
     ) -> None:
