@@ -22,15 +22,13 @@ from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
-from mmdeploy_llm.weight_cache import WeightCache
+from mmdeploy_llm.weight_cache import WeightCache, open_cache
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
-from mmdeploy_llm.weights.restored import restored_model
 
 from .deterministic import check_model
-from .kept_weights import open_cache
 from .machine import Machine
 from .model_files import ModelFiles
 from .sizes import check_size, model_length
@@ -102,12 +100,8 @@ def load_model(
         model_length(built, runtime)  # raises before the weights are read
         return built
 
-    cache = open_cache(runtime, files, machine, group.ranks)
-    model: Any = None
-    if cache is not None and cache.exists:
-        model = _restored(build, cache, runtime, files, machine, split)
-    if model is None:
-        model = _built(build, runtime, files, machine, split, can_keep)
+    cache = _cache(runtime, files, machine, group)
+    model = _weighted(build, runtime, files, machine, split, can_keep, cache)
     _install(model, machine, runtime.options)
     if cache is not None:
         cache.keep(model)
@@ -134,49 +128,48 @@ def new_model(files: ModelFiles, config: Any) -> Any:
     return fit_head(built, files.head, files.rules, getattr(config, "num_labels", 1))
 
 
-def _built(
+def _weighted(
     build: Callable[[Any], Any],
     runtime: RuntimeConfig,
     files: ModelFiles,
     machine: Machine,
     split: Split | None,
     can_keep: CanKeep | None,
+    cache: WeightCache | None,
 ) -> Any:
-    """Returns the model with the weights of its files."""
-    device = torch.device(runtime.device)
-    model = build_model(
-        build,
-        files.checkpoint,
-        dtype=getattr(torch, runtime.dtype),
-        device=device,
-        load_format=runtime.options.load_format,
-        split=split,
-        memory=None if machine.kernels is None else machine.kernels.memory,
-        can_keep=can_keep,
-        plugins=files.plugins,
-    )
-    add_dense(model, files.rules, device)
+    """Builds the model with the weights of the cache, or else of its files."""
+    device, kernels = torch.device(runtime.device), machine.kernels
+    complete = partial(add_dense, rules=files.rules, device=device)
+    model: Any = None
+    if cache is not None and kernels is not None:
+        model = cache.restored(build, files.checkpoint, split, kernels, complete)
+    if model is None:
+        model = build_model(
+            build,
+            files.checkpoint,
+            dtype=getattr(torch, runtime.dtype),
+            device=device,
+            load_format=runtime.options.load_format,
+            split=split,
+            memory=None if kernels is None else kernels.memory,
+            can_keep=can_keep,
+            plugins=files.plugins,
+        )
+        complete(model)
     return model
 
 
-def _restored(
-    build: Callable[[Any], Any],
-    cache: WeightCache,
-    runtime: RuntimeConfig,
-    files: ModelFiles,
-    machine: Machine,
-    split: Split | None,
-) -> Any:
-    """Returns the model with the weights of the cache; None where they cannot be used."""
-    assert machine.kernels is not None
-    kernels, device = machine.kernels, torch.device(runtime.device)
-
-    def restore(model: nn.Module) -> bool:
-        add_dense(model, files.rules, device)
-        return cache.restore(model, kernels, kernels.memory)
-
-    model = restored_model(build, files.checkpoint, device, split, restore)
-    return model if model is not None and cache.is_complete(model) else None
+def _cache(
+    runtime: RuntimeConfig, files: ModelFiles, machine: Machine, group: RankGroup
+) -> WeightCache | None:
+    """Opens the cache of packed weights; None where there are no kernels that pack them."""
+    if machine.cpu_level is None:
+        return None
+    rank = None if group.ranks is None else (group.ranks.rank, group.size)
+    model = files.plugins.owner(files.spec), files.spec.name, files.spec.factory, files.head
+    facts = {"level": machine.cpu_level, "rank": rank, "model": model}
+    dense = [rule.weights for rule in files.rules.dense]
+    return open_cache(runtime, files.checkpoint, files.plugins, facts, dense)
 
 
 def _install(model: Model, machine: Machine, config: EngineConfig) -> None:

@@ -11,11 +11,13 @@ needed: whatever is wrong with it, the model is read from its own files.
 from .cache import WeightCache
 from .folder import FolderSize, cache_folder, folder_size
 from .key import source_key
+from .opening import open_cache
 
 __all__ = [
     "FolderSize",
     "WeightCache",
     "cache_folder",
     "folder_size",
+    "open_cache",
     "source_key",
 ]

@@ -6,15 +6,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
-from mmdeploy_llm.kernels import WeightMemory
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.kernels import Kernels, WeightMemory
 from mmdeploy_llm.native import BuildError
 from mmdeploy_llm.portable.files import CAN_RENAME_OPEN
 from mmdeploy_llm.processes import finalize_here
+from mmdeploy_llm.weights.load import Split
+from mmdeploy_llm.weights.restored import restored_model
 
 from . import folder
 from .file import keeps_large_pages, planned_size, read, write
@@ -44,6 +50,26 @@ class WeightCache:
     def exists(self) -> bool:
         """Whether there is a file, whole or not."""
         return self._path.exists()
+
+    def restored(
+        self,
+        factory: Callable[[Any], Any],
+        checkpoint: Checkpoint,
+        split: Split | None,
+        kernels: Kernels,
+        complete: Callable[[nn.Module], object],
+    ) -> Any:
+        """Builds a model as build_model does, with the weights of its file; None where there is
+        none that can be used. complete: adds to the new model what its factory does not make."""
+        if not self.exists:
+            return None
+
+        def restore(model: nn.Module) -> bool:
+            complete(model)
+            return self.restore(model, kernels, kernels.memory)
+
+        model = restored_model(factory, checkpoint, torch.device("cpu"), split, restore)
+        return model if model is not None and self.is_complete(model) else None
 
     def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
         """Fills a model on the meta device from its file; returns False, and leaves it alone, where
