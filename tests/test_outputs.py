@@ -216,7 +216,7 @@ def test_an_attribute_that_is_elsewhere_is_pointed_to(output, name, place):
     ],
 )
 def test_what_others_call_a_vector_or_a_score_is_pointed_to(cls, name, place):
-    own = cls(metrics=RequestMetrics(arrival_time=0.0), error_code=400, error_msg="no")
+    own = cls(item="a", metrics=RequestMetrics(arrival_time=0.0), error_code=400, error_msg="no")
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {place}"):
         getattr(own, name)
-    assert repr(own) == f"{cls.__name__}(None, error 400: no)"
+    assert repr(own) == f"{cls.__name__}('a', error 400: no)"
