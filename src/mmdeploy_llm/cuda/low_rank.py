@@ -88,7 +88,7 @@ class Table:
         self._first = self._firsts(1)
 
     def _width(self, rank: int) -> int:
-        return triton.next_power_of_2(self._num_parts * rank)
+        return int(triton.next_power_of_2(self._num_parts * rank))
 
     def _firsts(self, rank: int) -> Tensor:
         """Returns the first column of a of each column of out, [n]."""
