@@ -23,11 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.progress_bars import UseTqdm, open_bar
+from mmdeploy_llm.questions.asks import description_of
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record
