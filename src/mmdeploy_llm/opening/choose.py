@@ -147,6 +147,21 @@ def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) ->
     return found
 
 
+def check_holds(sink: Sink, *, vectors: bool) -> None:
+    """Raises ConfigError for an output whose format does not hold what is written: vectors, or
+    answers."""
+    if vectors and isinstance(sink, (CsvSink, OpenAISink)):
+        raise ConfigError(
+            f"{sink.name!r} holds no vectors: write NAME.parquet, NAME.npy (arrays of numpy) "
+            "or NAME.jsonl"
+        )
+    if not vectors and isinstance(sink, PartsSink) and sink.form.name == "npy":
+        raise ConfigError(
+            f"{sink.name!r} holds vectors, which `mmdeploy-llm embed` writes, and no answers: "
+            "write NAME.jsonl or NAME.parquet"
+        )
+
+
 def is_remote(name: str) -> bool:
     """Returns whether an output is at a URL. Raises ConfigError for one of a file."""
     scheme, separator, _ = name.partition("://")

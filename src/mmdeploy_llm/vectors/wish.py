@@ -1,18 +1,12 @@
-"""Says what is asked for a vector of each item of a batch, and which outputs hold vectors."""
+"""Says what is asked for a vector of each item of a batch."""
 
 from __future__ import annotations
 
-import os
 from typing import get_args
 
-from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks import KindTable
-from mmdeploy_llm.opening.choose import format_of, stored_format
 from mmdeploy_llm.questions.asks import Asks
 from mmdeploy_llm.wanted import Pooling, Wanted
-
-WITHOUT = ("csv", "openai")  # formats that hold no vectors
 
 
 def vector_asks(
@@ -39,18 +33,3 @@ def vector_asks(
             instruction=instruction,
         )
     )
-
-
-def check_output(
-    output: str | os.PathLike[str], form: str | None, kinds: KindTable = BUILT_IN_KINDS
-) -> None:
-    """Raises ConfigError for an output that would hold no vectors."""
-    name = os.fspath(output)
-    if stored_format(name, form, kinds) is not None:
-        return  # its plugin keeps whole records
-    found = format_of(name, form, kinds)
-    if found in WITHOUT:
-        raise ConfigError(
-            f"the format {found} holds no vectors; write NAME.parquet, NAME.npy (arrays that numpy "
-            "maps) or NAME.jsonl"
-        )
