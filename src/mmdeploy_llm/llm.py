@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
-from .bulk.client import BulkClient
+from .bulk.embedding import EmbeddingClient
 from .bulk.vectors import VectorClient
 from .client.answering import OnError, ParamsLike
 from .client.arguments import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @explaining_keywords
-class LLM(BulkClient, VectorClient):
+class LLM(EmbeddingClient, VectorClient):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.batch.sources import Source
     from mmdeploy_llm.command_options.vectors import EmbedOptions
 
-Desk = TypeVar("Desk", "DeskOptions", "EmbedOptions")
+Desk = TypeVar("Desk", bound="DeskOptions | EmbedOptions")
 Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),

@@ -27,7 +27,7 @@ class Origin:
 
     def query(self, instruction: str | None = None) -> Wanted:
         """Returns what is asked for the vector of a query."""
-        made = {name: self.values.get(f"{PREFIX}{name}") for name in MADE}
+        made: dict[str, Any] = {name: self.values.get(f"{PREFIX}{name}") for name in MADE}
         if made["what"] == "vector" and made["pooling"] is None:
             made["what"] = None  # as the model's folder says
         return Wanted(**made, instruction=instruction)

@@ -102,6 +102,19 @@ def number_of(vectors: Vectors, item_id: str) -> int:
     return found
 
 
+def like(
+    vectors: Vectors, item_id: str, top_k: int = TOP_K, *, similarity: str = "cosine"
+) -> list[Found]:
+    """Returns the items that are nearest to one of the file, without itself. Raises ConfigError for
+    an unknown id and an item without a vector."""
+    number = number_of(vectors, item_id)
+    query = vectors_at(vectors, [number]).get(number)
+    if query is None:
+        raise ConfigError(f"the item {item_id[:80]!r} has no vector: it failed, or is not finite")
+    (found,) = search(vectors, [query], top_k, similarity=similarity, excluded=[number])
+    return found
+
+
 def vectors_at(vectors: Vectors, numbers: Sequence[int]) -> dict[int, NDArray[np.float32]]:
     """Returns the vectors of those of these items that have one."""
     found: dict[int, NDArray[np.float32]] = {}
@@ -129,6 +142,28 @@ class Duplicates:
     def kept(self) -> list[str]:
         """The ids of the items without the duplicates, for `run_batch(..., only=kept)`."""
         return [row.id for row in self.rows() if row.keep]
+
+    def counts(self) -> dict[str, int]:
+        """Returns the numbers of items, groups, and of items that are kept and not kept."""
+        num_items = int((~self.vectors.is_replaced).sum())
+        num_out = self.groups.num_duplicates
+        return {
+            "num_items": num_items,
+            "num_without_vector": num_items - int(self.groups.is_there.sum()),
+            "num_groups": self.groups.num_groups,
+            "num_duplicates": num_out,
+            "num_kept": num_items - num_out,
+        }
+
+    def words(self) -> str:
+        """Returns the counts in words."""
+        own = self.counts()
+        without = own["num_without_vector"]
+        more = f", {without:,} of them without a vector" if without else ""
+        return (
+            f"{own['num_items']:,} items{more}: {own['num_groups']:,} groups with "
+            f"{own['num_duplicates']:,} near-duplicates; {own['num_kept']:,} are kept"
+        )
 
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the table: NAME.csv, or NAME.txt with the ids of the items to keep."""
