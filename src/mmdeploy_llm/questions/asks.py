@@ -56,6 +56,11 @@ class Asks:
             return vector_values(self.wanted)
         return {f"ask.{name}": text for name, text in self.questions.items()}
 
+    @property
+    def done(self) -> str:
+        """The verb for an item that is done."""
+        return "answered" if self.wanted is None else "embedded"
+
     def described(self, kind: str) -> str:
         """Returns what is asked about media of a kind where there is no question."""
         return description_of(kind) if self.wanted is None else ""

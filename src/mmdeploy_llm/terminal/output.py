@@ -85,12 +85,16 @@ def caption_table(records: Sequence[Record]) -> Table:
     top = os.path.commonpath(folders) if folders else ""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("file" if paths else "item", no_wrap=True, overflow="ellipsis", max_width=36)
-    table.add_column("caption", overflow="fold")
+    table.add_column(
+        "vector" if any(own.embedding for own in records) else "caption", overflow="fold"
+    )
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     for record in records:
         fault = record.error
         words = record.text if fault is None else f"failed ({fault.code}): {fault.message}"
+        if record.embedding is not None:
+            words = f"{' x '.join(map(str, record.embedding.shape))} numbers"
         if record.lack is not None:
             words = f"({record.lack}) {words}"
         table.add_row(
