@@ -15,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
+from mmdeploy_llm.pooling.abilities import is_bidirectional
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
@@ -68,20 +70,20 @@ class Runner:
         threads: ComputeThreads | None = None,
         peers: Peers | None = None,
         states: StateTable | None = None,
+        adapters: ServedAdapters | None = None,
         rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
         None: there are none. states: of the layers that keep one; None for a model without.
-        rules: of vectors and scores."""
-        self._peers = peers or NoPeers()
-        self._threads = threads
+        adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
+        self._peers, self._threads = peers or NoPeers(), threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
         self._sampler, self._slots, self._device = sampler, slots, device
-        self._has_atomic_media = has_atomic_media
-        self._pooler = Pooler(model, name, rules)
-        self._encoder = EncoderCache(model, name, device, self._peers)
+        self._has_atomic_media, self._pooler = has_atomic_media, Pooler(model, name, rules)
+        self._adapters = adapters or ServedAdapters(model, device)
+        self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
@@ -92,10 +94,11 @@ class Runner:
             num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
+            adapters=self._adapters,
             pooler=self._pooler,
             states=states,
         )
-        self._has_states = states is not None
+        self._is_whole = states is not None or is_bidirectional(model)
         self._retry = Retry(
             compute=lambda items: self._collect(self._launch(items)),
             reset=self._reset_sampling,
@@ -171,6 +174,8 @@ class Runner:
             if slot is not None:
                 self._sampler.remove(slot)
         self._encoder.forget(plan.forget)
+        self._adapters.unload(plan.unload)
+        self._adapters.load(plan.load, self._peers.raised)
         for new in plan.new:
             self._admit(new, outcome)
         if plan.encode:
@@ -181,6 +186,8 @@ class Runner:
 
     def _admit(self, new: NewRequest, outcome: StepOutcome) -> None:
         try:
+            if new.adapter:
+                self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
             if new.wanted is None:
@@ -275,7 +282,7 @@ class Runner:
 
     def _can_split(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""
-        if item.num_tokens == 1 or item.drafts or self._has_states:  # written at a step's end
+        if item.num_tokens == 1 or item.drafts or self._is_whole:  # states are written at its end
             return False
         return not (self._has_atomic_media and self._slots[item.request_id].media_in(item))
 
