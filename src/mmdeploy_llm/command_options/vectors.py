@@ -31,7 +31,7 @@ Instruction = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOptions(Group):
-    """What is embedded of each item, and how."""
+    """The text that is embedded of each item, and how."""
 
     title: ClassVar[str] = "Vectors"
 
