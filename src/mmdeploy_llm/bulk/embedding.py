@@ -76,7 +76,7 @@ class EmbeddingClient(BulkClient):
         **options: Unpack[EmbedArguments],
     ) -> BatchSummary:
         """Makes a vector of each item of a corpus, as the command `embed`, and adds each to
-        `output` as it finishes: NAME.parquet, .npy, .jsonl or .tar, see docs/embeddings.md.
+        `output` as it finishes: NAME.parquet, .npy, .lance, .jsonl or .tar, see docs/embeddings.md.
 
         dimensions, normalize, instruction, pooling: as for `embed`. prompt: the text of each item,
         embedded with its media; of a corpus it may have columns. options: see EmbedArguments; the

@@ -24,6 +24,7 @@ and its vector in "embedding":
                   a list of these
   NAME.npy        a folder of arrays, part-00000.npy, which numpy loads and maps,
                   and ids.jsonl: part and row of each item
+  NAME.lance      a Lance dataset, with the extra lance
   NAME.jsonl      {{"shape": [size], "float32": base64 of little-endian numbers}}
   NAME.tar        the same, in WebDataset tars beside the media
 An item that fails has no vector, and a record that says why. --resume works as
