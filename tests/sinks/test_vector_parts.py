@@ -168,20 +168,19 @@ def test_a_lance_output_grows_version_by_version(tmp_path: Path) -> None:
 def test_a_killed_lance_run_has_lost_nothing(tmp_path: Path) -> None:
     sink = open_sink(tmp_path / "v.lance")
     writer = sink.writer("new", Kept())
-    for number in range(5):
+    for number in range(1, 6):
         writer.write(made(number), number)
+    writer.close()
     journal = tmp_path / "v.lance.journal"
-    before = journal.read_bytes()
-    copy = b"0\tvoid: the dataset has it\n" + before + b'9\t{"id": "to'
-    journal.write_bytes(
-        copy
-    )  # what a kill between a version and the journal leaves, and a torn one
+    # What a kill leaves between a new version and the end of the journal, and a torn line.
+    copy = b"0\tvoid: the dataset has it\n" + journal.read_bytes() + b'9\t{"id": "to'
+    journal.write_bytes(copy)
     sink = open_sink(tmp_path / "v.lance")
-    assert [entry.record.id for entry in sink.entries()] == [f"item {n}" for n in range(5)]
+    assert [entry.record.id for entry in sink.entries()] == [f"item {n}" for n in range(1, 6)]
     assert journal.read_bytes() == copy
-    assert next(iter(sink.records_at([4]))) == made(4)
-    again = written(tmp_path / "v.lance", [made(5)], "resume")
-    assert again == [made(number) for number in range(6)]
+    assert next(iter(sink.records_at([4]))) == made(5)
+    again = written(tmp_path / "v.lance", [made(6)], "resume")
+    assert again == [made(number) for number in range(1, 7)]
 
 
 def test_other_lance_datasets_are_refused(tmp_path: Path) -> None:
