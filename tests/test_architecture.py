@@ -28,6 +28,7 @@ LAYERS = (
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("adapter_options",),
+    ("load_options",),
     ("config",),
     ("runtime_config",),
     ("output_forms",),
@@ -46,6 +47,7 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
+    ("weight_cache",),
     ("adapters",),
     ("adapting",),
     ("model_folder", "boxes", "budgets"),
@@ -146,6 +148,8 @@ IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "src/mmdeploy_llm_processors/remote/stores.py"),
+    ("lance", "src/mmdeploy_llm/opening/lance_store.py"),
+    ("pyarrow", "src/mmdeploy_llm/opening/lance_store.py"),
     ("pyarrow", "src/mmdeploy_llm/sinks/parquet.py"),
 }
 MAY_USE_TRITON = "src/mmdeploy_llm/cuda/"
