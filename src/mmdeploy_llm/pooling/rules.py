@@ -52,6 +52,7 @@ class EmbeddingRules:
     prompts: texts by name that stand before a prompt. default_prompt: the name of the one that is
         used where a request names none. query_prompt, document_prompt: those of queries and
         documents; None: default_prompt. includes_prompt: whether the mean has its tokens.
+    suffixes: texts by the name of a prompt that stand after what it stands before.
     lower_case: whether texts are lowered before they become tokens.
     system: where vectors are made of conversations: the system message for a request without an
         instruction; an instruction takes its place. None: prompts are no conversations.
@@ -68,6 +69,7 @@ class EmbeddingRules:
     dense: tuple[DenseRule, ...] = ()
     size: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
+    suffixes: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
