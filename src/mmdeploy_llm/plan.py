@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .outputs import FinishReason, TokenLogprobs
 from .params import SamplingParams
 from .request import MediaInput, MediaSpan, Request
 from .wanted import Wanted
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,7 @@ class StepResult:
     errors: why the request failed in this step; it has no entry in `sampled` then.
     certain: of requests with an early stop, the id and the place in this step of each token that
         was more probable than its threshold.
+    vectors: of the requests that want no text and whose prompt ends with this step.
     """
 
     step_id: int
@@ -115,6 +121,7 @@ class StepResult:
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: Mapping[str, RequestFailure] = field(default_factory=dict)
     certain: Collection[tuple[str, int]] = ()
+    vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +131,7 @@ class TokenUpdate:
     new_token_ids: tokens appended in this step. logprobs: of each of them, where requested.
     finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length",
         "repetition" for an early stop, "error" or "abort"; None while the request continues.
-    failure: why it ended with "error" or "abort".
+    failure: why it ended with "error" or "abort". vector: see StepResult.
     """
 
     request: Request
@@ -133,3 +140,4 @@ class TokenUpdate:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     finish_reason: FinishReason | None = None
     failure: RequestFailure | None = None
+    vector: NDArray[np.float32] | None = None

@@ -15,7 +15,8 @@ from mmdeploy_llm.params.counterparts import OF_A_REQUEST, OF_THE_ENGINE
 from mmdeploy_llm.params.elsewhere import is_off
 from mmdeploy_llm.spelling import meant
 
-CALLS = ("chat", "generate", "generate_iter", "stream", "submit")
+VECTOR_CALLS = ("classify", "embed", "embed_iter", "rerank", "score")
+CALLS = ("chat", "generate", "generate_iter", "stream", "submit", *VECTOR_CALLS)
 Cls = TypeVar("Cls", bound=type)
 
 _MEDIA = 'give media with the prompt: {"prompt": ..., "multimodal_data": {"image": ...}}'
@@ -51,7 +52,7 @@ OF_CALLS: Mapping[str, str] = MappingProxyType(
         "multi_modal_data": _MEDIA,
         "multimodal_data": _MEDIA,
         "padding": "leave it out: nothing is padded",
-        "pooling_params": "only text is generated; there are no embeddings and scores",
+        "pooling_params": "use the arguments of embed: dimensions, normalize, pooling",
         "priority": _OF_PROMPT.format("priority"),
         "prompt_token_ids": _PROMPTS,
         "reasoning_effort": _FOR_TEMPLATE.format("reasoning_effort"),
@@ -78,8 +79,8 @@ FALSE_ASKS = frozenset({"add_special_tokens", "enable_thinking"})
 def explaining_keywords(cls: Cls) -> Cls:
     """Decorates a class whose calls say of keywords that they do not have what to write instead."""
     for name in CALLS:
-        if name in vars(cls):
-            setattr(cls, name, _explaining(vars(cls)[name]))
+        if callable(method := getattr(cls, name, None)):
+            setattr(cls, name, _explaining(method))
     return cls
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.intake.rendered import TokenCount
     from mmdeploy_llm.media_loading.cache import CacheStats
     from mmdeploy_llm.media_loading.loader import MediaLoader
+    from mmdeploy_llm.pooling.abilities import Abilities
     from mmdeploy_llm.runtime_config import RuntimeConfig
 
 CLOSED = "this LLM is closed; make a new one"
@@ -104,10 +105,12 @@ class Desk(ABC):
     runtime: every option with its final value. num_kv_blocks: blocks of the smallest KV cache.
     max_begun: prompts that may be begun at the same time: the engine computes some of them while
         others are prepared. num_seqs: prompts that can be computed at the same time.
-    plugins: as loaded in this process. model, media: None where other processes have them.
+    abilities: what the model can give. plugins: as loaded in this process. model, media: None where
+        other processes have them.
     """
 
     runtime: RuntimeConfig
+    abilities: Abilities
     num_kv_blocks: int
     max_begun: int
     num_seqs: int

@@ -182,6 +182,7 @@ class LocalDesk(Desk):
                 priority=held.priority,
                 deadline=held.deadline,
                 is_shared=ask.group is not None,
+                wanted=ask.wanted,
             )
             self._post(partial(self._admit, held, requests))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
@@ -210,6 +211,7 @@ class LocalDesk(Desk):
     def _take_over(self, assembly: Assembly) -> None:
         self.engine, self.intake, self.model = assembly.engine, assembly.intake, assembly.model
         self.plugins, self.runtime = assembly.plugins, assembly.runtime
+        self.abilities = assembly.abilities
         self.media = assembly.intake.media
         self.num_kv_blocks = assembly.engine.info.num_blocks
         self.num_seqs = assembly.runtime.max_num_seqs

@@ -74,7 +74,7 @@ class ManyDesks(Desk):
         self.desks = desks
         self._make = make
         self.plugins = plugins
-        self.runtime = desks[0].runtime
+        self.runtime, self.abilities = desks[0].runtime, desks[0].abilities
         self.num_kv_blocks = min(desk.num_kv_blocks for desk in desks)
         self.max_begun = sum(desk.max_begun for desk in desks)
         self.num_seqs = sum(desk.num_seqs for desk in desks)

@@ -27,6 +27,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.processes import Channel, Message, Worker, finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.start import start
@@ -46,6 +47,7 @@ class Ready:
     """Reports that the desk is open."""
 
     runtime: RuntimeConfig
+    abilities: Abilities
     num_kv_blocks: int
     max_begun: int
     num_seqs: int
@@ -99,6 +101,7 @@ class RemoteDesk(Desk):
         """Waits until the engine is loaded. Raises what `start` raises there."""
         ready: Ready = self._worker.receive()
         self.runtime, self.num_kv_blocks = ready.runtime, ready.num_kv_blocks
+        self.abilities = ready.abilities
         self.max_begun, self.num_seqs = ready.max_begun, ready.num_seqs
         self._sender.start()
         threading.Thread(target=self._receive_all, daemon=True).start()
@@ -270,6 +273,7 @@ class _Server:
         self._channel.send(
             Ready(
                 runtime=desk.runtime,
+                abilities=desk.abilities,
                 num_kv_blocks=desk.num_kv_blocks,
                 max_begun=desk.max_begun,
                 num_seqs=desk.num_seqs,

@@ -52,6 +52,7 @@ class PromptParts:
     tools: as the caller passed them.
     where: names the conversation in messages of errors, such as "conversation 3, ".
     hint: what would help where media have no placeholders.
+    pair: the second text of a pair, which the tokenizer joins with the first.
     """
 
     text: str | None = None
@@ -64,6 +65,7 @@ class PromptParts:
     tools: Any = None
     where: str = ""
     hint: str = ""
+    pair: str | None = None
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:

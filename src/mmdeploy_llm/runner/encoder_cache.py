@@ -65,8 +65,6 @@ class EncoderCache:
     def encode(self, items: Sequence[MediaInput]) -> None:
         """Encodes all items, several in one call. While a call computes, the next one's media are
         copied to the device. An item that fails is remembered and does not affect the others."""
-        if not items:
-            return
         batches = [*_batches(items, values_per_call(self._device))]
         following = self._copies.start(batches[0])
         for number, batch in enumerate(batches):

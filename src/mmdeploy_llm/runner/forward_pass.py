@@ -18,6 +18,7 @@ from torch import Tensor
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
+from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.sampling.largest import first_argmax
 from mmdeploy_llm.transfer import to_device
 
@@ -32,6 +33,7 @@ from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
 from .slots import Slots
 from .states import StateTable, StepStates
 from .step_inputs import DecodeFrame, StepTensors
+from .vectors import add_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +71,11 @@ class ForwardPass:
         num_axes: int,
         has_atomic_media: bool,
         peers: Peers,
+        pooler: Pooler,
         states: StateTable | None = None,
     ) -> None:
         """num_axes: see CheckedModel. states: None for a model whose layers keep none."""
+        self._pooler = pooler
         self._states = states
         self._model = model
         self._backend = backend
@@ -117,6 +121,8 @@ class ForwardPass:
             replayed = self._graphs.replay(batch.frame, len(scheduled))
         hidden = self._model.forward(self._inputs(batch)) if replayed is None else replayed.hidden
         self._add_prompt_logprobs(batch, hidden, outcome)
+        if self._slots.num_wanting:
+            add_vectors(scheduled, batch.last_rows, self._slots, self._pooler, hidden, outcome)
         return self._sample_rows(batch, hidden, replayed)
 
     @torch.inference_mode()

@@ -21,6 +21,8 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
+from mmdeploy_llm.pooling.pooler import Pooler
+from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
@@ -66,19 +68,19 @@ class Runner:
         threads: ComputeThreads | None = None,
         peers: Peers | None = None,
         states: StateTable | None = None,
+        rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
-        None: there are none. states: of the layers that keep one; None for a model without."""
+        None: there are none. states: of the layers that keep one; None for a model without.
+        rules: of vectors and scores."""
         self._peers = peers or NoPeers()
         self._threads = threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
-        self._cache = cache
-        self._sampler = sampler
-        self._slots = slots
-        self._device = device
+        self._sampler, self._slots, self._device = sampler, slots, device
         self._has_atomic_media = has_atomic_media
+        self._pooler = Pooler(model, name, rules)
         self._encoder = EncoderCache(model, name, device, self._peers)
         self._forward = ForwardPass(
             model=self._model,
@@ -90,6 +92,7 @@ class Runner:
             num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
+            pooler=self._pooler,
             states=states,
         )
         self._has_states = states is not None
@@ -163,13 +166,15 @@ class Runner:
         if self._device.index is not None and self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # per thread: it launches kernels on this device
         for request_id in plan.drop:
+            self._pooler.drop(request_id)
             slot = self._slots.drop(request_id)
             if slot is not None:
                 self._sampler.remove(slot)
         self._encoder.forget(plan.forget)
         for new in plan.new:
             self._admit(new, outcome)
-        self._encoder.encode(plan.encode)
+        if plan.encode:
+            self._encoder.encode(plan.encode)
         scheduled = [item for item in plan.scheduled if self._is_ready(item, outcome)]
         self._slots.extend_tables(scheduled)
         return scheduled
@@ -178,7 +183,8 @@ class Runner:
         try:
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
-            self._sampler.add(slot, _slot_request(new))
+            if new.wanted is None:
+                self._sampler.add(slot, _slot_request(new))
         except FAULTS as error:
             self._peers.raised(error)
             logger.warning("a request could not start", exc_info=True)

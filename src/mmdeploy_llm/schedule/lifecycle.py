@@ -129,7 +129,7 @@ class Lifecycle:
             num_tokens=end - start,
             new_block_ids=blocks,
             new_window_ids=() if self.windows is None else self.windows.plan(state, end),
-            samples=end - len(drafts) >= state.request.num_tokens,
+            samples=state.request.wanted is None and end - len(drafts) >= state.request.num_tokens,
             state_rows=None if self.rows is None else self.rows.plan(state),
             drafts=drafts,
         )

@@ -306,6 +306,12 @@ class Scheduler:
         self, state: RequestState, item: ScheduledTokens, result: StepResult, now: float
     ) -> TokenUpdate | None:
         request = state.request
+        if request.wanted is not None:
+            if not state.end_prompt(now):
+                return None
+            self._requests.finish(state, "stop")
+            vector = result.vectors[item.request_id]
+            return TokenUpdate(request=request, finish_reason="stop", vector=vector)
         prompt_logprobs = result.prompt_logprobs.get(item.request_id, ())
         if prompt_logprobs:
             prompt_logprobs = state.fresh_logprobs(prompt_logprobs)

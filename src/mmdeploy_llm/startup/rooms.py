@@ -18,6 +18,7 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.media_loading.kinds import ModelMedia
+from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
@@ -37,13 +38,14 @@ CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running req
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
     """A running engine, the intake that feeds it, and the objects that callers may inspect. model:
-    None where other processes hold it."""
+    None where other processes hold it. abilities: of it."""
 
     engine: Engine
     intake: Intake
     plugins: PluginManager
     model: Model | None
     runtime: RuntimeConfig
+    abilities: Abilities
 
 
 def build_rooms(
@@ -59,7 +61,7 @@ def build_rooms(
         for processor in media.processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(files, executor.runtime, media, executor.media_size)
+    intake = build_intake(files, executor.runtime, media, executor.media_size, executor.abilities)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
@@ -74,6 +76,7 @@ def build_rooms(
         plugins=plugins,
         model=computer.model,
         runtime=executor.runtime,
+        abilities=executor.abilities,
     )
 
 
@@ -149,8 +152,10 @@ def build_intake(
     runtime: RuntimeConfig,
     media: ModelMedia,
     media_size: int | None = None,
+    abilities: Abilities = GENERATES,
 ) -> Intake:
-    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one."""
+    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
+    one. abilities: of the model."""
     return Intake(
         tokenizer=files.tokenizer,
         media=media,
@@ -168,6 +173,7 @@ def build_intake(
         media_size=media_size,
         box_rule=box_rule_of(files),
         expander=expander_of(files, media, runtime.options),
+        abilities=abilities,
     )
 
 

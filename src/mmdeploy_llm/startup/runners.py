@@ -74,6 +74,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         model_name=f"{type(model).__name__} (plugin {files.plugins.owner(files.spec)!r})",
         threads=loaded.threads,
         peers=loaded.group.peers,
+        rules=files.rules,
     )
 
 
