@@ -16,6 +16,7 @@ from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.rules import PairRule
+from mmdeploy_llm.pooling.whole_prompts import whole_prompt
 from mmdeploy_llm.wanted import Wanted
 
 from .defaults import ParamsResolver
@@ -155,22 +156,37 @@ class Wanting:
         parts, rules = self._read(prompt), self._rules
         if wanted.what == "likelihood":
             return parts, wanted
+        kinds = [item.kind for item in parts.media]
+        whole = whole_prompt(
+            parts.text or "", self._placeholders.markers, kinds, self._placeholders.alone
+        )
+        if whole is not None and parts.text is not None:
+            return replace(parts, text=None, ids=whole), wanted
         if parts.messages is not None:
             return self._with_system(parts, wanted), wanted
         if parts.ids is not None:
             return parts, wanted  # they are the whole prompt
         if rules.system is not None:
             return self._conversation(parts, wanted.instruction or rules.system), wanted
-        prefix = self._prefix(wanted.instruction)
+        name = rules.default_prompt if wanted.instruction is None else wanted.instruction
+        prefix = "" if name is None else rules.prompts.get(name, name)
         skipped = 0
         if prefix and not rules.includes_prompt:
             own, empty = map(self._tokenizer.encode_prompt, (prefix, ""))
             has_end = bool(empty) and own[-1] == empty[-1]  # a special token after every text
             skipped = len(own) - has_end
-        return (
-            replace(parts, text=self._cased(prefix + self._marked(parts))),
-            replace(wanted, num_skipped=skipped),
-        )
+        text = self._cased(prefix + self._marked(parts) + rules.suffixes.get(name or "", ""))
+        ids = self._filled(text)
+        parts = replace(parts, text=text if ids is None else None, ids=ids)
+        return parts, replace(wanted, num_skipped=skipped)
+
+    def _filled(self, text: str) -> tuple[int, ...] | None:
+        """Returns the ids of a text with padding after them, where the model needs it."""
+        length = self._abilities.text_length
+        if length is None:
+            return None
+        ids = self._tokenizer.encode_prompt(text)
+        return (*ids, *[self._tokenizer.raw.pad_token_id] * (length - len(ids)))
 
     def _read(self, prompt: Any) -> PromptParts:
         is_alone = isinstance(prompt, Mapping) and not any(
@@ -182,11 +198,6 @@ class Wanting:
 
     def _cased(self, text: str) -> str:
         return text.lower() if self._rules.lower_case else text
-
-    def _prefix(self, instruction: str | None) -> str:
-        rules = self._rules
-        name = rules.default_prompt if instruction is None else instruction
-        return "" if name is None else rules.prompts.get(name, name)
 
     def _marked(self, parts: PromptParts) -> str:
         """Returns the text of a prompt, after the markers of its media unless it has any."""

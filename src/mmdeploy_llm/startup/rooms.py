@@ -156,13 +156,18 @@ def build_intake(
 ) -> Intake:
     """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
     one. abilities: of the model."""
+    vocab_size = files.text.vocab_size
+    for processor in media.processors.values():
+        if processor.is_whole_prompt and files.tokenizer.token_id(processor.token) is None:
+            files.tokenizer.add_token(processor.token)
+            vocab_size = max(vocab_size, len(files.tokenizer.raw))
     return Intake(
         tokenizer=files.tokenizer,
         media=media,
         fetch=files.plugins.fetch_media,
         config=runtime,
         limits=media_limits(runtime.options),
-        vocab_size=files.text.vocab_size,
+        vocab_size=vocab_size,
         eos_token_ids=files.eos_token_ids,
         chat_template=files.chat_template,
         reasoning_start_marker=files.reasoning_start_marker,
