@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
+from .adapter_ref import AnyAdapter
 from .bulk.client import BulkClient
 from .bulk.vectors import VectorClient
 from .client.answering import OnError, ParamsLike
@@ -70,6 +71,7 @@ class LLM(BulkClient, VectorClient):
         sampling_params: ParamsLike = None,
         use_tqdm: UseTqdm = True,
         *,
+        adapter: AnyAdapter = None,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Completes every prompt and returns one result for each, in the order of the prompts; with
@@ -82,11 +84,14 @@ class LLM(BulkClient, VectorClient):
         sampling_params: one for all prompts, or a list with one for each.
         use_tqdm: whether a progress bar is shown, or what makes it, called as tqdm is, such as
         functools.partial(tqdm, leave=False).
+        adapter: the name of a LoRA adapter for all prompts, or a list with one for each; a prompt's
+        own "adapter" precedes it. None: the model alone.
         on_error: "return" or "raise", see LLM.
         """
         items = as_prompts(prompts)
         params = params_for(sampling_params, len(items), "prompts")
-        return self._collect(asks_of(items, params), use_tqdm, on_error)
+        asks = self._with_adapters(asks_of(items, params), adapter)
+        return self._collect(asks, use_tqdm, on_error)
 
     def chat(
         self,
@@ -99,6 +104,7 @@ class LLM(BulkClient, VectorClient):
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        adapter: AnyAdapter = None,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Answers one conversation or several, rendered by the model's chat template.
@@ -112,6 +118,7 @@ class LLM(BulkClient, VectorClient):
         add_generation_prompt: whether the prompt ends with the beginning of an assistant message;
         None: unless continue_final_message is True.
         continue_final_message: whether the model continues the last message, one of the assistant.
+        adapter: as for `generate`.
         """
         options = chat_options(
             chat_template_kwargs,
@@ -122,4 +129,5 @@ class LLM(BulkClient, VectorClient):
         )
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
-        return self._collect(asks_of_chats(items, params, options), use_tqdm, on_error)
+        asks = self._with_adapters(asks_of_chats(items, params, options), adapter)
+        return self._collect(asks, use_tqdm, on_error)

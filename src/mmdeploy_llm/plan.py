@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from .adapter_ref import AdapterRef
 from .outputs import FinishReason, TokenLogprobs
 from .params import SamplingParams
 from .request import MediaInput, MediaSpan, Request
@@ -29,6 +30,7 @@ class NewRequest:
     bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
         one is banned.
     wanted, token_types: see Request.
+    adapter: key of its adapter; "": none.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class NewRequest:
     prompt_text: str = ""
     wanted: Wanted | None = None
     token_types: tuple[int, ...] | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class StepPlan:
 
     drop: request ids whose slots are freed (ended, aborted or preempted since the last plan).
     forget: media keys whose encoder output is no longer needed.
+    unload: keys of adapters whose memory is freed. load: adapters to read.
     new: requests that get a slot.
     encode: media to encode; each key at most once.
     scheduled: the tokens to compute; requests that compute one token (decode) come first.
@@ -82,6 +86,8 @@ class StepPlan:
     step_id: int
     drop: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+    load: tuple[AdapterRef, ...] = ()
     new: tuple[NewRequest, ...] = ()
     encode: tuple[MediaInput, ...] = ()
     scheduled: tuple[ScheduledTokens, ...] = ()

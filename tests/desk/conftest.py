@@ -156,6 +156,7 @@ def open_desk(engine, intake):
             intake=intake,
             model=None,
             plugins=None,
+            adapters=None,
             runtime=runtime,
             abilities=GENERATES,
         )

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal
 
+from mmdeploy_llm.adapter_ref import AnyAdapter
 from mmdeploy_llm.desk.feed import Feed
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask
@@ -52,6 +53,7 @@ class AnsweringClient(EngineClient):
         tools: Any = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        adapter: AnyAdapter = None,
     ) -> Iterator[RequestOutput]:
         """Starts prompts and yields deltas: each output holds only the text, reasoning and token
         ids generated since the previous one of its completion was read.
@@ -59,6 +61,7 @@ class AnsweringClient(EngineClient):
         prompts: as for `generate`, or one conversation as for `chat`, whose options the others are.
         The last output of a completion has `finished`, `outputs.finish_reason` and the metrics.
         With `n` > 1 each output holds one completion; `outputs.index` says which.
+        adapter: as for `generate`.
         """
         options = chat_options(
             chat_template_kwargs,
@@ -68,7 +71,8 @@ class AnsweringClient(EngineClient):
             continue_final_message,
         )
         self._desk.check()
-        feed = Feed(self._desk, asks_of_stream(prompts, sampling_params, options))
+        asks = asks_of_stream(prompts, sampling_params, options)
+        feed = Feed(self._desk, self._with_adapters(asks, adapter))
         feed.fill()
         return self._outputs(self._answers(feed))
 

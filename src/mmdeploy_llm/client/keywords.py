@@ -47,7 +47,6 @@ OF_CALLS: Mapping[str, str] = MappingProxyType(
         "images": _MEDIA,
         "input_ids": _PROMPTS,
         "inputs": _PROMPTS,
-        "lora_request": OF_A_REQUEST["lora_name"],
         "mm_processor_kwargs": _OF_PROMPT.format("mm_processor_kwargs"),
         "multi_modal_data": _MEDIA,
         "multimodal_data": _MEDIA,
@@ -73,6 +72,8 @@ OF_CALLS: Mapping[str, str] = MappingProxyType(
 OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"chat_template_content_format": ("auto",), "priority": (0,)}
 )
+# Keywords of other engines that the calls take under another name.
+ALSO: Mapping[str, str] = MappingProxyType({"lora_name": "adapter", "lora_request": "adapter"})
 FALSE_ASKS = frozenset({"add_special_tokens", "enable_thinking"})
 
 
@@ -101,6 +102,11 @@ def _known_ones(
 ) -> dict[str, Any]:
     """Returns the keywords that the method has. Raises TypeError for others that ask for
     something."""
+    given = {**given}
+    for name in (name for name in ALSO if name in given and ALSO[name] in known):
+        value = given.pop(name)
+        if value is not None and given.setdefault(ALSO[name], value) is not value:
+            raise TypeError(f"{method}() got {name} and {ALSO[name]}; give one of them")
     for name, value in given.items():
         if name not in known and not _asks_for_nothing(name, value):
             hint = _advice(name, value, known)

@@ -19,6 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.deadline import Deadline
@@ -127,6 +128,19 @@ class RemoteDesk(Desk):
     def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer; see Desk."""
         return self._call(LocalDesk.boxes, prompt, text)
+
+    def load_adapter(self, name: str, source: str) -> AdapterRef:
+        """Makes an adapter known; see Desk."""
+        return self._call(LocalDesk.load_adapter, name, source)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; see Desk."""
+        self._check_unused(name)
+        self._call(LocalDesk.unload_adapter, name)
+
+    def adapters(self) -> Mapping[str, AdapterRef]:
+        """Returns the adapters by name; see Desk."""
+        return self._call(LocalDesk.adapters)
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of the tokenizer; see Desk."""

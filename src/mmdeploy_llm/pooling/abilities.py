@@ -40,7 +40,7 @@ class Abilities:
 
     @property
     def trial(self) -> Wanted | None:
-        """What the made-up requests want that warm an engine up; None: text."""
+        """Says what made-up requests want that warm an engine up; None: text."""
         if self.can_generate:
             return None
         what: What = "vector" if self.gives_vectors else "score"

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
@@ -69,20 +70,20 @@ class Runner:
         threads: ComputeThreads | None = None,
         peers: Peers | None = None,
         states: StateTable | None = None,
+        adapters: ServedAdapters | None = None,
         rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
         None: there are none. states: of the layers that keep one; None for a model without.
-        rules: of vectors and scores."""
-        self._peers = peers or NoPeers()
-        self._threads = threads
+        adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
+        self._peers, self._threads = peers or NoPeers(), threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
         self._sampler, self._slots, self._device = sampler, slots, device
-        self._has_atomic_media = has_atomic_media
-        self._pooler = Pooler(model, name, rules)
-        self._encoder = EncoderCache(model, name, device, self._peers)
+        self._has_atomic_media, self._pooler = has_atomic_media, Pooler(model, name, rules)
+        self._adapters = adapters or ServedAdapters(model, device)
+        self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
@@ -93,6 +94,7 @@ class Runner:
             num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
+            adapters=self._adapters,
             pooler=self._pooler,
             states=states,
         )
@@ -172,6 +174,8 @@ class Runner:
             if slot is not None:
                 self._sampler.remove(slot)
         self._encoder.forget(plan.forget)
+        self._adapters.unload(plan.unload)
+        self._adapters.load(plan.load, self._peers.raised)
         for new in plan.new:
             self._admit(new, outcome)
         if plan.encode:
@@ -182,6 +186,8 @@ class Runner:
 
     def _admit(self, new: NewRequest, outcome: StepOutcome) -> None:
         try:
+            if new.adapter:
+                self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
             if new.wanted is None:

@@ -27,6 +27,7 @@ class SchedulerConfig:
         own. max_idle_window_blocks: as max_idle_blocks.
     long_after: a sequence that gets more tokens is computed again, since the model computes all its
         tokens in another way then (longrope); None: no length changes the model.
+    max_adapters, adapter_bytes: adapters in memory, and their bytes together; None: any.
     """
 
     max_num_seqs: int
@@ -46,6 +47,8 @@ class SchedulerConfig:
     num_window_blocks: int = 0
     max_idle_window_blocks: int | None = None
     long_after: int | None = None
+    max_adapters: int = 1
+    adapter_bytes: int | None = None
 
     def __post_init__(self) -> None:
         # runtime_config.resolve ensures both; a step must reach every running request.

@@ -167,6 +167,7 @@ class RequestState:
             wanted=request.wanted,
             token_types=request.token_types,
             prompt_text="" if request.params.guided_decoding is None else request.prompt_text,
+            adapter="" if request.adapter is None else request.adapter.key,
         )
 
 

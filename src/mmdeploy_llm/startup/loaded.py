@@ -86,7 +86,7 @@ def load_model(
     the model, and PluginError from the model's plugin."""
     if threads is not None:
         threads.place()
-    split = None if group.ranks is None else _shard(files, group.ranks)
+    split = None if group.ranks is None else shard(files, group.ranks)
     can_keep = _can_keep(runtime, machine)
     stays_coded = can_keep is not None and _is_quantized(files)
 
@@ -174,10 +174,10 @@ def check_divisible(files: ModelFiles, num_ranks: int) -> None:
     the meta device, without memory, before any process is started."""
     with torch.device("meta"), bounded_building():
         whole = new_model(files, files.checkpoint.config)
-    _shard(files, FirstRank(num_ranks))(whole)
+    shard(files, FirstRank(num_ranks))(whole)
 
 
-def _shard(files: ModelFiles, ranks: Ranks) -> Split:
+def shard(files: ModelFiles, ranks: Ranks) -> Split:
     """Returns a function that reduces a whole model on the meta device to one rank's shard."""
     plan = partial(tp_plan, own=files.spec.tp_plan)
     return shares_of(plan, ranks, files.checkpoint.architecture)

@@ -25,6 +25,7 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
+from .adapters import AdapterTable
 from .chat_media import expander_of
 from .computer import Computer
 from .machine import Machine
@@ -45,6 +46,7 @@ class Assembly:
     plugins: PluginManager
     model: Model | None
     runtime: RuntimeConfig
+    adapters: AdapterTable
     abilities: Abilities
 
 
@@ -53,6 +55,7 @@ def build_rooms(
     machine: Machine,
     computer: Computer,
     media: ModelMedia,
+    adapters: AdapterTable,
 ) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
     executor, plugins = computer.info, files.plugins
@@ -76,6 +79,7 @@ def build_rooms(
         plugins=plugins,
         model=computer.model,
         runtime=executor.runtime,
+        adapters=adapters,
         abilities=executor.abilities,
     )
 
@@ -100,6 +104,8 @@ def _scheduler_config(files: ModelFiles, executor: ExecutorInfo) -> SchedulerCon
         max_idle_window_blocks=_max_idle_window_blocks(executor, window),
         speculates=runtime.speculates,
         long_after=executor.long_after,
+        max_adapters=runtime.options.max_adapters,
+        adapter_bytes=runtime.options.adapter_memory,
         max_idle_states=max(0, executor.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 

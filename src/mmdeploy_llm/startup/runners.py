@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention import select as attention
 from mmdeploy_llm.attention.base import AttentionBackend
 from mmdeploy_llm.attention.packed import PackedAttention
@@ -21,6 +22,7 @@ from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runner.states import StateTable
 from mmdeploy_llm.sampling import make_sampler
 
+from .adapters import blueprint_of
 from .loaded import LoadedModel
 from .options import attention_host, attention_needs
 from .warm_up import warm_up
@@ -76,6 +78,13 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         model_name=f"{type(model).__name__} (plugin {files.plugins.owner(files.spec)!r})",
         threads=loaded.threads,
         peers=loaded.group.peers,
+        adapters=ServedAdapters(
+            model,
+            loaded.device,
+            partial(blueprint_of, files, runtime, loaded.group.ranks),
+            num_slots=runtime.options.max_adapters,
+            kernels=kernels,
+        ),
         rules=files.rules,
     )
 
