@@ -44,7 +44,7 @@ class PaliImages(TransformersImages):
     """ColPali's images of one size, whose patches are a token each."""
 
     token = IMAGE
-    markers = ()
+    markers = (IMAGE,)
     is_whole_prompt = True
     auto_tokens = None  # every image has as many
 
@@ -94,7 +94,7 @@ class ModernImages(TransformersImages):
     """ColModernVBert's images: tiles of one size and the whole image, small."""
 
     token = IMAGE
-    markers = ()
+    markers = (IMAGE,)
     is_whole_prompt = True
     auto_tokens = None
 
