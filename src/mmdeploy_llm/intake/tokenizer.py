@@ -74,13 +74,6 @@ class PromptTokenizer:
         self._start_texts = self._read_start_texts()
         self._spelled = lru_cache(MAX_WORD_LISTS)(self._spell)
 
-    def add_token(self, token: str) -> None:
-        """Adds a token after the vocabulary. Called before the first prompt."""
-        self.raw.add_tokens(token, special_tokens=True)
-        if self._encoder is not None:
-            self._encoder.close()
-            self._encoder = Encoder(self.raw.backend_tokenizer)
-
     def encode_prompt(self, text: str) -> list[int]:
         """Returns the ids of a text prompt, with the tokenizer's own special tokens around it.
 

@@ -155,11 +155,9 @@ class Wanting:
         parts, rules = self._read(prompt), self._rules
         if wanted.what == "likelihood":
             return parts, wanted
-        kinds = [item.kind for item in parts.media]
-        whole = whole_prompt(
-            parts.text or "", self._placeholders.markers, kinds, self._placeholders.alone
-        )
-        if whole is not None and parts.text is not None:
+        known = self._placeholders
+        whole = whole_prompt(parts.text, parts.media, known.markers, known.alone)
+        if whole is not None:
             return replace(parts, text=None, ids=whole), wanted
         if parts.messages is not None:
             return self._with_system(parts, wanted), wanted
@@ -167,25 +165,19 @@ class Wanting:
             return parts, wanted  # they are the whole prompt
         if rules.system is not None:
             return self._conversation(parts, self._system(wanted.instruction)), wanted
-        name = rules.default_prompt if wanted.instruction is None else wanted.instruction
-        prefix = "" if name is None else rules.prompts.get(name, name)
+        prefix, suffix = rules.around(wanted.instruction)
         skipped = 0
         if prefix and not rules.includes_prompt:
             own, empty = map(self._tokenizer.encode_prompt, (prefix, ""))
             has_end = bool(empty) and own[-1] == empty[-1]  # a special token after every text
             skipped = len(own) - has_end
-        text = self._cased(prefix + self._marked(parts) + rules.suffixes.get(name or "", ""))
-        ids = self._filled(text)
-        parts = replace(parts, text=text if ids is None else None, ids=ids)
+        text = self._cased(prefix + self._marked(parts) + suffix)
+        parts, length = replace(parts, text=text), self._abilities.text_length
+        if length is not None:
+            own, padding = self._tokenizer.encode_prompt(text), self._tokenizer.raw.pad_token_id
+            ids = (*own, *[padding] * (length - len(own)))
+            parts = replace(parts, text=None, ids=ids)
         return parts, replace(wanted, num_skipped=skipped)
-
-    def _filled(self, text: str) -> tuple[int, ...] | None:
-        """Returns the ids of a text with padding after them, where the model needs it."""
-        length = self._abilities.text_length
-        if length is None:
-            return None
-        ids = self._tokenizer.encode_prompt(text)
-        return (*ids, *[self._tokenizer.raw.pad_token_id] * (length - len(ids)))
 
     def _read(self, prompt: Any) -> PromptParts:
         is_alone = isinstance(prompt, Mapping) and not any(
@@ -241,7 +233,7 @@ class Wanting:
         if rule.template is None:
             if media:
                 raise RequestError("this model scores pairs of texts, without media")
-            first = self._prefix(wanted.instruction) + (query.text or "")
+            first = self._rules.around(wanted.instruction)[0] + (query.text or "")
             return PromptParts(text=self._cased(first), pair=self._cased(document.text or ""))
         values = {"instruction": wanted.instruction or rule.instruction}
         if rule.system is None:

@@ -87,5 +87,12 @@ class EmbeddingRules:
     score_tokens: tuple[int, int | None] | None = None
     activation: Activation | None = None
 
+    def around(self, instruction: str | None) -> tuple[str, str]:
+        """Returns what stands before a text and after it. instruction: as in Wanted."""
+        name = self.default_prompt if instruction is None else instruction
+        if name is None:
+            return "", ""
+        return self.prompts.get(name, name), self.suffixes.get(name, "")
+
 
 NO_RULES = EmbeddingRules()  # of a folder that says nothing of vectors

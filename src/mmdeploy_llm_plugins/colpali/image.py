@@ -61,7 +61,7 @@ class PaliImages(TransformersImages):
 
     def num_tokens(self, made: Mapping[str, torch.Tensor]) -> int:
         """Returns the number of patches."""
-        return (self.side // self.patch) ** 2
+        return int(self.side // self.patch) ** 2
 
     def written(self, made: Mapping[str, torch.Tensor]) -> str:
         """Returns the tokens and the words after them."""
@@ -103,7 +103,7 @@ class ModernImages(TransformersImages):
         config = checkpoint.config.vlm_config
         vision = config.vision_config
         side = vision.image_size // vision.patch_size // config.pixel_shuffle_factor
-        self._tokens_of_tile = side**2
+        self._tokens_of_tile = int(side) ** 2
         ends = special_texts(checkpoint, ENDS)
         own = words(checkpoint, MODERN, self.token)
         self._words = ends["cls_token"] + own + ends["sep_token"]

@@ -15,6 +15,7 @@ from mmdeploy_llm.weights.map import Replacement, WeightMap
 
 Renames = Sequence[tuple[str, Replacement]]
 PREFIX = (r"^vlm\.(model\.)?", "")  # of all keys but those of the projection
+OF_VECTORS = {"lm_head": None, "is_embedder": True, "default_pooling": "tokens"}
 IGNORED = (r"(^|\.)lm_head\.", r"inv_freq$", r"\.position_ids$")
 
 
@@ -27,9 +28,8 @@ class LateInteraction(nn.Module):
     def add_vectors(self, config: Any, size: int, renames: Renames) -> None:
         """Makes a model that generates into one that gives vectors. size: of its states. renames:
         of its keys without a prefix."""
-        if hasattr(self, "lm_head"):
-            self.lm_head = None
-        self.is_embedder, self.default_pooling = True, "tokens"
+        for name, value in OF_VECTORS.items():
+            setattr(self, name, value)
         self.embedding_proj_layer = Linear(size, config.embedding_dim, bias=True)
         self.weight_map = WeightMap(self, renames=(PREFIX, *renames), ignored=IGNORED)
 
