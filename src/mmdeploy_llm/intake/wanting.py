@@ -175,8 +175,7 @@ class Wanting:
         parts, length = replace(parts, text=text), self._abilities.text_length
         if length is not None:
             own, padding = self._tokenizer.encode_prompt(text), self._tokenizer.raw.pad_token_id
-            ids = (*own, *[padding] * (length - len(own)))
-            parts = replace(parts, text=None, ids=ids)
+            parts = replace(parts, text=None, ids=(*own, *[padding] * (length - len(own))))
         return parts, replace(wanted, num_skipped=skipped)
 
     def _read(self, prompt: Any) -> PromptParts:
