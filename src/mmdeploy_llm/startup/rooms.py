@@ -17,7 +17,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
-from mmdeploy_llm.intake.tokenizer import PromptTokenizer
+from mmdeploy_llm.media_loading.added_tokens import with_placeholders
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.runner.executor import ExecutorInfo
@@ -163,13 +163,8 @@ def build_intake(
 ) -> Intake:
     """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
     one. abilities: of the model."""
-    tokenizer, vocab_size = files.tokenizer, files.text.vocab_size
-    for processor in media.processors.values():
-        if processor.is_whole_prompt and tokenizer.token_id(processor.token) is None:
-            tokenizer.raw.add_tokens(processor.token, special_tokens=True)
-            tokenizer.close()
-            tokenizer = PromptTokenizer(tokenizer.raw)
-            vocab_size = max(vocab_size, len(tokenizer.raw))
+    processors, known = media.processors.values(), files.text.vocab_size
+    tokenizer, vocab_size = with_placeholders(files.tokenizer, processors, known)
     return Intake(
         tokenizer=tokenizer,
         media=media,
