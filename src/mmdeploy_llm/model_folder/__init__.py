@@ -19,6 +19,7 @@ from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 PROMPT_FILES = (*TOKENIZER_FILES, "*.ttf")  # needed to prepare prompts
 MODEL_FILES = (*PROMPT_FILES, "*.safetensors")

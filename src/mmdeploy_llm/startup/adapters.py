@@ -17,7 +17,7 @@ from mmdeploy_llm.adapters.folder import read_adapter
 from mmdeploy_llm.adapting.attach import Blueprint
 from mmdeploy_llm.adapting.served import key_of
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.model_folder import resolve_adapter
+from mmdeploy_llm.model_folder import ADAPTER_FILES, resolve_adapter
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks
 from mmdeploy_llm.spelling import meant
@@ -25,8 +25,6 @@ from mmdeploy_llm.weights.bounds import bounded_building
 
 from .loaded import new_model, shard
 from .model_files import ModelFiles, naming
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class AdapterTable:
