@@ -45,7 +45,8 @@ class AdapterOptions(PluginChoice):
         if self.default_adapter and self.default_adapter not in self.adapters:
             known = ", ".join(self.adapters) or "none"
             raise ValueError(
-                f"default_adapter is {self.default_adapter!r}, which is not among adapters ({known}); "
+                f"default_adapter is {self.default_adapter!r}, which is not among adapters "
+                f"({known}); "
                 'give its folder too: adapters={"name": folder}, or --adapter name=folder'
             )
         return self

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ class AdapterTable:
     @property
     def refs(self) -> Mapping[str, AdapterRef]:
         """The adapters that requests may name."""
-        return MappingProxyType(dict(self._refs))
+        return dict(self._refs)
 
     def find(self, name: str) -> AdapterRef:
         """Returns the adapter of this name. Raises RequestError."""
