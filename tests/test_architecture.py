@@ -121,9 +121,19 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
     "cli": {"mmdeploy_llm.testing.check"},
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
-PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
+PLUGIN_API = {
+    "adapters",
+    "caches",
+    "hooks",
+    "media",
+    "messages",
+    "forward",
+    "request",
+    "errors",
+    "layers",
+}
 PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
-PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "pooling.rules", "weights.map"}
+PLUGIN_API |= {"adapters", "page_ranges", "tiff", "gguf.tables", "pooling.rules", "weights.map"}
 PLUGIN_API |= {"weights.quantized"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/

@@ -26,6 +26,7 @@ from .doctor import DOCTOR_EPILOG, doctor
 from .exits import STOPPED, USAGE, print_error
 from .exports import EXPORT_EPILOG, export
 from .jobs import MORE_WORDS, RUN_EPILOG, run
+from .merge import MERGE_EPILOG, merge
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .read import EPILOG as READ_EPILOG
@@ -186,6 +187,7 @@ app.command(cls=Command, epilog=CHAT_EPILOG)(chat)
 app.command(cls=Command, epilog=COUNT_EPILOG)(count)
 app.command(cls=Command, epilog=BENCH_EPILOG)(bench)
 app.command(cls=Command, epilog=QUANTIZE_EPILOG)(quantize)
+app.command(cls=Command, epilog=MERGE_EPILOG)(merge)
 app.command(cls=Command, epilog=DOCTOR_EPILOG)(doctor)
 app.command("check-determinism", cls=Command, epilog=DETERMINISM_EPILOG)(check_determinism)
 

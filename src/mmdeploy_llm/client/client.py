@@ -56,12 +56,15 @@ class EngineClient(Belonging):
         runtime, blocks = self.runtime, self.num_kv_blocks
         state = "dead" if self.death is not None else "closed" if self._desk.is_closed else "open"
         size = runtime.block_size
+        cache = f"{blocks:,} blocks of {size} tokens, {blocks * size:,} in all"
+        if self._desk.abilities.is_bidirectional:
+            cache = "none: each prompt is computed in one step"
         return {
             "state": state,
             "computes": f"{runtime.dtype} on {runtime.device}, {runtime.num_threads} threads",
             "prompts": f"at most {runtime.max_model_len:,} tokens each, "
             f"{runtime.max_num_seqs:,} at once",
-            "KV cache": f"{blocks:,} blocks of {size} tokens, {blocks * size:,} in all",
+            "KV cache": cache,
         }
 
     def __repr__(self) -> str:

@@ -34,7 +34,7 @@ from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
 from .slots import Slots
 from .states import StateTable, StepStates
 from .step_inputs import DecodeFrame, StepTensors
-from .vectors import add_vectors
+from .vectors import add_vectors, token_types
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +192,7 @@ class ForwardPass:
             media_embeds=embeds,
             states=None if self._states is None else self._states.step(batch.scheduled),
             is_long=is_long,
+            token_types=token_types(batch.scheduled, self._slots, self._device),
         )
 
     def _decode_states(

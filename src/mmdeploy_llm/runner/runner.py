@@ -22,6 +22,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
+from mmdeploy_llm.pooling.abilities import is_bidirectional
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
@@ -97,7 +98,7 @@ class Runner:
             pooler=self._pooler,
             states=states,
         )
-        self._has_states = states is not None
+        self._is_whole = states is not None or is_bidirectional(model)
         self._retry = Retry(
             compute=lambda items: self._collect(self._launch(items)),
             reset=self._reset_sampling,
@@ -281,7 +282,7 @@ class Runner:
 
     def _can_split(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""
-        if item.num_tokens == 1 or item.drafts or self._has_states:  # written at a step's end
+        if item.num_tokens == 1 or item.drafts or self._is_whole:  # states are written at its end
             return False
         return not (self._has_atomic_media and self._slots[item.request_id].media_in(item))
 

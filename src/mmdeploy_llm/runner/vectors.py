@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens
 from mmdeploy_llm.pooling.pooler import Pooler, PromptRows
+from mmdeploy_llm.transfer import to_device
 
 from .outcome import StepOutcome
 from .slots import Slots
@@ -44,3 +46,21 @@ def add_vectors(
             outcome.errors[request_id] = found
         else:
             outcome.vectors[request_id] = found
+
+
+def token_types(
+    scheduled: Sequence[ScheduledTokens], slots: Slots, device: torch.device
+) -> Tensor | None:
+    """Returns the types of a step's tokens, see ForwardInputs; None where no request has them."""
+    if not slots.num_wanting:
+        return None
+    found = [slots[item.request_id].request.token_types for item in scheduled]
+    if all(types is None for types in found):
+        return None
+    parts = [
+        np.zeros(item.num_tokens, dtype=np.int64)
+        if types is None
+        else np.array(types[item.start : item.start + item.num_tokens], dtype=np.int64)
+        for item, types in zip(scheduled, found, strict=True)
+    ]
+    return to_device(np.concatenate(parts), device)

@@ -16,6 +16,7 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.pooling.abilities import is_bidirectional
 from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -115,7 +116,7 @@ def load_model(
         runtime=replace(
             runtime,
             encoder_cache_tokens=max(1, num_tokens),
-            max_model_len=_lowered(model, runtime),
+            **_limits(model, runtime),
         ),
         machine=machine,
         model=model,
@@ -138,12 +139,16 @@ def _install(model: Model, machine: Machine, config: EngineConfig) -> None:
             check_model(model)
 
 
-def _lowered(model: Model, runtime: RuntimeConfig) -> int:
-    """Returns max_model_len as the model lowers it, with a line in the log."""
+def _limits(model: Model, runtime: RuntimeConfig) -> dict[str, Any]:
+    """Returns the options that the model lowers, with a line in the log."""
     length = model_length(model, runtime)
     if length < runtime.max_model_len:
         logger.info("max_model_len is reduced to %d, which the model can compute", length)
-    return length
+    if not is_bidirectional(model):
+        return {"max_model_len": length}
+    # Each prompt is computed in one step, and no part of it is like that of another prompt.
+    whole = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
+    return {"max_model_len": length, **whole}
 
 
 def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
