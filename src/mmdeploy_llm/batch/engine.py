@@ -9,12 +9,7 @@ from pathlib import Path
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks.discovery import discover, select
 from mmdeploy_llm.intake.template import load_template
-from mmdeploy_llm.model_folder import (
-    ADAPTER_FILES,
-    TOKENIZER_FILES,
-    resolve_adapter,
-    resolve_model,
-)
+from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_adapter, resolve_model
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.identity import model_digest
@@ -54,7 +49,7 @@ def describe_engine(config: EngineConfig) -> Configuration:
     if config.chat_template is not None:
         values["chat_template"] = load_template(config.chat_template)
     if config.adapters:
-        folders = {n: resolve_adapter(own, ADAPTER_FILES) for n, own in config.adapters.items()}
+        folders = {n: resolve_adapter(own) for n, own in config.adapters.items()}
         values["adapters"] = {name: model_digest(folder) for name, folder in folders.items()}
     plugins = dict(_other_plugins(config))
     if plugins:

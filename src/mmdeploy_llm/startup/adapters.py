@@ -16,7 +16,7 @@ from mmdeploy_llm.adapters.folder import read_adapter
 from mmdeploy_llm.adapting.attach import Blueprint
 from mmdeploy_llm.adapting.served import key_of
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.model_folder import ADAPTER_FILES, resolve_adapter
+from mmdeploy_llm.model_folder import resolve_adapter
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks
 from mmdeploy_llm.spelling import meant
@@ -68,7 +68,7 @@ class AdapterTable:
         if not name or not isinstance(name, str):
             raise ConfigError(f"the name of an adapter must be a text, got {name!r}")
         with naming(source, kind=f"adapter {name!r} in"):
-            folder = resolve_adapter(source, ADAPTER_FILES)
+            folder = resolve_adapter(source)
             adapter = read_adapter(folder, max_rank=self._max_rank)
             with self._lock:
                 if self._blueprint is None:
