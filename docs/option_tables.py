@@ -23,7 +23,8 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
         load_format chat_template reasoning_parser tool_call_parser plugins plugin_files
         blocked_plugins use trust_remote_code quiet""",
     "Device and threads": """device tensor_parallel_size data_parallel_size attention_backend
-        native_kernels cpu_level enforce_eager use_warmup num_threads cpu_affinity numa_node
+        native_kernels cpu_level enforce_eager use_warmup weight_cache
+        weight_cache_size num_threads cpu_affinity numa_node
         num_intake_threads""",
     "Length, batches and memory": """max_model_len max_num_seqs max_num_batched_tokens
         enable_chunked_prefill block_size kv_cache_dtype kv_cache_memory num_gpu_blocks_override
