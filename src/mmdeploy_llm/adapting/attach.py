@@ -7,6 +7,7 @@ has for them, and lays the changes out as these matrices are.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.weights.map import Target
 
 from .places import Attached, Piece, Place, Placed, combined, held_of, shared, starts_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,13 +79,18 @@ class Blueprint:
     def _targets(self, adapter: Adapter, path: str, name: str) -> Sequence[Target]:
         """Returns what the model has for the module, or stacked parameter, that is called so in a
         checkpoint."""
+        is_unused = False
         for key in (f"{path}.{name}", path):
             for other in (key, *_other_names(key)):
                 targets: Sequence[Target] | None = self._model.weight_targets(other)
                 if targets:
                     return targets
+                is_unused |= targets is not None
         if path.rpartition(".")[2] == "lm_head" and name == "weight" and self._is_tied:
             return (Target(name=f"{self._embedding}.{name}"),)
+        if is_unused:  # in the checkpoint, but not computed
+            logger.info("adapter %r changes %s, which the model does not use", adapter.name, path)
+            return ()
         raise _refusal(adapter, path, "this model has no such module")
 
     @property
@@ -181,8 +189,10 @@ class Blueprint:
     def _lookups(self, adapter: Adapter) -> Mapping[str, Lookup]:
         found: dict[str, Lookup] = {}
         for path in {*adapter.embeddings, *adapter.tokens}:
-            (target,) = self._targets(adapter, path, "weight")
-            module = target.name.rpartition(".")[0]
+            targets = self._targets(adapter, path, "weight")
+            if len(targets) != 1:
+                raise _refusal(adapter, path, "it is not one embedding here")
+            module = targets[0].name.rpartition(".")[0]
             owner = self._modules.get(module)
             if not isinstance(owner, Embedding):
                 raise _refusal(adapter, path, f"it is a {type(owner).__name__} here")

@@ -9,7 +9,7 @@ from pathlib import Path
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks.discovery import discover, select
 from mmdeploy_llm.intake.template import load_template
-from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_model
+from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_adapter, resolve_model
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.identity import model_digest
@@ -29,7 +29,8 @@ NOT_COMPARED = frozenset(
         *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
         *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
         *("enforce_eager", "trust_remote_code", "attention_backend", "guided_decoding_timeout"),
-        *("quiet", "plugin_files", "weight_cache", "weight_cache_size"),
+        *("quiet", "plugin_files", "weight_cache", "weight_cache_size", "max_adapters"),
+        *("adapter_memory", "max_adapter_rank"),
     )
 )
 
@@ -48,6 +49,9 @@ def describe_engine(config: EngineConfig) -> Configuration:
         values["tokenizer"] = model_digest(folder)
     if config.chat_template is not None:
         values["chat_template"] = load_template(config.chat_template)
+    if config.adapters:
+        folders = {n: resolve_adapter(own) for n, own in config.adapters.items()}
+        values["adapters"] = {name: model_digest(folder) for name, folder in folders.items()}
     plugins = dict(_other_plugins(config))
     if plugins:
         values["plugins"] = plugins
