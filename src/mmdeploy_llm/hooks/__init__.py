@@ -10,6 +10,7 @@ from mmdeploy_llm.plugin_objects.attention import (
 )
 from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartContext, ChatPartSpec
+from mmdeploy_llm.plugin_objects.encoder_prompts import EncoderPrompt, EncoderPrompts
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
     LogitsProcessor,
@@ -54,6 +55,8 @@ __all__ = [
     "CorpusFile",
     "CorpusFormatSpec",
     "DamagedRow",
+    "EncoderPrompt",
+    "EncoderPrompts",
     "EngineInfo",
     "KindTable",
     "LogitsContext",

@@ -20,7 +20,7 @@ from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.guarding.calls import CallGuard
-from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
+from mmdeploy_llm.hooks import BoxRule, EncoderPrompts, MediaInput, MediaLimits
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
 from mmdeploy_llm.media_loading.expanding import PartExpander
@@ -35,6 +35,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .documents import Documents, Group
+from .outside import divided, placed
 from .parts import TemplateParts
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
@@ -81,10 +82,12 @@ class Intake:
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
         expander: PartExpander | None = None,
+        encoder: EncoderPrompts | None = None,
     ) -> None:
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
-        self._placeholders = Placeholders(media, tokenizer)
-        self._documents = Documents(media, tokenizer)
+        self._encoder, inside = encoder, placed(media, encoder)
+        self._placeholders = Placeholders(inside, tokenizer)
+        self._documents = Documents(inside, tokenizer)
         self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
         self.media = MediaLoader(
             media=media,
@@ -187,8 +190,8 @@ class Intake:
         media = self.media.count(rendered.items)
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
-        for item in media:
-            sums[item.kind] += item.num_tokens
+        for span in expanded.spans:
+            sums[span.item.kind] += span.item.num_tokens
         return TokenCount(
             num_prompt_tokens=len(expanded.ids),
             num_input_image_tokens=sums["image"],
@@ -337,7 +340,9 @@ class Intake:
 
     def _expand(self, rendered: Rendered, media: Sequence[MediaInput]) -> Expanded:
         """Writes the media into the prompt: into the text where an item's prompt_text is more
-        than placeholder tokens, else into the ids."""
+        than placeholder tokens, else into the ids. A family with an encoder has its own rule."""
+        if self._encoder is not None:
+            return divided(self._encoder, rendered, media, self._tokenizer.encode)
         if not rendered.pieces or all(item.prompt_text is None for item in media):
             return self._placeholders.expand(rendered.ids, media, self._tokenizer.encode)
         filled = self._placeholders.fill(rendered.pieces, media)

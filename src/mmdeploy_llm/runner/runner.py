@@ -21,6 +21,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
+from mmdeploy_llm.plugin_objects.model import cross_of
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
@@ -91,6 +92,7 @@ class Runner:
             has_atomic_media=has_atomic_media,
             peers=self._peers,
             states=states,
+            has_cross=cross_of(model) is not None,
         )
         self._has_states = states is not None
         self._retry = Retry(

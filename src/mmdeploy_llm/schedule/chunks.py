@@ -47,7 +47,10 @@ def next_chunk(
         end = whole_runs_end(request, start, end)
     spans = spans_between(request, start, end)
     media = tuple(span.item for span in spans)
-    num_holdable = encoder.num_holdable(request.request_id, media) if media else 0
+    num_holdable = 0
+    if media:
+        whole = request.has_media_outside
+        num_holdable = encoder.num_holdable(request.request_id, media, is_whole=whole)
     waits = num_holdable < len(spans)
     if waits:
         end = max(start, spans[num_holdable].offset)
@@ -70,7 +73,8 @@ def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
 
 
 def split_spans(request: Request) -> list[MediaSpan]:
-    """Returns the span, if any, of which only the first part is computed."""
+    """Returns the spans of which only the first part is computed: at most one that is inside of
+    the prompt."""
     end = request.num_computed_tokens
     return [span for span in spans_between(request, end, end + 1) if span.offset < end]
 

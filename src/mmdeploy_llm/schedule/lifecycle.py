@@ -78,7 +78,9 @@ class Lifecycle:
     def add(self, request: Request) -> RequestState:
         """Queues a request."""
         assert request.request_id not in self.states, f"{request.request_id} is already here"
-        assert all(one.end <= two.offset for one, two in pairwise(request.media)), "spans overlap"
+        assert request.has_media_outside or all(
+            one.end <= two.offset for one, two in pairwise(request.media)
+        ), "spans overlap"
         self._num_added += 1
         state = RequestState.of(request, self._num_added, self._config)
         self.states[request.request_id] = state
@@ -152,8 +154,8 @@ class Lifecycle:
         if self.rows is not None:
             self.rows.commit(state)
         if request.media and item.start < request.media[-1].end:
-            split = split_spans(request)
-            self.encoder.keep_only(request.request_id, split[0].item.key if split else None)
+            split = [span.item.key for span in split_spans(request)]
+            self.encoder.keep_only(request.request_id, split)
 
     def preempt(self, state: RequestState) -> None:
         """Sends a running request back to the queue; content that the prefix cache loses until

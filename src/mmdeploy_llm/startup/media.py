@@ -11,6 +11,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMediaError
 from mmdeploy_llm.hooks import (
     BoxRule,
+    EncoderPrompts,
     KindTable,
     MediaProcessor,
     MediaProcessorSpec,
@@ -177,6 +178,18 @@ def box_rule_of(files: ModelFiles) -> BoxRule | None:
     if not isinstance(found, BoxRule):
         raise PluginContractError(f"{about} must be a BoxRule, got {type(found).__name__}")
     return found
+
+
+def encoder_rule_of(files: ModelFiles) -> EncoderPrompts | None:
+    """Returns how a prompt is divided between encoder and decoder; None for a model without an
+    encoder of its own. Raises PluginError for a rule that cannot be imported or built."""
+    name = files.spec.encoder
+    if name is None:
+        return None
+    owner = files.plugins.owner(files.spec)
+    about = f"{name}, the encoder's rule of model {files.spec.name!r} of plugin {owner!r},"
+    rule: EncoderPrompts = imported_for(name, about)(files.checkpoint)
+    return rule
 
 
 def check_boxes(config: EngineConfig, params: SamplingParams) -> None:
