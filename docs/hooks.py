@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import chinese  # noqa: E402
 import chinese_site  # noqa: E402
 import option_tables  # noqa: E402
+import speed_table  # noqa: E402
 import surface_pages  # noqa: E402
 
 PAGES = {  # page of the site -> file of the repository
@@ -33,6 +34,7 @@ PAGES = {  # page of the site -> file of the repository
     "processors.md": "src/mmdeploy_llm_processors/README.md",
     "code.md": "src/mmdeploy_llm/README.md",
     "benchmarks.md": "examples/benchmarks/RESULTS.md",
+    "benchmark_history.md": "examples/benchmarks/HISTORY.md",
     "examples.md": "examples/README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -185,9 +187,12 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def write() -> None:
-    """Writes the tables of options anew, and the code blocks and tables of the Chinese pages."""
+    """Writes the tables of options and speeds anew, and code blocks and tables of the Chinese
+    pages."""
     for page in option_tables.PAGES:
         rewrite(ROOT / "docs" / page, option_tables.fill)
+    for page in ("README.md", "README.zh.md"):
+        rewrite(ROOT / page, speed_table.fill)
     for origin in Site().origins:
         if origin.endswith(chinese.ENDING):
             original = (ROOT / chinese.english(origin)).read_text(encoding="utf-8")

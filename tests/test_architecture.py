@@ -24,9 +24,10 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
     ("progress_bars",),
-    ("params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
+    ("adapter_ref", "params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
+    ("adapter_options",),
     ("config",),
     ("runtime_config",),
     ("output_forms",),
@@ -46,6 +47,7 @@ LAYERS = (
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
     ("adapters",),
+    ("adapting",),
     ("model_folder", "boxes", "budgets"),
     ("pooling",),
     ("media_loading",),
@@ -64,7 +66,7 @@ LAYERS = (
     ("opening", "sidecars"),
     ("finding",),
     ("questions", "answers"),
-    ("exporting",),
+    ("exporting", "vectors"),
     ("batch",),
     ("paging", "report"),
     ("estimate", "reading"),
@@ -74,7 +76,7 @@ LAYERS = (
     ("attention_checks", "data_checks", "media_checks", "weight_checks"),
     ("ray",),
     ("scaffold", "bench", "doctor", "quantize"),
-    ("command_options",),
+    ("command_options", "terminal"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
@@ -124,9 +126,19 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
     "cli": {"mmdeploy_llm.testing.check"},
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
-PLUGIN_API = {"caches", "hooks", "media", "messages", "forward", "request", "errors", "layers"}
+PLUGIN_API = {
+    "adapters",
+    "caches",
+    "hooks",
+    "media",
+    "messages",
+    "forward",
+    "request",
+    "errors",
+    "layers",
+}
 PLUGIN_API |= {"attention.base", "attention.layouts", "attention.writing"}
-PLUGIN_API |= {"page_ranges", "tiff", "gguf.tables", "pooling.rules", "weights.map"}
+PLUGIN_API |= {"adapters", "page_ranges", "tiff", "gguf.tables", "pooling.rules", "weights.map"}
 PLUGIN_API |= {"weights.quantized"}
 ANY_FAMILY = "transformers_any"
 MOVED = "media.moved"  # keeps what earlier versions had in processors/
@@ -429,6 +441,9 @@ NO_FAMILY = re.compile(
     r"|for kind in \(\"bert\", .* \"xlnet\"\)"
 )
 
+# A family with the name of a verb, and one whose tower the template of plugins builds.
+ORDINARY = {"clip", "siglip"}
+
 
 def family_names(root: Path) -> set[str]:
     """The names of families in the plugins: of their folders, and those of their specs without what
@@ -444,7 +459,7 @@ def family_names(root: Path) -> set[str]:
                 continue
             prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|\w+Generation)'", classes)
             found |= {source.path.parent.name, fields["name"].strip("'"), *prefixes}
-    return {name.lower() for name in found}
+    return {name.lower() for name in found} - ORDINARY
 
 
 def names_a_family(root: Path) -> list[str]:

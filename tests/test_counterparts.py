@@ -19,7 +19,7 @@ CLASSES = {
 }
 REQUIRED = {"EngineConfig": {"model": "m"}, "GuidedDecodingParams": {"regex": "a"}}
 OWN_NAMES = {name for own in CLASSES.values() for name in own.model_fields}
-NOT_OPTIONS = {"merge_and_unload", "generation_config", "chat_template_kwargs", "multimodal_data"}
+NOT_OPTIONS = {"load_adapter", "generation_config", "chat_template_kwargs", "multimodal_data"}
 NOT_OPTIONS |= {"enable_thinking", "early_stopping", "prompt_token_ids", "sampling_params"}
 UNDERSCORED = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 # Options of FastDeploy's EngineArgs, versions 2.2 to 2.5.
@@ -174,8 +174,10 @@ def test_what_agrees_with_the_other_options_is_accepted(options, is_accepted):
 def test_sizes_of_what_is_off_are_accepted():
     sizes = {"max_loras": 4, "max_lora_rank": 64}
     assert EngineConfig(model="m", enable_lora=False, **sizes) == EngineConfig(model="m")
-    with pytest.raises(ConfigError, match="'max_loras'"):
+    with pytest.raises(ConfigError, match="'max_loras'; use max_adapters"):
         EngineConfig(model="m", enable_lora=True, **sizes)
+    few = {"max_loras": 1, "max_lora_rank": 16}
+    assert EngineConfig(model="m", enable_lora=True, **few) == EngineConfig(model="m")
 
 
 def test_a_wrong_value_beside_one_that_is_off_is_still_told():

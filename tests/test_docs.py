@@ -28,52 +28,20 @@ def test_the_front_page_is_short(hooks):
     assert len((hooks.ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
-def ratios_of(hooks, level):
-    """(work, model, precision, peer) -> ratio, of the table that compare.py writes for a level."""
-    results = (hooks.ROOT / "examples/benchmarks/RESULTS.md").read_text()
-    begin, end = (f"<!-- compare.py{level}: {word} -->" for word in ("begin", "end"))
-    table = results.partition(begin)[2].partition(end)[0]
-    rows = re.findall(r"^\| (\w+), (\w+) \| (\w+) \|.*?\| ([\w.]+).*?\*\*([\d.]+)\*\*", table, re.M)
-    return {(work, model, kind, peer): ratio for work, model, kind, peer, ratio in rows}
+def test_the_tables_of_speed_are_those_of_the_results(hooks):
+    for page in ("README.md", "README.zh.md"):
+        text = (hooks.ROOT / page).read_text(encoding="utf-8")
+        assert hooks.speed_table.fill(text) == text, "run: python docs/hooks.py"
+        assert len(re.findall(r"\| \d\.\d\d", text)) > 40
 
 
-def cells_of(hooks, start, table=0):
-    readme = (hooks.ROOT / "README.md").read_text()
-    row = re.findall(rf"^\| {start}.*", readme, re.M)[table]
-    return [cell.strip() for cell in row.split("|")[2:-1]]
-
-
-def test_the_speed_table_is_that_of_the_results(hooks):
-    ratios = ratios_of(hooks, "")
-    for start, work, model in (
-        ("32 texts", "text", "qwen05"),
-        ("one text", "alone", "qwen05"),
-        ("16 images", "vl", "qwen25vl"),
-    ):
-        peers = ("OpenVINO", "vLLM", "transformers")
-        assert cells_of(hooks, start) == [ratios[work, model, "bf16", peer] for peer in peers]
-    texts, images = (
-        ratios[work, model, "int8", "OpenVINO"]
-        for work, model in (("text", "qwen05"), ("vl", "qwen25vl"))
-    )
-    assert cells_of(hooks, "the same texts")[0] == f"{texts} and {images}"
-
-
-def test_the_speed_table_of_avx2_is_that_of_the_results(hooks):
-    ratios = ratios_of(hooks, " avx2")
-    for start, table, work, model, kind in (
-        ("32 texts.*bf16", 1, "text", "qwen05", "bf16"),
-        ("one text.*bf16", 1, "alone", "qwen05", "bf16"),
-        ("one text.*8 bits", 0, "alone", "qwen05", "int8"),
-        ("first token", 0, "first", "qwen05", "bf16"),
-        ("32 texts.*8 bits", 0, "text", "qwen05", "int8"),
-        ("32 texts.*ERNIE", 0, "text", "ernie03", "bf16"),
-        ("16 images.*bf16", 1, "vl", "qwen25vl", "bf16"),
-        ("16 images.*8 bits", 0, "vl", "qwen25vl", "int8"),
-    ):
-        peers = ("OpenVINO", "llama.cpp")
-        expected = [ratios.get((work, model, kind, peer), "") for peer in peers]
-        assert cells_of(hooks, start, table) == expected
+def test_a_figure_of_the_results_is_on_the_front_page(hooks):
+    results = hooks.speed_table.RESULTS.read_text(encoding="utf-8")
+    row = "| 16 images | 8 bits | 0.385 images/s | 2.22 |  |  | 2026-11-25 |"
+    assert row in results
+    ratios = hooks.speed_table.read_ratios(results.replace(row, row.replace("2.22", "9.87")))
+    table = hooks.speed_table.table(ratios, "Chinese")
+    assert "| 16 张图片 | 8 位 | 9.87 |" in table
 
 
 def test_every_option_is_in_exactly_one_table(hooks):

@@ -2,7 +2,7 @@
 
     python examples/benchmarks/compare.py MODELS [--openvino PYTHON] [--vllm PYTHON]
         [--dashinfer PYTHON] [--transformers PYTHON] [--llamacpp PROGRAM] [--level avx2]
-        [--rounds 3] [--only WORDS] [--write RESULTS.md] [--machine WORDS]
+        [--rounds 3] [--only WORDS] [--write HISTORY.md] [--machine WORDS]
 
 MODELS: the folder that `checkpoints.py MODELS` writes (qwen05, ernie03, qwen25vl), and for OpenVINO
 its exports of these models (qwen05-ov, qwen05-ov-int8, qwen25vl-ov, qwen25vl-ov-int8). Each peer

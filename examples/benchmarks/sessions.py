@@ -135,7 +135,7 @@ class Level:
 
     @property
     def markers(self) -> tuple[str, str]:
-        """The lines of RESULTS.md that the table stands between."""
+        """The lines of HISTORY.md that the table stands between."""
         words = f"compare.py{' ' + self.name if self.name else ''}"
         return f"<!-- {words}: begin -->", f"<!-- {words}: end -->"
 

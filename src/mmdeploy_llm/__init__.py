@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .adapter_ref import LoRARequest
     from .aio.async_llm import AsyncLLM
     from .aio.handle import Handle
     from .aio.pool import ModelPool
@@ -76,6 +77,7 @@ __all__ = [
     "Handle",
     "InvalidAnswerError",
     "ItemError",
+    "LoRARequest",
     "Logprob",
     "MMDeployLLMError",
     "MediaError",
@@ -123,6 +125,7 @@ _HOMES = {
     "EmbeddingOutput": "pooled_outputs",
     "ScoreOutput": "pooled_outputs",
     "ItemError": "records.record",
+    "LoRARequest": "adapter_ref",
     "Completions": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",

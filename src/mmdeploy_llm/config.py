@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
+from .adapter_options import AdapterOptions
 from .option_types import (
     IMAGE_TOKENS,
     Budget,
@@ -28,11 +29,10 @@ from .option_types import (
     Schemes,
 )
 from .params import MAX_SEED, EarlyStopParams, read_early_stop
-from .plugin_choice import PluginChoice
 from .weight_formats import FORMATS, described, names_of
 
 
-class EngineConfig(PluginChoice):
+class EngineConfig(AdapterOptions):
     """Every option of an engine. None and "auto" mean: decided from the model and the machine.
 
     Raises ConfigError for an unknown option (with what to write instead, where it is known) and for

@@ -78,6 +78,10 @@ class Engine:
         with self._inbox_lock:
             self._inbox.extend(request_ids)
 
+    def drop_adapter(self, key: str) -> None:
+        """Frees the memory of an adapter that no request uses, in the next step."""
+        self._scheduler.drop_adapter(key)
+
     def stats(self) -> EngineStats:
         """Returns the engine's counters. Any thread may call it, also during a step."""
         return self._scheduler.stats()

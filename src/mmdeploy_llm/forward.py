@@ -4,6 +4,7 @@ key/value heads, D head size."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -58,6 +59,20 @@ class FixedAttention(AttentionContext, Protocol):
     recorded kernel calls can be replayed. frame: None when the addresses may change."""
 
     frame: object | None
+
+
+class AdapterRows(Protocol):
+    """Says which rows of a pass have which adapter.
+
+    slots: [T] int32, -1 for none; None where all rows have the same. frame: equal in passes that
+    recorded calls may compute alike; None where there are none.
+    """
+
+    slots: Tensor | None
+    frame: object | None
+
+    def using(self, slots: Tensor) -> AbstractContextManager[None]:
+        """Reads the slots from this tensor within the context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +196,7 @@ class ForwardInputs:
     cross: of a model with cross attention, None for all others.
     token_types: [T] int64, 0 for the first and 1 for the second text of a pair; None where no
         request of the step has them, and all are 0.
+    adapters: what says which tokens have an adapter; None where none has.
     """
 
     token_ids: Tensor
@@ -194,6 +210,7 @@ class ForwardInputs:
     is_long: Tensor | None = None
     token_types: Tensor | None = None
     cross: CrossContext | None = None
+    adapters: AdapterRows | None = None
 
     def merge_media(self, hidden: Tensor) -> Tensor:
         """Writes the media embeddings into their rows of `hidden` [T, hidden], and returns it."""

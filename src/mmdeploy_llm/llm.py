@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
+from .adapter_ref import AnyAdapter
 from .bulk.client import BulkClient
-from .client.answering import OnError
+from .bulk.vectors import VectorClient
+from .client.answering import OnError, ParamsLike
 from .client.arguments import (
-    Asks,
     as_conversations,
     as_prompts,
     asks_of,
     asks_of_chats,
-    asks_of_stream,
     chat_options,
     params_for,
 )
 from .client.keywords import explaining_keywords
 from .config import EngineConfig
-from .desk.feed import Feed
-from .messages import Conversation, Prompt, Prompts
+from .messages import Conversation, Prompts
 from .outputs import RequestOutput
-from .params import SamplingParams
 from .progress_bars import UseTqdm
 from .signatures import takes
 
 if TYPE_CHECKING:
     from .params.option_dicts import EngineOptions
 
-ParamsLike = SamplingParams | Sequence[SamplingParams] | None
-
 
 @explaining_keywords
-class LLM(BulkClient):
+class LLM(BulkClient, VectorClient):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of
@@ -75,6 +71,7 @@ class LLM(BulkClient):
         sampling_params: ParamsLike = None,
         use_tqdm: UseTqdm = True,
         *,
+        adapter: AnyAdapter = None,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Completes every prompt and returns one result for each, in the order of the prompts; with
@@ -87,11 +84,14 @@ class LLM(BulkClient):
         sampling_params: one for all prompts, or a list with one for each.
         use_tqdm: whether a progress bar is shown, or what makes it, called as tqdm is, such as
         functools.partial(tqdm, leave=False).
+        adapter: the name of a LoRA adapter for all prompts, or a list with one for each; a prompt's
+        own "adapter" precedes it. None: the model alone.
         on_error: "return" or "raise", see LLM.
         """
         items = as_prompts(prompts)
         params = params_for(sampling_params, len(items), "prompts")
-        return self._collect(asks_of(items, params), use_tqdm, on_error)
+        asks = self._with_adapters(asks_of(items, params), adapter)
+        return self._collect(asks, use_tqdm, on_error)
 
     def chat(
         self,
@@ -104,6 +104,7 @@ class LLM(BulkClient):
         *,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        adapter: AnyAdapter = None,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Answers one conversation or several, rendered by the model's chat template.
@@ -117,6 +118,7 @@ class LLM(BulkClient):
         add_generation_prompt: whether the prompt ends with the beginning of an assistant message;
         None: unless continue_final_message is True.
         continue_final_message: whether the model continues the last message, one of the assistant.
+        adapter: as for `generate`.
         """
         options = chat_options(
             chat_template_kwargs,
@@ -127,50 +129,5 @@ class LLM(BulkClient):
         )
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
-        return self._collect(asks_of_chats(items, params, options), use_tqdm, on_error)
-
-    def generate_iter(
-        self,
-        prompts: Iterable[Prompt],
-        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
-    ) -> Iterator[RequestOutput]:
-        """Yields results in the order in which they finish, for any iterable, even an endless one.
-
-        Prompts are taken from the iterable only when the engine has capacity for them, so memory
-        does not depend on their number. `output.item` is the object that the iterable yielded.
-
-        sampling_params: one for all prompts, or an iterable with one for each. When its length
-        differs from that of `prompts`, ValueError is raised after the results of the pairs.
-        """
-        asks = Asks(prompts, sampling_params)
-        return self._outputs(self.answer_each(asks), asks)
-
-    def stream(
-        self,
-        prompts: Prompts | Conversation,
-        sampling_params: ParamsLike = None,
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        tools: Any = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool | None = None,
-    ) -> Iterator[RequestOutput]:
-        """Starts prompts and yields deltas: each output holds only the text, reasoning and token
-        ids generated since the previous one of its completion was read.
-
-        prompts: as for `generate`, or one conversation as for `chat`, whose options the others are.
-        The last output of a completion has `finished`, `outputs.finish_reason` and the metrics.
-        With `n` > 1 each output holds one completion; `outputs.index` says which.
-        """
-        options = chat_options(
-            chat_template_kwargs,
-            chat_template,
-            tools,
-            add_generation_prompt,
-            continue_final_message,
-        )
-        self._desk.check()
-        feed = Feed(self._desk, asks_of_stream(prompts, sampling_params, options))
-        feed.fill()
-        return self._outputs(self._answers(feed))
+        asks = self._with_adapters(asks_of_chats(items, params, options), adapter)
+        return self._collect(asks, use_tqdm, on_error)

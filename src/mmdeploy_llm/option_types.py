@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Mapping
+from os import PathLike
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -99,6 +101,26 @@ def _choices(value: Any) -> Any:
     return value
 
 
+def _adapters(value: Any) -> Any:
+    """Turns "NAME=FOLDER", or a list of these, and paths in a mapping into a mapping of texts."""
+    if isinstance(value, str | list | tuple):
+        pairs = [
+            str(text).partition("=") for text in ([value] if isinstance(value, str) else value)
+        ]
+        if len({name for name, _, _ in pairs}) < len(pairs):
+            raise ValueError(f"{value!r} gives a name twice; give it once")
+        value = {name: folder for name, _, folder in pairs}
+    if isinstance(value, Mapping):
+        value = {name: os.fspath(x) if isinstance(x, PathLike) else x for name, x in value.items()}
+        for name, folder in value.items():
+            if not (isinstance(name, str) and name.strip() and folder):
+                raise ValueError(
+                    f"an adapter {name!r} of {folder!r}: give a name and a folder, or an id on the "
+                    'hub, such as {"sql": "adapters/sql"}, or sql=adapters/sql'
+                )
+    return value
+
+
 def _no_empty(value: Mapping[str, str]) -> Mapping[str, str]:
     if not all(name.strip() and plugin.strip() for name, plugin in value.items()):
         raise ValueError("names of what is served and of plugins must not be empty")
@@ -168,6 +190,11 @@ GuidedDecodingBackend = Annotated[
 ]
 MediaLimits = Annotated[Mapping[str, int], AfterValidator(_media_limits)]
 Budget = Annotated[TokenBudget, BeforeValidator(_token_budget)]
+Adapters = Annotated[
+    Mapping[str, str],
+    BeforeValidator(_adapters),
+    Accepts("str | Sequence[str] | Mapping[str, str | PathLike[str]]"),
+]
 NoCode = Annotated[bool, AfterValidator(_no_code)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), Accepts("str | Sequence[str]")]
 NamesOrFiles = Annotated[

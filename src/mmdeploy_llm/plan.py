@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from .adapter_ref import AdapterRef
 from .outputs import FinishReason, TokenLogprobs
 from .params import SamplingParams
 from .request import MediaInput, MediaSpan, Request
 from .wanted import Wanted
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,7 @@ class NewRequest:
     bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
         one is banned.
     wanted, token_types: see Request.
+    adapter: key of its adapter; "": none.
     """
 
     request_id: str
@@ -37,6 +44,7 @@ class NewRequest:
     prompt_text: str = ""
     wanted: Wanted | None = None
     token_types: tuple[int, ...] | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,7 @@ class StepPlan:
 
     drop: request ids whose slots are freed (ended, aborted or preempted since the last plan).
     forget: media keys whose encoder output is no longer needed.
+    unload: keys of adapters whose memory is freed. load: adapters to read.
     new: requests that get a slot.
     encode: media to encode; each key at most once.
     scheduled: the tokens to compute; requests that compute one token (decode) come first.
@@ -77,6 +86,8 @@ class StepPlan:
     step_id: int
     drop: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+    load: tuple[AdapterRef, ...] = ()
     new: tuple[NewRequest, ...] = ()
     encode: tuple[MediaInput, ...] = ()
     scheduled: tuple[ScheduledTokens, ...] = ()
@@ -106,6 +117,7 @@ class StepResult:
     errors: why the request failed in this step; it has no entry in `sampled` then.
     certain: of requests with an early stop, the id and the place in this step of each token that
         was more probable than its threshold.
+    vectors: of the requests that want no text and whose prompt ends with this step.
     """
 
     step_id: int
@@ -115,6 +127,7 @@ class StepResult:
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: Mapping[str, RequestFailure] = field(default_factory=dict)
     certain: Collection[tuple[str, int]] = ()
+    vectors: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +137,7 @@ class TokenUpdate:
     new_token_ids: tokens appended in this step. logprobs: of each of them, where requested.
     finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length",
         "repetition" for an early stop, "error" or "abort"; None while the request continues.
-    failure: why it ended with "error" or "abort".
+    failure: why it ended with "error" or "abort". vector: see StepResult.
     """
 
     request: Request
@@ -133,3 +146,4 @@ class TokenUpdate:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     finish_reason: FinishReason | None = None
     failure: RequestFailure | None = None
+    vector: NDArray[np.float32] | None = None

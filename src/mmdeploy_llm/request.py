@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from .adapter_ref import AdapterRef
 from .deadline import Deadline
 from .outputs import FinishReason
 from .wanted import Wanted
@@ -49,6 +50,8 @@ class MediaInput:
     grid_thw: patches in time, height and width before merging, for families with such a grid.
     num_tokens: embeddings that the encoder returns, equal to the number of placeholder tokens.
     key: identity of the content and of the options that shaped it.
+    adapter: key of the adapter that encodes the item with the model, and is then part of `key`; "":
+        none.
     prompt_text: text that replaces the item's placeholder in the prompt where that is more than
         placeholder tokens, such as separators between the rows of an image; it contains num_tokens
         placeholder tokens. None: placeholder tokens alone. Each ITEM_NUMBER in it becomes the
@@ -71,6 +74,7 @@ class MediaInput:
     num_frames: int = 0
     seconds: float = 0.0
     size: tuple[int, int] | None = None
+    adapter: str = ""
     shown: tuple[int, int] | None = None
 
 
@@ -135,6 +139,7 @@ class Request:
     token_types: tuple[int, ...] | None = None  # of prompt_token_ids; see ForwardInputs
     priority: int = 0  # smaller is served first
     deadline: Deadline | None = None
+    adapter: AdapterRef | None = None  # that computes it, with the model
     is_shared: bool = False  # others begin like it: their prefix is computed once, see admission.py
     stream: bool = False  # True: every new token is delivered; False: only the complete output
     arrival_time: float = 0.0  # epoch seconds

@@ -176,7 +176,7 @@ def resolve(
 def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
     """Returns the dtype that computes fastest without giving other tokens than the checkpoint's. It
     is the checkpoint's own: bfloat16 has led or equalled float32 at every level, with kernels and
-    without, in what was measured (examples/benchmarks/RESULTS.md). CPUs compute float16 slowly."""
+    without, in what was measured (examples/benchmarks/HISTORY.md). CPUs compute float16 slowly."""
     if config.dtype == "float16" and config.quantization is not None:
         raise ConfigError(
             f"quantization = {config.quantization!r} computes in bfloat16 or float32, but dtype is "

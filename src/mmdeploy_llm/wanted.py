@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-What = Literal["vector", "token_vectors", "score"]
+What = Literal["vector", "token_vectors", "score", "likelihood"]
 Pooling = Literal["last", "cls", "mean"]
 
 
@@ -14,12 +14,14 @@ class Wanted:
     """A request with it has its prompt only: it generates nothing, and ends when its prompt is
     computed.
 
-    what: one vector, a vector for each token, or a score. pooling: which token's state becomes the
-        vector, the last or the first ("cls") one, or the mean of all. normalize: whether vectors
-        have length 1. In what a caller asks, None means what the model's folder says; the intake
-        fills it in.
+    what: one vector, a vector for each token, a score, or the likelihood of a label. pooling: which
+        token's state becomes the vector, the last or the first ("cls") one, or the mean of all.
+        normalize: whether vectors have length 1. In what a caller asks, None means what the model's
+        folder says; the intake fills it in.
     dimensions: a vector is cut to its first ones, before it is normalised; None: all of it.
-    num_skipped: tokens at the beginning that the mean and the vectors of tokens leave out.
+    num_skipped: tokens at the beginning that are no part of what is wanted: the mean, the vectors
+        of tokens and the likelihood leave them out.
+    label: the text whose likelihood after the prompt is wanted.
     instruction: for what the vector is, a text or the name of a prompt that the model's folder has;
         None: the model's default. It is in the prompt when the intake is done.
     """
@@ -30,8 +32,13 @@ class Wanted:
     dimensions: int | None = None
     num_skipped: int = 0
     instruction: str | None = None
+    label: str | None = None
 
-    @property
-    def needs_all(self) -> bool:
-        """Whether the states of all tokens are needed, which a prefix cache does not have."""
-        return self.what == "token_vectors" or self.pooling in ("cls", "mean")
+    def first_needed(self, num_tokens: int) -> int:
+        """Returns the first token of a prompt of num_tokens whose state is needed, which no prefix
+        cache has."""
+        if self.what == "likelihood":
+            return self.num_skipped - 1  # its state says how likely the next token is
+        if self.what == "token_vectors" or self.pooling == "mean":
+            return min(self.num_skipped, num_tokens - 1)
+        return 0 if self.pooling == "cls" else num_tokens - 1

@@ -70,6 +70,11 @@ def test_copies_of_saved_modules_may_have_the_name_of_the_adapter(tmp_path):
     assert list(adapter.saved) == ["lm_head.weight"]
 
 
+def test_without_target_modules_the_tensors_say_what_is_changed(tmp_path):
+    assert read_adapter(write(tmp_path, target_modules=None)).modules
+    refused(write(tmp_path, target_modules=None, target_parameters=["x.w"]), "target_modules")
+
+
 def test_layers_without_a_pattern_are_the_first_numbers(tmp_path):
     path = "base_model.model.model.layers.1.mlp.experts.0.q_proj"
     read_adapter(write(tmp_path, halves(path), layers_to_transform=[1]))

@@ -103,7 +103,7 @@ def test_ratios_are_above_one_where_we_are_faster(compare):
 def test_the_section_replaces_what_is_between_the_markers(compare, tmp_path, name):
     level = compare.LEVELS[name]
     begin, end = level.markers
-    path = tmp_path / "RESULTS.md"
+    path = tmp_path / "HISTORY.md"
     path.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     compare.write(path, "new", level)
     compare.write(path, "newer", level)

@@ -9,6 +9,7 @@ from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.metrics import EngineStats
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.pooling.abilities import GENERATES
 from mmdeploy_llm.request import Request
 
 
@@ -103,6 +104,7 @@ class FakeIntake:
         priority,
         deadline,
         is_shared,
+        wanted,
     ):
         self.order.append(number)
         if callable(prompt):
@@ -121,6 +123,7 @@ class FakeIntake:
                 priority=priority,
                 deadline=deadline,
                 is_shared=is_shared,
+                wanted=wanted,
             )
             for index in range(params.n)
         )
@@ -149,7 +152,13 @@ def open_desk(engine, intake):
     def open_one(**runtime):
         runtime = SimpleNamespace(**{"max_num_seqs": 2, "num_intake_threads": 1, **runtime})
         assembly = SimpleNamespace(
-            engine=engine, intake=intake, model=None, plugins=None, runtime=runtime
+            engine=engine,
+            intake=intake,
+            model=None,
+            plugins=None,
+            adapters=None,
+            runtime=runtime,
+            abilities=GENERATES,
         )
         desks.append(LocalDesk(lambda: assembly))
         return desks[-1]

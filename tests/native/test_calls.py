@@ -19,7 +19,8 @@ PROGRAM = """
 #define FIELD(Args, name) \\
     std::printf("%s.%s %zu %zu\\n", #Args, #name, offsetof(mm::Args, name), sizeof(mm::Args::name));
 int main() {{
-    MM_EACH_PRODUCT(SIZE) MM_EACH_SEQUENCE_CALL(SIZE) MM_EACH_OTHER_CALL(SIZE)
+    MM_EACH_PRODUCT(SIZE) MM_EACH_SEQUENCE_CALL(SIZE) MM_EACH_LOW_RANK_CALL(SIZE)
+    MM_EACH_OTHER_CALL(SIZE)
     {fields}
 }}
 """

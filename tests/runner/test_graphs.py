@@ -195,7 +195,7 @@ def test_tokens_equal_those_without_graphs():
 def test_padding_does_not_write_to_the_cache():
     runner = make([8])
     generate(runner, REQUESTS, 9)
-    assert not runner._cache.keys[0][:3].any()
+    assert not runner._forward._cache.keys[0][:3].any()
 
 
 def test_the_smallest_frame_that_fits_is_used():

@@ -502,7 +502,7 @@ def test_reasoning_is_capped(vl_llm):
     params = SamplingParams(temperature=0, max_tokens=20, reasoning_max_tokens=4, ignore_eos=True)
     messages = [{"role": "user", "content": "fox"}]
     (output,) = vl_llm.chat(messages, params, use_tqdm=False)
-    end = vl_llm._desk.intake._end_ids
+    end = vl_llm._desk.intake._ends._ids
     assert tokens(output)[4 : 4 + len(end)] == list(end)
     assert output.outputs.text
 

@@ -56,7 +56,6 @@ def test_there_is_a_script_of_each(tmp_path):
 
 CALLS = [
     ("generate", {"stream": True}, "use stream(prompts, sampling_params)"),
-    ("generate", {"lora_request": object()}, "merge the adapter into the weights"),
     ("generate", {"images": ["a.png"]}, '"multimodal_data": {"image": ...}'),
     ("generate", {"max_new_tokens": 5}, "use max_tokens"),
     ("generate", {"temperature": 0.5}, "use sampling_params=SamplingParams(temperature=0.5)"),
@@ -64,7 +63,7 @@ CALLS = [
     ("generate", {"max_model_len": 5}, "it is an option of LLM: LLM(max_model_len=...)"),
     ("generate", {"max_batch": 5}, "it is an option of LLM: use max_num_seqs"),
     ("generate", {"sampling_parms": GREEDY}, "did you mean 'sampling_params'?"),
-    ("generate", {"frobnicate": 1}, "known: prompts, sampling_params, use_tqdm, on_error"),
+    ("generate", {"frobnicate": 1}, "known: prompts, sampling_params, use_tqdm, adapter"),
     ("generate", {"prompt_token_ids": [[1, 2]]}, "give them as prompts"),
     ("generate", {"enable_thinking": False}, 'chat_template_kwargs={"enable_thinking": ...}'),
     ("chat", {"mm_processor_kwargs": {"max_pixels": 9}}, '"messages": ..., "mm_processor_kwargs"'),
@@ -93,6 +92,11 @@ def test_keywords_that_ask_for_nothing_are_accepted(llm):
     own = {"mm_processor_kwargs": None, "chat_template_content_format": "auto"}
     (output,) = llm.chat(chat, GREEDY, use_tqdm=False, **own)
     assert output.is_ok
+
+
+def test_an_adapter_is_named_by_its_request(llm):
+    with pytest.raises(TypeError, match="must be the name of an adapter or a LoRARequest"):
+        llm.generate("A red", lora_request=object())
 
 
 def test_the_calls_keep_their_signatures():
@@ -146,8 +150,8 @@ def test_an_async_engine_is_made_of_engine_args():
     async def answer():
         config = EngineConfig(model="shapes-vl", quiet=True, use_warmup=False)
         async with AsyncLLM.from_engine_args(config) as engine:
-            with pytest.raises(TypeError, match="has no argument 'lora_request'"):
-                engine.generate("A red", GREEDY, "1", lora_request=1)
+            with pytest.raises(TypeError, match="must be the name of an adapter"):
+                await anext(engine.generate("A red", GREEDY, "1", lora_request=1))
             handle = engine.submit("A red", GREEDY, lora_request=None)
             return await handle
 

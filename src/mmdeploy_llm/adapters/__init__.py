@@ -9,6 +9,7 @@ from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
 
 from .adapter import Adapter, LowRank, TokenRows
 from .folder import read_adapter
+from .names import names_of
 from .product import Group, PlainTable, add_low_rank, table_of
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PlainTable",
     "TokenRows",
     "add_low_rank",
+    "names_of",
     "read_adapter",
     "table_of",
 ]

@@ -86,7 +86,8 @@ class LoraConfig(BaseModel):
     def targeted(self, paths: Sequence[str]) -> Sequence[bool]:
         """Returns which of the modules the adapter changes, as PEFT decides it."""
         excluded = _chosen(self.exclude_modules, paths)
-        if self.target_modules == ALL_LINEAR:
+        is_any = self.target_modules is None and not self.target_parameters  # PEFT knows by family
+        if is_any or self.target_modules == ALL_LINEAR:
             return [not own for own in excluded]
         chosen = _chosen(self.target_modules, paths)
         inside = [True] * len(paths)

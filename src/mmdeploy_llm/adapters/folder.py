@@ -27,12 +27,19 @@ TRAINING = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "g
 
 
 def read_adapter(
-    folder: str | Path, *, max_rank: int | None = None, max_bytes: int | None = None
+    folder: str | Path,
+    *,
+    max_rank: int | None = None,
+    max_bytes: int | None = None,
+    is_of_model: bool = False,
 ) -> Adapter:
-    """Returns the adapter in `folder`. Raises CheckpointError for what is wrong with it or cannot
-    be served, for a rank over `max_rank` and for tensors of more than `max_bytes`."""
+    """Returns the adapter in `folder`. is_of_model: whether the folder is a model's, whose other
+    files are no matter. Raises CheckpointError for what is wrong with it or cannot be served, for a
+    rank over `max_rank` and for tensors of more than `max_bytes`."""
     folder = Path(folder)
-    check_adapter_folder(folder)
+    if not is_of_model:
+        check_others(folder)
+    check_files(folder)
     config = read_config(folder)
     with SafetensorsFile(folder / WEIGHTS) as file:
         for key, entry in file.entries.items():
@@ -45,9 +52,8 @@ def read_adapter(
         return _read(folder, config, keys, sites, file)
 
 
-def check_adapter_folder(folder: Path) -> None:
-    """Raises CheckpointError unless `folder` has the files of an adapter and nothing that a library
-    would run."""
+def check_others(folder: Path) -> None:
+    """Raises CheckpointError where a library could run a file of the folder."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder of an adapter")
     for path in sorted(folder.iterdir()):
@@ -59,6 +65,10 @@ def check_adapter_folder(folder: Path) -> None:
                 "read. Load the adapter with PEFT where you trust it, save it with "
                 "save_pretrained(FOLDER), and give that folder"
             )
+
+
+def check_files(folder: Path) -> None:
+    """Raises CheckpointError unless `folder` has the files of an adapter."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} has no {name}: it is not the folder of a PEFT adapter")

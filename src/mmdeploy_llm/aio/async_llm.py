@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from mmdeploy_llm.adapter_ref import LoRARequest
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
 from mmdeploy_llm.client.client import EngineClient
 from mmdeploy_llm.client.keywords import explaining_keywords
@@ -87,6 +88,7 @@ class AsyncLLM(EngineClient):
         request_id: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        adapter: str | LoRARequest | None = None,
         wait: bool = True,
     ) -> Handle:
         """Starts a request and returns its handle, without waiting for any of it.
@@ -96,11 +98,12 @@ class AsyncLLM(EngineClient):
         request_id: for `abort`, unique among unfinished requests; None: one is made.
         priority: smaller is computed first; equal ones in the order in which they were submitted.
         timeout: seconds, after which the request ends with error_code 408 wherever it is.
+        adapter: the name of a LoRA adapter, unless the prompt names one; None: the model alone.
         wait: where `max_queued` requests wait already, whether this call waits until there is room
         or raises QueueFullError. In a task use `generate`, which does not hold up the event loop
         meanwhile.
         """
-        ask = self._ask(prompt, sampling_params, request_id, priority, timeout)
+        ask = self._ask(prompt, sampling_params, request_id, priority, timeout, adapter)
         return self._start(ask, waits=wait)
 
     async def generate(
@@ -111,11 +114,12 @@ class AsyncLLM(EngineClient):
         *,
         priority: int = 0,
         timeout: float | None = None,
+        adapter: str | LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the outputs of one request, by its params' `output_kind`: all so far, what is new,
         or one at the end. The other arguments are as for `submit`. Closing the generator, or
         cancelling its task, aborts the request."""
-        ask = self._ask(prompt, sampling_params, request_id, priority, timeout)
+        ask = self._ask(prompt, sampling_params, request_id, priority, timeout, adapter)
         try:
             handle = self._start(ask, waits=False)
         except QueueFullError:
@@ -166,6 +170,7 @@ class AsyncLLM(EngineClient):
         request_id: str | None,
         priority: int,
         timeout: float | None,
+        adapter: str | LoRARequest | None,
     ) -> Ask:
         """Checks the arguments of a request. Raises TypeError, ValueError and EngineError."""
         self._home.check()
@@ -181,6 +186,7 @@ class AsyncLLM(EngineClient):
             request_id=request_id or uuid.uuid4().hex,
             priority=priority,
             timeout=timeout,
+            adapter=self._adapter(adapter),
         )
 
     def _start(self, ask: Ask, *, waits: bool) -> Handle:

@@ -4,7 +4,9 @@ packed for the kernels."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -54,11 +56,34 @@ def has_product(dtype: torch.dtype) -> bool:
     return dtype is not torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
+class Adapted(Protocol):
+    """Holds what adapters change of one matrix, or of a stack of experts."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether an adapter of this pass changes it."""
+
+    @property
+    def changed(self) -> Any:
+        """Returns the product of one matrix as the adapters change it."""
+
+    def of_rows(self, rows: slice | Tensor) -> AbstractContextManager[None]:
+        """Says that products have these rows of the pass, in this order, within the context."""
+
+
+def of_rows(rows: slice | Tensor, *modules: Any) -> AbstractContextManager[None]:
+    """Tells the adapters that change any of the modules that these have some rows of the pass."""
+    own = (getattr(module, "adapted", None) for module in modules)
+    adapted: Adapted | None = next((each for each in own if each is not None), None)
+    return nullcontext() if adapted is None else adapted.of_rows(rows)
+
+
 class Matrix(nn.Module):
     """A weight [n, k] to multiply by; k may be several axes. Once it is packed, `weight` is empty:
     [0, k], of the same dtype. is_exact: whether the weight is never rounded."""
 
     is_exact = False
+    adapted: Adapted | None = None  # set while adapters change it
 
     def __init__(self, n: int, k: int) -> None:
         super().__init__()
@@ -83,6 +108,11 @@ class Matrix(nn.Module):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies x [..., k] -> [..., n]. Raises ValueError for another width."""
+        out = self.own_product(x, bias)
+        return out if self.adapted is None else self.adapted.changed(out, x, bias)
+
+    def own_product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies as `product` does, without adapters."""
         if self.packed is None:
             return plain_linear(x, self.weight.flatten(1), bias)
         if x.shape[-1] != self.weight.shape[-1]:  # the kernels read as far as the weight reaches
@@ -118,13 +148,15 @@ class Linear(Matrix):
 
 
 class Embedding(Matrix, KernelLayer):
-    """Looks up a row of `weight` [vocab, hidden] per token; as the output head it multiplies."""
+    """Looks up a row of `weight` [vocab, hidden] per token; as the output head it multiplies.
+    lookups: what adapters change of the rows; `adapted` is of the head."""
+
+    lookups: Any = None
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Looks up embeddings, [T] -> [T, hidden]."""
-        if self.kernels is None and self.packed is None:
-            return F.embedding(token_ids, self.weight)
-        return self._looked_up(token_ids)
+        rows = self._looked_up(token_ids)
+        return rows if self.lookups is None else self.lookups.changed(rows, token_ids)
 
     def _looked_up(self, token_ids: Tensor) -> Tensor:
         kernels, weight = self.kernels, self.weight

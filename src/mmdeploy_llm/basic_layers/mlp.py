@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.kernels import ActivationName
 
 from .kernel_layer import KernelLayer
-from .linear import Linear, MergedLinear, plain_linear
+from .linear import Linear, MergedLinear, of_rows, plain_linear
 from .rows import row_chunks
 
 # transformers' names. Of relu and relu2 torch's results are exact, so that kernels are not needed.
@@ -81,13 +81,20 @@ class GatedMLP(KernelLayer):
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
             return out
         chunks = row_chunks(x, self.intermediate_size, MAX_VALUES)
-        outs = [self.down_proj(self._activate(x[rows])) for rows in chunks]
+        outs = [self._chunk(x[rows], rows) for rows in chunks]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _chunk(self, x: Tensor, rows: slice) -> Tensor:
+        with of_rows(rows, self.gate_up_proj, self.down_proj):
+            out: Tensor = self.down_proj(self._activate(x))
+        return out
 
     def _activate(self, x: Tensor) -> Tensor:
         """Computes silu(gate(x)) * up(x); plain torch uses two products."""
         if self.kernels is not None and self.kernels.takes(x):
             return self.kernels.silu_mul(*self.gate_up_proj(x).chunk(2, -1))
+        if self.gate_up_proj.adapted is not None:
+            return silu_mul(self.gate_up_proj(x))
         weights = self.gate_up_proj.weight.chunk(2)
         bias = self.gate_up_proj.bias
         biases = (None, None) if bias is None else bias.chunk(2)

@@ -20,7 +20,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from .interrupts import Interrupts
+from mmdeploy_llm.terminal.interrupts import Interrupts
 
 PLUGINS_VARIABLE = "MMDEPLOY_LLM_PLUGINS"
 BLOCKED_VARIABLE = "MMDEPLOY_LLM_BLOCKED_PLUGINS"

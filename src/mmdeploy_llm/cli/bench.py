@@ -135,8 +135,7 @@ def measure(settings: BenchSettings, as_json: bool) -> None:
     """Runs the benchmark and prints its result; reports progress on a terminal only."""
     from mmdeploy_llm.bench.report import profile_table, result_table
     from mmdeploy_llm.bench.run import run_bench
-
-    from .terminal import make_console
+    from mmdeploy_llm.terminal.output import make_console
 
     out, aside = make_console(), make_console(is_stderr=True)
     result = run_bench(settings, aside.print if aside.is_terminal else lambda _: None)

@@ -148,8 +148,7 @@ def input_items(
     from mmdeploy_llm.datasets.names import is_media_name
     from mmdeploy_llm.params import SamplingParams
     from mmdeploy_llm.records.ids import Selection
-
-    from .terminal import printable
+    from mmdeploy_llm.terminal.output import printable
 
     wanted, sources = finding.wanted(), []
     params, whole = SamplingParams(), Selection.parse(None, None)
@@ -180,8 +179,7 @@ def single_item(text: str, images: list[str], is_raw: bool, kwargs: dict[str, An
     """Returns the prompt of the command line as an item."""
     from mmdeploy_llm.params import SamplingParams
     from mmdeploy_llm.records.item import Item
-
-    from .terminal import user_message
+    from mmdeploy_llm.terminal.output import user_message
 
     prompt: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
     if not is_raw:
@@ -258,7 +256,7 @@ def show_json(result: dict[str, Any]) -> None:
 
 def show_line(result: dict[str, Any]) -> None:
     """Prints the counts and the name of an item, its error on standard error."""
-    from .terminal import printable
+    from mmdeploy_llm.terminal.output import printable
 
     if result["error_msg"] is not None:
         print_error(f"{item_name(result)}: {result['error_msg']}")

@@ -110,7 +110,7 @@ def _print(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """Prints each comparison as soon as it is there."""
     from rich.text import Text
 
-    from .terminal import make_console, printable
+    from mmdeploy_llm.terminal.output import make_console, printable
 
     out, done = make_console(), []
     for each in comparisons:

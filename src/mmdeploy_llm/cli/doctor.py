@@ -74,7 +74,7 @@ def _print(findings: Iterable[Finding]) -> list[Finding]:
     """Prints each finding as soon as it is there."""
     from rich.text import Text
 
-    from .terminal import make_console, printable
+    from mmdeploy_llm.terminal.output import make_console, printable
 
     out, done = make_console(), []
     for finding in findings:

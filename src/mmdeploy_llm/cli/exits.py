@@ -9,6 +9,6 @@ SOME_FAILED, USAGE, STOPPED, SOME_LACKING = 1, 2, 3, 4
 
 def print_error(message: str) -> None:
     """Prints one red line on standard error."""
-    from .terminal import printable
+    from mmdeploy_llm.terminal.output import printable
 
     typer.secho(f"error: {printable(message)}", fg="red", err=True)

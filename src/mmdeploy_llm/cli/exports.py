@@ -113,8 +113,7 @@ def export(
     from mmdeploy_llm.exporting.export import ExportOptions
     from mmdeploy_llm.exporting.formats import export_records, format_of
     from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX, SidecarOptions
-
-    from .terminal import printable
+    from mmdeploy_llm.terminal.output import printable
 
     kinds = providers.kinds(ctx.obj)
     chosen = format_of(output, format, kinds)

@@ -95,7 +95,7 @@ def list_plugins(
     use: Use = None,
 ) -> None:
     """List installed plugins, what they provide, and their errors."""
-    from .terminal import make_console
+    from mmdeploy_llm.terminal.output import make_console
 
     manager = _load(ctx, plugin or (), use or ())
     if as_json:
@@ -190,8 +190,7 @@ def new(
     Existing files are never overwritten.
     """
     from mmdeploy_llm.scaffold import write_package
-
-    from .terminal import printable
+    from mmdeploy_llm.terminal.output import printable
 
     made = write_package(name, kind, directory, media=media, checkpoint=checkpoint)
     for line in made.findings:
@@ -278,7 +277,7 @@ def _architecture(name: str) -> str:
 
 
 def _print_verdict(verdict: Verdict) -> None:
-    from .terminal import printable
+    from mmdeploy_llm.terminal.output import printable
 
     outcome = typer.style(f"{verdict.outcome:4}", fg=COLOURS[verdict.outcome])
     seconds = f" ({verdict.seconds:.1f} s)" if verdict.seconds >= 1 else ""

@@ -15,6 +15,7 @@ from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.command_options.command import Command, CommandGroup
 from mmdeploy_llm.command_options.count_help import COUNT_EPILOG
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.terminal.interrupts import interrupted_code
 
 from . import plugin_names
 from .batches import batch, caption
@@ -24,8 +25,8 @@ from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .exits import STOPPED, USAGE, print_error
 from .exports import EXPORT_EPILOG, export
-from .interrupts import interrupted_code
 from .jobs import MORE_WORDS, RUN_EPILOG, run
+from .merge import MERGE_EPILOG, merge
 from .plugins import LOAD_PLUGINS, plugins
 from .quantize import QUANTIZE_EPILOG, quantize
 from .read import EPILOG as READ_EPILOG
@@ -73,7 +74,7 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the text of the message and of its traceback."""
-        from .terminal import printable
+        from mmdeploy_llm.terminal.output import printable
 
         return printable(super().format(record))
 
@@ -186,6 +187,7 @@ app.command(cls=Command, epilog=CHAT_EPILOG)(chat)
 app.command(cls=Command, epilog=COUNT_EPILOG)(count)
 app.command(cls=Command, epilog=BENCH_EPILOG)(bench)
 app.command(cls=Command, epilog=QUANTIZE_EPILOG)(quantize)
+app.command(cls=Command, epilog=MERGE_EPILOG)(merge)
 app.command(cls=Command, epilog=DOCTOR_EPILOG)(doctor)
 app.command("check-determinism", cls=Command, epilog=DETERMINISM_EPILOG)(check_determinism)
 

@@ -67,8 +67,7 @@ def report(
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
     from mmdeploy_llm.report.previews import roots_of
     from mmdeploy_llm.report.target import check_page
-
-    from .terminal import printable
+    from mmdeploy_llm.terminal.output import printable
 
     check_page(output)
     merged = MergedOutputs(expanded(parts), providers.kinds(ctx.obj))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.terminal.interrupts import interrupted_code
 
 from .engines import open_answerer, open_llm, previews_of
 from .exits import SOME_FAILED, SOME_LACKING, STOPPED
-from .interrupts import interrupted_code
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
@@ -46,8 +46,7 @@ def run_and_report(
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.records.files import OutputLostError, OutputWriteError
     from mmdeploy_llm.report.whole import ReportOptions, RunReport
-
-    from .terminal import batch_summary, caption_table, make_console, printable
+    from mmdeploy_llm.terminal.output import batch_summary, caption_table, make_console, printable
 
     model = desk.model.model
     report = None
@@ -106,8 +105,7 @@ def show_estimate(
     from mmdeploy_llm.estimate.estimate import estimate
     from mmdeploy_llm.estimate.left import LeftSource
     from mmdeploy_llm.estimate.page import beside, write_page
-
-    from .terminal import caption_table, make_console, printable
+    from mmdeploy_llm.terminal.output import caption_table, make_console, printable
 
     if desk.effort.ray is not None:
         raise ConfigError("--estimate measures an engine of this process; leave out --ray")

@@ -44,6 +44,15 @@ def _several(prompts: Any) -> list[Any]:
     return items
 
 
+def iterable_prompts(prompts: Any, name: str) -> Iterable[Any]:
+    """Returns an iterable of prompts. Raises TypeError for anything else. name: of the method that
+    takes one prompt."""
+    if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable):
+        raise TypeError(f"{name}_iter takes an iterable of prompts; use {name} for one prompt")
+    _check_not_a_table(prompts)
+    return prompts
+
+
 def _check_not_a_table(prompts: Any) -> None:
     """Raises TypeError for a data frame, whose items are the names of its columns, and for a row of
     one, whose items are its cells: each would be answered as a prompt."""
@@ -225,11 +234,7 @@ class Asks:
     """
 
     def __init__(self, prompts: Any, params: Any) -> None:
-        if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Iterable):
-            raise TypeError(
-                "generate_iter takes an iterable of prompts; use generate for one prompt"
-            )
-        _check_not_a_table(prompts)
+        iterable_prompts(prompts, "generate")
         is_each = not isinstance(params, (SamplingParams, str, Mapping))
         self._is_each = is_each and isinstance(params, Iterable)
         self._params = iter(params) if self._is_each else itertools.repeat(one_params(params))

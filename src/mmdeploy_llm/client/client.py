@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mmdeploy_llm.adapter_ref import AdapterRef, AnyAdapter, LoRARequest
 from mmdeploy_llm.boxes.reading import Box, FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
+from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.defaults import usual_params
 from mmdeploy_llm.intake.rendered import TokenCount
@@ -53,12 +56,15 @@ class EngineClient(Belonging):
         runtime, blocks = self.runtime, self.num_kv_blocks
         state = "dead" if self.death is not None else "closed" if self._desk.is_closed else "open"
         size = runtime.block_size
+        cache = f"{blocks:,} blocks of {size} tokens, {blocks * size:,} in all"
+        if self._desk.abilities.is_bidirectional:
+            cache = "none: each prompt is computed in one step"
         return {
             "state": state,
             "computes": f"{runtime.dtype} on {runtime.device}, {runtime.num_threads} threads",
             "prompts": f"at most {runtime.max_model_len:,} tokens each, "
             f"{runtime.max_num_seqs:,} at once",
-            "KV cache": f"{blocks:,} blocks of {size} tokens, {blocks * size:,} in all",
+            "KV cache": cache,
         }
 
     def __repr__(self) -> str:
@@ -134,6 +140,66 @@ class EngineClient(Belonging):
         the picture."""
         self._home.check()
         return self._desk.boxes(as_prompt(prompt), text)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterRef]:
+        """The LoRA adapters that prompts may name."""
+        self._home.check()
+        return self._desk.adapters()
+
+    def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> AdapterRef:
+        """Makes a LoRA adapter known by a name, also while prompts are computed: it is checked now,
+        and read again when a prompt needs it. A name that is known gets these files; prompts that
+        are here already keep the others. folder: a PEFT folder, or an id on the hub. Raises
+        ConfigError, and CheckpointError for what is wrong with it or cannot be served."""
+        self._home.check()
+        ref = self._desk.load_adapter(name, os.fspath(folder))
+        self._keep_adapters({name: os.fspath(folder)})
+        return ref
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter and frees its memory. Raises RequestError for an unknown one, and
+        while prompts use it."""
+        self._home.check()
+        self._desk.unload_adapter(name)
+        self._keep_adapters({}, name)
+
+    load_lora = load_adapter
+    unload_lora = unload_adapter
+
+    def _keep_adapters(self, more: Mapping[str, str], without: str | None = None) -> None:
+        """Notes which adapters `restart` has."""
+        known = {name: own for name, own in self._config.adapters.items() if name != without}
+        self._config = self._config.model_copy(update={"adapters": {**known, **more}})
+
+    def _adapter(self, adapter: Any) -> str:
+        """Returns the name of an adapter, that of a LoRARequest after it was loaded; "" for None.
+        Raises TypeError for anything else."""
+        if isinstance(adapter, LoRARequest):
+            name, source = adapter.lora_name, os.fspath(adapter.lora_path)
+            if source and self._config.adapters.get(name) != source:
+                self.load_adapter(name, source)
+            return name
+        if adapter is not None and not isinstance(adapter, str):
+            kind = type(adapter).__name__
+            raise TypeError(f"adapter must be the name of an adapter or a LoRARequest, got {kind}")
+        return adapter or ""
+
+    def _with_adapters(self, asks: Sequence[Ask], adapter: AnyAdapter) -> Sequence[Ask]:
+        """Returns the asks with an adapter for all of them, or with one for each."""
+        return asks if adapter is None else self._each_with_its_own(asks, adapter)
+
+    def _each_with_its_own(self, asks: Sequence[Ask], adapter: Any) -> Sequence[Ask]:
+        """Returns the asks with adapters. Raises TypeError, and ValueError where the numbers of
+        both differ."""
+        is_each = isinstance(adapter, (list, tuple))
+        names = [self._adapter(own) for own in (adapter if is_each else [adapter])]
+        if is_each and len(names) != len(asks):
+            raise ValueError(
+                f"{len(asks)} prompts and {len(names)} adapters; give one for each, or one for all"
+            )
+        names = names if is_each else names * len(asks)
+        return [replace(ask, adapter=name) for ask, name in zip(asks, names, strict=True)]
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the model to a folder that LLM, transformers and vLLM load: weights in few bits as

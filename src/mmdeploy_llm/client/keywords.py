@@ -15,7 +15,8 @@ from mmdeploy_llm.params.counterparts import OF_A_REQUEST, OF_THE_ENGINE
 from mmdeploy_llm.params.elsewhere import is_off
 from mmdeploy_llm.spelling import meant
 
-CALLS = ("chat", "generate", "generate_iter", "stream", "submit")
+VECTOR_CALLS = ("classify", "embed", "embed_iter", "rerank", "score")
+CALLS = ("chat", "generate", "generate_iter", "stream", "submit", *VECTOR_CALLS)
 Cls = TypeVar("Cls", bound=type)
 
 _MEDIA = 'give media with the prompt: {"prompt": ..., "multimodal_data": {"image": ...}}'
@@ -46,12 +47,11 @@ OF_CALLS: Mapping[str, str] = MappingProxyType(
         "images": _MEDIA,
         "input_ids": _PROMPTS,
         "inputs": _PROMPTS,
-        "lora_request": OF_A_REQUEST["lora_name"],
         "mm_processor_kwargs": _OF_PROMPT.format("mm_processor_kwargs"),
         "multi_modal_data": _MEDIA,
         "multimodal_data": _MEDIA,
         "padding": "leave it out: nothing is padded",
-        "pooling_params": "only text is generated; there are no embeddings and scores",
+        "pooling_params": "use the arguments of embed: dimensions, normalize, pooling",
         "priority": _OF_PROMPT.format("priority"),
         "prompt_token_ids": _PROMPTS,
         "reasoning_effort": _FOR_TEMPLATE.format("reasoning_effort"),
@@ -72,14 +72,16 @@ OF_CALLS: Mapping[str, str] = MappingProxyType(
 OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {"chat_template_content_format": ("auto",), "priority": (0,)}
 )
+# Keywords of other engines that the calls take under another name.
+ALSO: Mapping[str, str] = MappingProxyType({"lora_name": "adapter", "lora_request": "adapter"})
 FALSE_ASKS = frozenset({"add_special_tokens", "enable_thinking"})
 
 
 def explaining_keywords(cls: Cls) -> Cls:
     """Decorates a class whose calls say of keywords that they do not have what to write instead."""
     for name in CALLS:
-        if name in vars(cls):
-            setattr(cls, name, _explaining(vars(cls)[name]))
+        if callable(method := getattr(cls, name, None)):
+            setattr(cls, name, _explaining(method))
     return cls
 
 
@@ -100,6 +102,11 @@ def _known_ones(
 ) -> dict[str, Any]:
     """Returns the keywords that the method has. Raises TypeError for others that ask for
     something."""
+    given = {**given}
+    for name in (name for name in ALSO if name in given and ALSO[name] in known):
+        value = given.pop(name)
+        if value is not None and given.setdefault(ALSO[name], value) is not value:
+            raise TypeError(f"{method}() got {name} and {ALSO[name]}; give one of them")
     for name, value in given.items():
         if name not in known and not _asks_for_nothing(name, value):
             hint = _advice(name, value, known)

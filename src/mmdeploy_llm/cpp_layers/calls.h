@@ -367,6 +367,25 @@ struct RoundCodes {
     int32_t num_threads;
 };
 
+// out = (out + (scale * x a^T) b^T) * factor + shift, for each row those of its adapter; see
+// low_rank.h.
+struct LowRank {
+    int32_t dtype;   // of x, out, a and b
+    const void* x;   // [rows][k]
+    int64_t x_stride;
+    void* out;  // [rows][n]
+    int64_t out_stride;
+    const int32_t* slots;   // [rows]; none where it is no row of the table
+    const int64_t* table;   // [num_slots][7]: LowRankEntry; a is 0 where there is no change
+    int64_t num_slots;
+    const int64_t* starts;  // [parts + 1], the columns of out of each part, then n
+    int64_t parts;
+    int64_t rows;
+    int64_t n;
+    int64_t k;
+    int32_t num_threads;
+};
+
 // The largest values of each row, descending.
 struct Largest {
     int32_t dtype;
@@ -471,6 +490,9 @@ struct PlaceThreads {
     CALL(write_cache, WriteCache)   \
     CALL(short_conv, ShortConv)     \
     CALL(delta_rule, DeltaRule)
+
+#define MM_EACH_LOW_RANK_CALL(CALL) \
+    CALL(low_rank, LowRank)
 
 #define MM_EACH_OTHER_CALL(CALL)      \
     CALL(look_up, LookUp)             \

@@ -22,6 +22,7 @@ from mmdeploy_llm.request import Request
 from .constraint import Matches, breach, tags_in
 from .detokenizer import Vocabulary
 from .pipeline import ParserSource, ParserSources, TextPipeline
+from .pooled import pooled_output
 from .summary import (
     FAILURES,
     STOPS,
@@ -102,6 +103,8 @@ class Delivery:
         return tuple(output for output in outputs if output is not None)
 
     def _deliver_one(self, update: TokenUpdate) -> RequestOutput | None:
+        if update.request.wanted is not None:
+            return pooled_output(update)
         progress = self._progress.get(update.request.request_id)
         if progress is None:
             if is_stale(update):

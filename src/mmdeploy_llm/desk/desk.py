@@ -21,17 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, RequestError
-from mmdeploy_llm.intake.prompts import deadline_of, priority_of
+from mmdeploy_llm.intake.prompts import adapter_of, deadline_of, priority_of
 from mmdeploy_llm.processes import Home
 
 from .ticket import Ask, Ticket
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.adapter_ref import AdapterRef
     from mmdeploy_llm.boxes.reading import FoundBoxes
     from mmdeploy_llm.hooks import Model, PluginManager
     from mmdeploy_llm.intake.rendered import TokenCount
     from mmdeploy_llm.media_loading.cache import CacheStats
     from mmdeploy_llm.media_loading.loader import MediaLoader
+    from mmdeploy_llm.pooling.abilities import Abilities
     from mmdeploy_llm.runtime_config import RuntimeConfig
 
 CLOSED = "this LLM is closed; make a new one"
@@ -104,10 +106,12 @@ class Desk(ABC):
     runtime: every option with its final value. num_kv_blocks: blocks of the smallest KV cache.
     max_begun: prompts that may be begun at the same time: the engine computes some of them while
         others are prepared. num_seqs: prompts that can be computed at the same time.
-    plugins: as loaded in this process. model, media: None where other processes have them.
+    abilities: what the model can give. plugins: as loaded in this process. model, media: None where
+        other processes have them.
     """
 
     runtime: RuntimeConfig
+    abilities: Abilities
     num_kv_blocks: int
     max_begun: int
     num_seqs: int
@@ -207,6 +211,20 @@ class Desk(ABC):
         """Returns the boxes in an answer to a prompt with one picture. Raises RequestError."""
 
     @abstractmethod
+    def load_adapter(self, name: str, source: str) -> AdapterRef:
+        """Makes the adapter in a folder, or on the hub, known by a name. Raises ConfigError and
+        CheckpointError."""
+
+    @abstractmethod
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter and frees its memory. Raises RequestError for an unknown one, and for
+        one that prompts use."""
+
+    @abstractmethod
+    def adapters(self) -> Mapping[str, AdapterRef]:
+        """Returns the adapters that prompts may name."""
+
+    @abstractmethod
     def copy_tokenizer(self) -> Any:
         """Returns a copy of transformers' tokenizer."""
 
@@ -259,6 +277,15 @@ class Desk(ABC):
     @abstractmethod
     def _watch(self, held: Held) -> None:
         """Sees to it that a prompt with a deadline ends in time."""
+
+    def _check_unused(self, name: str) -> None:
+        """Raises RequestError while prompts that are here name an adapter."""
+        asks = [held.ask for held in tuple(self._held.values())]
+        count = sum(adapter_of(ask.prompt, ask.adapter) == name for ask in asks)
+        if count:
+            raise RequestError(
+                f"adapter {name!r} is in use by {count} prompts; unload it once they have ended"
+            )
 
     def _can_begin(self, held: Held) -> bool:
         return self.num_free > 0

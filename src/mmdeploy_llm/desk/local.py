@@ -32,7 +32,8 @@ from mmdeploy_llm.processes import finalize_here, interrupt_thread
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.startup.rooms import Assembly
 
-from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, Desk, DeskStats, Held
+from .adapters import LocalAdapters, with_adapter
+from .desk import CLOSE_SECONDS, CLOSED_MEANWHILE, DeskStats, Held
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ Task = Callable[[], object]
 GIVE_WAY_SECONDS = 1e-6  # the system makes some 50 microseconds of it
 
 
-class LocalDesk(Desk):
+class LocalDesk(LocalAdapters):
     """Computes prompts with one engine. The loop thread is the only writer of engine and tickets.
 
     engine, intake: as `start` has built them.
@@ -171,6 +172,7 @@ class LocalDesk(Desk):
         if held.number not in self._held:
             return
         try:
+            ref = self._adapter_of(ask)
             requests = self.intake.accept(
                 ask.prompt,
                 ask.params,
@@ -182,8 +184,9 @@ class LocalDesk(Desk):
                 priority=held.priority,
                 deadline=held.deadline,
                 is_shared=ask.group is not None,
+                wanted=ask.wanted,
             )
-            self._post(partial(self._admit, held, requests))
+            self._post(partial(self._admit, held, with_adapter(requests, ref)))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
             reason = error if isinstance(error, Exception) else PluginError(error_text(error))
             self._post(partial(self._finish, held.number, reason))
@@ -210,6 +213,8 @@ class LocalDesk(Desk):
     def _take_over(self, assembly: Assembly) -> None:
         self.engine, self.intake, self.model = assembly.engine, assembly.intake, assembly.model
         self.plugins, self.runtime = assembly.plugins, assembly.runtime
+        self._table = assembly.adapters
+        self.abilities = assembly.abilities
         self.media = assembly.intake.media
         self.num_kv_blocks = assembly.engine.info.num_blocks
         self.num_seqs = assembly.runtime.max_num_seqs

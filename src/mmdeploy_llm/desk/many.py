@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
@@ -73,8 +74,9 @@ class ManyDesks(Desk):
         super().__init__()
         self.desks = desks
         self._make = make
+        self._changes: dict[str, str | None] = {}  # of adapters since the start
         self.plugins = plugins
-        self.runtime = desks[0].runtime
+        self.runtime, self.abilities = desks[0].runtime, desks[0].abilities
         self.num_kv_blocks = min(desk.num_kv_blocks for desk in desks)
         self.max_begun = sum(desk.max_begun for desk in desks)
         self.num_seqs = sum(desk.num_seqs for desk in desks)
@@ -101,12 +103,22 @@ class ManyDesks(Desk):
             fresh = make()
             try:
                 fresh.open()
+                self._change_adapters(fresh)
             except BaseException:
                 fresh.kill()
                 raise
             self.desks[index] = fresh
             dead.close()
             self._begin_some()
+
+    def _change_adapters(self, desk: RemoteDesk) -> None:
+        """Gives a new desk the adapters of the others."""
+        known = desk.adapters()
+        for name, source in self._changes.items():
+            if source is not None:
+                desk.load_adapter(name, source)
+            elif name in known:
+                desk.unload_adapter(name)
 
     def count_tokens(self, prompt: Any) -> TokenCount:
         """Counts prompt and media tokens; see Desk."""
@@ -115,6 +127,25 @@ class ManyDesks(Desk):
     def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer; see Desk."""
         return self._ask_one(lambda desk: desk.boxes(prompt, text))
+
+    def load_adapter(self, name: str, source: str) -> AdapterRef:
+        """Makes an adapter known to all living desks; see Desk."""
+        self.check()
+        found = [desk.load_adapter(name, source) for desk in self._living()]
+        self._changes[name] = source
+        return found[0]
+
+    def unload_adapter(self, name: str) -> None:
+        """Has all living desks forget an adapter; see Desk."""
+        self.check()
+        self._check_unused(name)
+        for desk in self._living():
+            desk.unload_adapter(name)
+        self._changes[name] = None
+
+    def adapters(self) -> Mapping[str, AdapterRef]:
+        """Returns the adapters by name; see Desk."""
+        return self._ask_one(lambda desk: desk.adapters())
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of the tokenizer; see Desk."""

@@ -19,6 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.boxes.reading import FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.deadline import Deadline
@@ -27,6 +28,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.processes import Channel, Message, Worker, finalize_here
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.start import start
@@ -46,6 +48,7 @@ class Ready:
     """Reports that the desk is open."""
 
     runtime: RuntimeConfig
+    abilities: Abilities
     num_kv_blocks: int
     max_begun: int
     num_seqs: int
@@ -99,6 +102,7 @@ class RemoteDesk(Desk):
         """Waits until the engine is loaded. Raises what `start` raises there."""
         ready: Ready = self._worker.receive()
         self.runtime, self.num_kv_blocks = ready.runtime, ready.num_kv_blocks
+        self.abilities = ready.abilities
         self.max_begun, self.num_seqs = ready.max_begun, ready.num_seqs
         self._sender.start()
         threading.Thread(target=self._receive_all, daemon=True).start()
@@ -124,6 +128,19 @@ class RemoteDesk(Desk):
     def boxes(self, prompt: Any, text: str) -> FoundBoxes:
         """Returns the boxes in an answer; see Desk."""
         return self._call(LocalDesk.boxes, prompt, text)
+
+    def load_adapter(self, name: str, source: str) -> AdapterRef:
+        """Makes an adapter known; see Desk."""
+        return self._call(LocalDesk.load_adapter, name, source)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; see Desk."""
+        self._check_unused(name)
+        self._call(LocalDesk.unload_adapter, name)
+
+    def adapters(self) -> Mapping[str, AdapterRef]:
+        """Returns the adapters by name; see Desk."""
+        return self._call(LocalDesk.adapters)
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of the tokenizer; see Desk."""
@@ -270,6 +287,7 @@ class _Server:
         self._channel.send(
             Ready(
                 runtime=desk.runtime,
+                abilities=desk.abilities,
                 num_kv_blocks=desk.num_kv_blocks,
                 max_begun=desk.max_begun,
                 num_seqs=desk.num_seqs,

@@ -44,6 +44,7 @@ class Ask:
     num_retries: times that it was asked before, for an answer that keeps to a schema.
     num_deaths: engines that died while they computed it, see deaths.py.
     wanted: vectors or a score; None: text.
+    adapter: name of the adapter to compute it with, unless the prompt names one; "": none.
     """
 
     prompt: Any
@@ -58,6 +59,7 @@ class Ask:
     num_retries: int = 0
     num_deaths: int = 0
     wanted: Wanted | None = None
+    adapter: str = ""
 
     @property
     def shown(self) -> Any:

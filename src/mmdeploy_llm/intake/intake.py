@@ -28,9 +28,11 @@ from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.rendering import Renderer
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
+from mmdeploy_llm.wanted import Wanted
 
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
@@ -39,11 +41,13 @@ from .outside import divided, placed
 from .parts import TemplateParts
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
+from .reasoning_ends import ReasoningEnds
 from .rendered import Rendered, TokenCount
 from .template import load_template, render, template_variables, warn_of_unread
-from .tokenizer import PromptTokenizer, marker_ids
+from .tokenizer import PromptTokenizer
 from .tools import chosen_tools
 from .unicode_text import check_chat
+from .wanting import Wanting
 
 
 class Intake:
@@ -56,7 +60,7 @@ class Intake:
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown. box_rule: how the model
         writes boxes; None: no plugin says so. expander: of messages' parts of plugins' types.
-    new_request_id: returns unique ids.
+    new_request_id: returns unique ids. abilities: of the model.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
     """
@@ -83,6 +87,7 @@ class Intake:
         box_rule: BoxRule | None = None,
         expander: PartExpander | None = None,
         encoder: EncoderPrompts | None = None,
+        abilities: Abilities = GENERATES,
     ) -> None:
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
         self._encoder, inside = encoder, placed(media, encoder)
@@ -108,9 +113,10 @@ class Intake:
         )
         self._config, self._vocab_size, self._eos_token_ids = config, vocab_size, eos_token_ids
         self._chat_template, self._unread = chat_template, set[str]()  # names that were warned of
-        self._start_marker, self._end_marker = reasoning_start_marker, reasoning_end_marker
+        self._ends = ReasoningEnds(reasoning_start_marker, reasoning_end_marker, tokenizer)
         self._new_request_id, self._expander = new_request_id, expander
-        self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
+        rest = (media.kinds, self._written, self._placeholders, tokenizer)
+        self._wanting = Wanting(abilities, config.max_model_len, self._params, *rest)
 
     def accept(
         self,
@@ -125,6 +131,7 @@ class Intake:
         priority: int = 0,
         deadline: Deadline | None = None,
         is_shared: bool = False,
+        wanted: Wanted | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
@@ -132,33 +139,32 @@ class Intake:
         number: of the prompt in this engine: params without a seed get one of it and the engine's.
         request_id: of the first request; the others add their index to it. None: a new one.
         priority, deadline: as priority_of and deadline_of return them. is_shared: whether other
-            prompts begin like it. Raises RequestError and its subclasses.
+            prompts begin like it. wanted: None for text. Raises RequestError and its subclasses.
         """
-        arrival_time = time.time()
-        parts = replace(read_prompt(prompt, self._kinds.kinds), where=where)
-        if deadline is not None:
-            deadline.check("it waited to be prepared")
-        self._params.check(params)
-        rendered = self._render(parts, deadline)
-        self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
+        begun = self._wanting.begin(prompt, params, wanted, number, deadline)
+        rendered = self._render(replace(begun.parts, where=where), deadline)
+        begun.params(len(rendered.ids))  # refuses one already too long
         expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
+        wanted = self._wanting.labelled(begun.wanted, expanded.ids)
         request = Request(
             request_id=self._new_request_id() if request_id is None else request_id,
             prompt=rendered.text if rendered.pieces else None,
             item=prompt if item is None else item,
             prompt_token_ids=expanded.ids,
-            params=self._params.resolve(params, len(expanded.ids), number),
+            params=begun.params(len(expanded.ids)),
+            wanted=wanted,
+            token_types=rendered.token_types,
             eos_token_ids=self._eos_token_ids,
             media=expanded.spans,
             prompt_text=rendered.text,
             tools=rendered.tools,
-            reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
-            bad_words_token_ids=self._bad_words(params),
+            reasoning_end_ids=self._ends.ids_for(params, rendered.text),
+            bad_words_token_ids=self._tokenizer.banned(params),
             priority=priority,
             deadline=deadline,
             is_shared=is_shared or params.n > 1,
             stream=stream,
-            arrival_time=arrival_time,
+            arrival_time=begun.arrival_time,
             preprocess_end_time=time.time(),
         )
         return tuple(self._sample(request, index) for index in range(params.n))
@@ -286,6 +292,9 @@ class Intake:
             ids = self._placeholders.in_ids(parts.ids)
             return Rendered(text=self._tokenizer.decode(ids), ids=tuple(ids), items=parts.media)
         text = parts.text or ""
+        if parts.pair is not None:
+            ids, types = self._tokenizer.encode_pair(text, parts.pair)
+            return Rendered(text=text, ids=self._checked(ids), items=(), token_types=types)
         ids = self._tokenizer.encode_prompt(self._placeholders.in_text(text))
         return Rendered(text=text, ids=self._checked(ids), items=parts.media, pieces=(text,))
 
@@ -343,6 +352,8 @@ class Intake:
         than placeholder tokens, else into the ids. A family with an encoder has its own rule."""
         if self._encoder is not None:
             return divided(self._encoder, rendered, media, self._tokenizer.encode)
+        if not media:
+            return Expanded(ids=list(rendered.ids), spans=())
         if not rendered.pieces or all(item.prompt_text is None for item in media):
             return self._placeholders.expand(rendered.ids, media, self._tokenizer.encode)
         filled = self._placeholders.fill(rendered.pieces, media)
@@ -378,22 +389,3 @@ class Intake:
             raise RequestError(
                 f"the prompt has token id {wrong}; allowed are 0 to {self._vocab_size - 1}"
             )
-
-    def _reasoning_end_ids(self, params: SamplingParams, text: str) -> tuple[int, ...]:
-        """Returns the ids that end the reasoning at reasoning_max_tokens; () when the prompt has
-        closed it."""
-        if params.reasoning_max_tokens is None:
-            return ()
-        if self._end_marker is None:
-            raise RequestError(
-                "reasoning_max_tokens needs a reasoning parser with an end marker; "
-                "set the option reasoning_parser"
-            )
-        if self._start_marker is None:
-            return self._end_ids
-        is_closed = text.rfind(self._end_marker) > text.rfind(self._start_marker)
-        return () if is_closed else self._end_ids
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        single = tuple((token_id,) for token_id in params.bad_words_token_ids)
-        return tuple(dict.fromkeys((*self._tokenizer.bad_words(params.bad_words), *single)))

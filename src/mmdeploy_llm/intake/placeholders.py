@@ -172,8 +172,6 @@ class Placeholders:
         all tokens of all items, whatever is between them. encode: text to ids, for items with a
         prompt_text. Raises MediaError when placeholders and items do not match.
         """
-        if not media:
-            return Expanded(ids=list(ids), spans=())
         given, media = Counter(item.kind for item in media), _numbered(media)
         queues = {kind: deque(item for item in media if item.kind == kind) for kind in given}
         positions = [position for position, token_id in enumerate(ids) if token_id in self._kinds]

@@ -19,13 +19,15 @@ from .encodings import is_encoding, one_sequence
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
 _A_MESSAGE = "a message is not a prompt; give {'messages': [...]}, or call chat() with the list"
+_ADAPTER = 'name it: {"prompt": ..., "adapter": "name"}'
 # Keys of prompts in other engines, and of messages -> what to write here.
 ELSEWHERE = {
     "cache_salt": "leave it out: prefixes are kept in this process alone",
     "content": _A_MESSAGE,
     "decoder_prompt": "only the text before the answer is a prompt; use prompt",
     "encoder_prompt": "only the text before the answer is a prompt; use prompt",
-    "lora_request": "LoRA adapters are not supported; merge the adapter into the weights",
+    "lora_name": _ADAPTER,
+    "lora_request": _ADAPTER,
     "multi_modal_uuids": "leave it out: items are known again by their content",
     "prompt_embeds": "embeddings are not accepted as prompts; give text or token ids",
     "role": _A_MESSAGE,
@@ -38,6 +40,7 @@ PROMPT_KEYS = (  # of a prompt's dict, and of a line of a batch
     "chat_template_kwargs",
     "mm_processor_kwargs",
     "tools",
+    "adapter",
     "priority",
     "timeout",
 )
@@ -52,6 +55,7 @@ class PromptParts:
     tools: as the caller passed them.
     where: names the conversation in messages of errors, such as "conversation 3, ".
     hint: what would help where media have no placeholders.
+    pair: the second text of a pair, which the tokenizer joins with the first.
     """
 
     text: str | None = None
@@ -64,6 +68,7 @@ class PromptParts:
     tools: Any = None
     where: str = ""
     hint: str = ""
+    pair: str | None = None
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
@@ -126,6 +131,16 @@ def priority_of(prompt: Any, default: int = 0) -> int:
             "one is served first, 0 is the default"
         )
     return operator.index(priority)
+
+
+def adapter_of(prompt: Any, default: str = "") -> str:
+    """Returns the name of the prompt's own "adapter", else the default; "" for the model alone.
+    Raises RequestError unless it is a text."""
+    own = prompt.get("adapter") if isinstance(prompt, Mapping) else None
+    name = default if own is None else own
+    if not isinstance(name, str):
+        raise RequestError(f"adapter must be the name of an adapter, got {shown(name)}")
+    return name
 
 
 def deadline_of(prompt: Any, timeout: Any = None) -> Deadline | None:

@@ -31,6 +31,7 @@ class Rendered:
     pieces: the pieces of `text`, tokenized separately; () for a prompt given as ids.
     is_template: a chat template rendered the prompt and has added its own special tokens.
     tools: the tools that the template described to the model.
+    token_types: of the ids of a pair of texts.
     """
 
     text: str
@@ -39,3 +40,4 @@ class Rendered:
     pieces: tuple[str, ...] = ()
     is_template: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
+    token_types: tuple[int, ...] | None = None

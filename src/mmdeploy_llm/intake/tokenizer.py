@@ -12,9 +12,10 @@ from mmdeploy_llm.guarding.folder_files import library_error, shown
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.model_folder import check_files
 from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, without_additions
+from mmdeploy_llm.model_folder.text_sizes import text_config
+from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.rendering import Encoder
 
-from .text_sizes import text_config
 from .tokenizer_steps import check_steps
 from .unicode_text import check_unicode
 
@@ -85,6 +86,20 @@ class PromptTokenizer:
         """Returns the ids of a text without adding special tokens."""
         return self._encode(text, add_special_tokens=False)
 
+    def encode_pair(self, one: str, two: str) -> tuple[list[int], tuple[int, ...] | None]:
+        """Returns the ids of two texts, joined with the tokenizer's separators, and the type of
+        each token; None for a tokenizer without types."""
+        for text in (one, two):
+            check_unicode(text, "the prompt")
+        try:
+            found = self.raw(one, two, verbose=False)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise RequestError(
+                f"the tokenizer cannot read this pair: {library_error(error)}"
+            ) from error
+        types = found.get("token_type_ids")
+        return list(found["input_ids"]), None if types is None else tuple(types)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special tokens included."""
         text = self.raw.decode(
@@ -106,10 +121,12 @@ class PromptTokenizer:
         ids = tuple(self.encode(text))
         return ids if set(ids) <= set(self.raw.added_tokens_decoder) else None
 
-    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Returns the id sequences that spell the words, at the start of a text or after a
-        space. They are kept for the prompts to come, which mostly have the same words."""
-        return self._spelled(tuple(words))
+    def banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Returns the id sequences that are never generated: those that spell bad words, at the
+        start of a text or after a space, and single ids. Spelled words are kept for the prompts to
+        come, which mostly have the same ones."""
+        alone = ((token_id,) for token_id in params.bad_words_token_ids)
+        return tuple(dict.fromkeys((*self._spelled(tuple(params.bad_words)), *alone)))
 
     def _spell(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         forms = (form for word in words for form in (word, f" {word}"))
@@ -169,14 +186,3 @@ def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozens
                 f"{text.vocab_size - 1}, the ids of its vocabulary"
             )
     return frozenset(ids)
-
-
-def marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ...]:
-    """Returns the ids of a reasoning parser's end marker; () without one. Raises CheckpointError
-    for a marker without ids."""
-    if marker is None:
-        return ()
-    ids = tuple(tokenizer.encode(marker))
-    if not ids:
-        raise CheckpointError(f"the tokenizer has no ids for the reasoning end marker {marker!r}")
-    return ids

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,23 +25,21 @@ from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
+from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
 from mmdeploy_llm.basic_layers.rotary import NoRope, Rope, Rotary
 from mmdeploy_llm.caches import LayerCache
 from mmdeploy_llm.forward import (
     AttentionContext,
-    FixedAttention,
     ForwardInputs,
     RotaryAttention,
     StateContext,
 )
-from mmdeploy_llm.kernels import ActivationName, Kernels, Recording
+from mmdeploy_llm.kernels import ActivationName
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
 from .mapped_weights import MappedWeights
 from .moe import Modality, ModalityMLP, SparseMLP
-
-MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +238,7 @@ class Decoder(KernelLayer):
     def __init__(self, config: DecoderConfig, new_layer: NewLayer = DecoderLayer) -> None:
         """new_layer: builds the layer of an index; see NewLayer."""
         super().__init__()
-        self._recordings: WeakKeyDictionary[Any, Recording | None] = WeakKeyDictionary()
+        self._recordings = Recordings()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(new_layer(config, i) for i in range(config.num_layers))
         self.norm = config.new_residual_norm()
@@ -252,10 +249,9 @@ class Decoder(KernelLayer):
     def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
         modality-routed layers."""
-        frame = inputs.attn.frame if isinstance(inputs.attn, FixedAttention) else None
-        if frame is None or self.kernels is None or not _can_record(inputs, is_vision):
+        if self.kernels is None or is_vision is not None or not can_record(inputs):
             return self._compute(inputs, is_vision)
-        return self._decode(inputs, frame, self.kernels)
+        return self._recordings.run(inputs, self.kernels, lambda own: self._compute(own, None))
 
     def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
         """Looks up the embeddings and runs all layers and the final norm."""
@@ -290,34 +286,6 @@ class Decoder(KernelLayer):
         if self.kernels is None or not isinstance(attn, RotaryAttention) or not attn.can_rotate:
             return None
         return attn
-
-    def _decode(self, inputs: ForwardInputs, frame: object, kernels: Kernels) -> Tensor:
-        """Computes as _compute does, by replaying the recording of an earlier step in this frame,
-        if that could be recorded."""
-        changing = [inputs.token_ids, inputs.positions]  # memory differs between steps
-        if inputs.is_long is not None:
-            changing.append(inputs.is_long)
-        if frame not in self._recordings:
-
-            def run(token_ids: Tensor, positions: Tensor, is_long: Tensor | None = None) -> Tensor:
-                own = replace(inputs, token_ids=token_ids, positions=positions, is_long=is_long)
-                return self._compute(own, None)
-
-            out, self._recordings[frame] = kernels.record(run, *changing)
-            return out
-        recording = self._recordings[frame]
-        if recording is None:
-            return self._compute(inputs, None)
-        return recording.run(*changing)
-
-
-def _can_record(inputs: ForwardInputs, is_vision: Tensor | None) -> bool:
-    """Whether the step is small and its inputs, all but token ids and positions, keep their
-    addresses: states do in steps of one token per sequence."""
-    states = inputs.states
-    is_fixed = states is None or states.num_decode == len(states.query_lens)
-    has_media = inputs.media_rows is not None or is_vision is not None
-    return is_fixed and not has_media and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
 
 
 class CausalLM(MappedWeights, nn.Module):

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
-from mmdeploy_llm.basic_layers.linear import Linear, Matrix, emptied, empty_parameter, plain_linear
+from mmdeploy_llm.basic_layers.linear import (
+    Linear,
+    Matrix,
+    emptied,
+    empty_parameter,
+    of_rows,
+    plain_linear,
+)
 from mmdeploy_llm.basic_layers.mlp import Activation, GatedMLP, gated
 from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, PackedWeight, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
@@ -113,6 +120,7 @@ class Experts(KernelLayer):
 
     is_plain = True  # an activation of the gate and no biases, which is what kernels compute
     added_once: tuple[str, ...] = ()  # parameters that one rank adds for all
+    adapted: Any = None  # set while adapters change them; see linear.Adapted
 
     def __init__(
         self,
@@ -145,11 +153,13 @@ class Experts(KernelLayer):
         top_k = experts.shape[-1]
         order = experts.flatten().argsort(stable=True)  # [T k] sorted by expert
         counts = torch.bincount(experts.flatten(), minlength=self.down_proj.shape[0])
-        sorted_x = x.index_select(0, order // top_k)
+        rows = order // top_k
+        sorted_x = x.index_select(0, rows)
         if self._can_group(x):
             sorted_out = self._run_grouped(sorted_x, counts)
         else:
-            sorted_out = self._run_loop(sorted_x, counts)
+            with of_rows(rows, self):
+                sorted_out = self._run_loop(sorted_x, counts)
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
         return _sum_of_experts(out.view(-1, top_k, x.shape[-1]) * weights[..., None])
 
@@ -166,14 +176,19 @@ class Experts(KernelLayer):
         kernels = self.kernels
         if kernels is None or kernels.experts is None or self.activation is not None:
             return None
-        if not self.is_plain or not kernels.takes(x, self.down_proj):
+        if not self.is_plain or self._is_adapted or not kernels.takes(x, self.down_proj):
             return None
         return kernels.experts
 
     def _can_group(self, x: Tensor) -> bool:
         """Whether torch's grouped product applies: bf16 on CUDA, rows of a multiple of 16 bytes."""
         is_aligned = x.shape[-1] % 8 == 0 and self.down_proj.shape[-1] % 8 == 0
-        return self.is_plain and x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
+        is_plain = self.is_plain and not self._is_adapted
+        return is_plain and x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
+
+    @property
+    def _is_adapted(self) -> bool:
+        return self.adapted is not None and self.adapted.is_active
 
     def _run_loop(self, x: Tensor, counts: Tensor) -> Tensor:
         """Runs experts one by one: x [T k, S] sorted by expert, counts [E] -> [T k, S]."""
@@ -182,19 +197,28 @@ class Experts(KernelLayer):
         for expert, count in enumerate(counts.tolist()):
             if count:
                 rows = slice(start, start + count)
-                out[rows] = self._run_expert(expert, x[rows])
+                with of_rows(rows, self):
+                    out[rows] = self._run_expert(expert, x[rows])
                 start += count
         return out
 
     def _run_expert(self, expert: int, x: Tensor) -> Tensor:
         """Runs one expert, [n, S] -> [n, S]."""
         own, last = self.biases(expert)
+        hidden = self.activate(self._product("gate_up_proj", expert, x, own))
+        return self._product("down_proj", expert, hidden, last)
+
+    def _product(self, name: str, expert: int, x: Tensor, bias: Tensor | None) -> Tensor:
+        out = self.own_product(name, expert, x, bias)
+        return out if self.adapted is None else self.adapted.changed(name, expert, out, x)
+
+    def own_product(self, name: str, expert: int, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiplies by one matrix of one expert, without adapters."""
         if self._packed is None:
-            hidden = self.activate(plain_linear(x, self.gate_up_proj[expert], own))
-            return plain_linear(hidden, self.down_proj[expert], last)
-        gate_up, down = self._packed[expert]
-        assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
-        return down.product(self.activate(gate_up.product(x, own)), last)
+            return plain_linear(x, self.get_parameter(name)[expert], bias)
+        packed = self._packed[expert][name == "down_proj"]
+        assert packed is not None, "can_pack was True"
+        return packed.product(x, bias)
 
     def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
         """Returns the biases of gate and up together, [2 I], and of down, [S]."""
@@ -344,5 +368,7 @@ class ModalityMLP(nn.Module):
             out: Tensor = (self.text_moe if rows is None else self.vision_moe)(x)
             return out
         out = torch.empty_like(x)
-        out.index_copy_(0, rows.text, self.text_moe(x.index_select(0, rows.text)))
-        return out.index_copy_(0, rows.vision, self.vision_moe(x.index_select(0, rows.vision)))
+        for own, moe in ((rows.text, self.text_moe), (rows.vision, self.vision_moe)):
+            with of_rows(own, moe.experts, moe.gate):
+                out.index_copy_(0, own, moe(x.index_select(0, own)))
+        return out

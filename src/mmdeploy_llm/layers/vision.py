@@ -193,7 +193,11 @@ class PositionTable(nn.Module):
 
     def _resampled(self, table: Tensor, grid: Grid, merge: int) -> Tensor:
         frames, height, width = grid
-        cells = self.resample(table, (height, width))
+        # torch's antialiasing is wrong for a single column, and right for a single row.
+        if width == 1:
+            cells = self.resample(table.mT, (1, height)).mT
+        else:
+            cells = self.resample(table, (height, width))
         blocks = cells.view(-1, height // merge, merge, width // merge, merge)
         return blocks.permute(1, 3, 2, 4, 0).reshape(height * width, -1).repeat(frames, 1)
 

@@ -36,8 +36,17 @@ class EmbedderReference:
 
     @torch.inference_mode()
     def vectors(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:
-        """Returns what a vector is made of: one for each token [tokens, size], as the class gives
-        it, or the states of its last layer [tokens, hidden]."""
+        """Returns the vectors of tokens [tokens, size] that the class gives, or the states of its
+        last layer [tokens, hidden]; of a class with two towers the vector of the text, or of the
+        image [size]."""
+        if hasattr(self.model, "get_image_features") and hasattr(self.model, "get_text_features"):
+            ids = torch.tensor([list(prompt)])
+            if media:
+                made = self.model.get_image_features(**self._media_inputs(ids, media))
+            else:
+                made = self.model.get_text_features(input_ids=ids)
+            vector: Tensor = made.pooler_output[0]
+            return vector
         found = self._asked(self.model, prompt, media)
         if getattr(found, "embeddings", None) is not None:
             vectors: Tensor = found.embeddings[0]
@@ -95,13 +104,18 @@ def pooled(subject: ModelSubject, states: Tensor) -> Tensor:
             raise AssertionError
 
 
-def vectors_of(subject: ModelSubject, states: Tensor) -> Tensor:
-    """Returns the vectors of a prompt from its states, before any is normalised."""
+def embedded(subject: ModelSubject, rows: Tensor) -> Tensor:
+    """Returns what the model's `embedding`, if it has one, makes of pooled states or of those of
+    tokens."""
     own = getattr(subject.model, "embedding", None)
     with torch.inference_mode():
-        rows = pooled(subject, states)
         found: Tensor = rows if own is None else own(rows)
     return found
+
+
+def vectors_of(subject: ModelSubject, states: Tensor) -> Tensor:
+    """Returns the vectors of a prompt from its states, before any is normalised."""
+    return embedded(subject, pooled(subject, states))
 
 
 def vectors_equal_the_reference(subject: ModelSubject) -> None:
@@ -109,8 +123,7 @@ def vectors_equal_the_reference(subject: ModelSubject) -> None:
     names = list(subject.prompts)
     for name, states in zip(names, states_of(subject, names), strict=True):
         expected = subject.reference.vectors(*subject.prompts[name])
-        has_embedding = hasattr(subject.model, "embedding")
-        found = vectors_of(subject, states) if has_embedding else states
+        found = vectors_of(subject, states) if expected.ndim == 1 else embedded(subject, states)
         error = max_difference(found.reshape(expected.shape), expected)
         demand(
             error < subject.tolerance,

@@ -72,6 +72,23 @@ def resolve_model(
     return _from_hub(name, revision, patterns)
 
 
+def resolve_adapter(name: str, patterns: tuple[str, ...]) -> Path:
+    """Returns the folder of an adapter: a local one, or what the hub has of an id. patterns: the
+    files that are fetched. Raises CheckpointError."""
+    try:
+        folder = Path(name).expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, ~ of an unknown user
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"there is no adapter {name[:100]!r}: {reason}") from error
+    if is_folder:
+        return folder
+    if folder.is_absolute() or name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
+        fault = "it is no folder" if folder.exists() else "no such folder"
+        raise CheckpointError(f"there is no adapter {name!r}: {fault}")
+    return _from_hub(name, None, patterns)
+
+
 def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkpoint:
     """Reads the JSON files of a model, without running code of the checkpoint.
 

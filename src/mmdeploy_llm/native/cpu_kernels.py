@@ -17,6 +17,7 @@ from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
 from .build import Level, build, cpu_levels
 from .draws import Draws
+from .low_rank import LowRankProducts
 from .prebuilt import find_prebuilt
 from .products import Products
 from .sealed import BuildError, ForeignError
@@ -36,14 +37,15 @@ class Itself:
         return kernels
 
 
-class CpuKernels(Products, StateProducts, Draws):
+class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
     """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
-    the shapes. They have all capabilities but `adapters` and `experts`."""
+    the shapes. They have all capabilities but `experts`."""
 
     samples_on_device = False
-    adapters = experts = None
+    experts = None
 
-    inputs = attention = activations = norms = states = draws = pixels = threads = Itself()
+    inputs = attention = activations = norms = states = Itself()
+    adapters = draws = pixels = threads = Itself()
 
     def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         head_dim = q.shape[-1]

@@ -21,6 +21,7 @@ from mmdeploy_llm.sinks.csv_table import CsvSink
 from mmdeploy_llm.sinks.formats import PartFormat
 from mmdeploy_llm.sinks.jsonl import JsonlSink
 from mmdeploy_llm.sinks.lines import LineParts
+from mmdeploy_llm.sinks.npy import NpyParts
 from mmdeploy_llm.sinks.openai import OpenAISink
 from mmdeploy_llm.sinks.parquet import ParquetParts
 from mmdeploy_llm.sinks.parts import PartsSink
@@ -28,10 +29,11 @@ from mmdeploy_llm.sinks.tars import TarParts
 
 from .stored import StoreSink
 
-SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}  # of parts
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset", ".npy": "npy"}
 ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES}
-FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset")
+FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset", "npy")
 ONE_FILE = {"jsonl": JsonlSink, "csv": CsvSink, "openai": OpenAISink}
+OWN_PARTS: dict[str, type[ParquetParts | NpyParts]] = {"parquet": ParquetParts, "npy": NpyParts}
 LOCAL_SCHEMES = ("file", "local")
 
 logger = logging.getLogger(__name__)
@@ -162,6 +164,6 @@ def journal_of(url: str) -> str:
 
 def parts_format(kind: str, part_items: int | None = None) -> PartFormat:
     """Returns a format of parts, by its name."""
-    if kind == "parquet":
-        return ParquetParts(part_items)
+    if kind in OWN_PARTS:
+        return OWN_PARTS[kind](part_items)
     return TarParts(part_items) if kind == "webdataset" else LineParts(part_items)

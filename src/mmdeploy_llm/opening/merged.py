@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -171,16 +171,7 @@ class MergedOutputs:
         found = {each.label: each.missing for each in self.outputs if each.missing is not None}
         words = "it changed while it was read; write the report again"
         found.update({each.label: words for each in self.outputs if each.name in self._changed})
-        shards: defaultdict[int, set[int]] = defaultdict(set)
-        for each in self.outputs:
-            if each.run is not None:
-                shards[each.run.num_shards].add(each.run.shard)
-        for num_shards, known in shards.items():
-            left = sorted(set(range(1, num_shards + 1)) - known)
-            if left:
-                named = ", ".join(map(str, left[:20])) + (", ..." if len(left) > 20 else "")
-                found[f"of {num_shards} shards"] = f"no output of {named} was given"
-        return found
+        return found | missing_shards(each.run for each in self.outputs)
 
     def _all(self) -> Iterator[tuple[int, Entry]]:
         for source, sink in enumerate(self._sinks):
@@ -203,6 +194,21 @@ class MergedOutputs:
             self._num_items[name] += within.add(key)
             self._outcomes[name][str(entry.record.outcome)] += 1
         return last
+
+
+def missing_shards(runs: Iterable[RunState | None]) -> dict[str, str]:
+    """Returns the shards of which no output is among these, in words by the number of all."""
+    shards: defaultdict[int, set[int]] = defaultdict(set)
+    for run in runs:
+        if run is not None:
+            shards[run.num_shards].add(run.shard)
+    found = {}
+    for num_shards, known in shards.items():
+        left = sorted(set(range(1, num_shards + 1)) - known)
+        if left:
+            named = ", ".join(map(str, left[:20])) + (", ..." if len(left) > 20 else "")
+            found[f"of {num_shards} shards"] = f"no output of {named} was given"
+    return found
 
 
 class OnePart:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_NO_LORA = (
-    "LoRA adapters are not supported; merge the adapter into the weights (merge_and_unload of "
-    "peft) and load the result"
+_ADAPTERS = 'use adapters={"name": folder}, or llm.load_adapter(name, folder)'
+_ADAPTER = (
+    'name it with the prompt: {"prompt": ..., "adapter": "name"}, or generate(adapter="name")'
 )
 _NO_BEAMS = "beam search is not supported; draw n samples and keep the one you like best"
 _OF_BEAMS = "it is a rule of beam search, which is not supported; leave it out"
@@ -49,7 +49,7 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "download_dir": "set the environment variable HF_HOME",
         "enable_chunked_mm_input": _ONE_STEP_CHUNKS,
         "enable_expert_parallel": _EXPERTS,
-        "enable_lora": _NO_LORA,
+        "enable_lora": _ADAPTERS,
         "enable_mm_embeds": "leave it out: multimodal_data takes embeddings of images and videos",
         "enable_prompt_embeds": "embeddings are not accepted as prompts; give text or token ids",
         "enable_sleep_mode": "use llm.close() and make a new LLM to give the memory back",
@@ -63,11 +63,12 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "kv_offloading_size": _HOST_MEMORY,
         "kv_transfer_config": "prompts and answers are computed by the same engine; leave it out",
         "language_model_only": 'use limit_mm_per_prompt={"image": 0, "video": 0}',
-        "lora_modules": _NO_LORA,
-        "max_cpu_loras": _NO_LORA,
+        "lora_modules": _ADAPTERS,
+        "max_cpu_loras": "leave it out: adapters that are not among the max_adapters in memory are "
+        "read again from their folders",
         "max_encoder_cache": _ENCODER_CACHE,
-        "max_lora_rank": _NO_LORA,
-        "max_loras": _NO_LORA,
+        "max_lora_rank": "use max_adapter_rank",
+        "max_loras": "use max_adapters",
         "max_processor_cache": _ENCODER_CACHE,
         "media_io_kwargs": "use mm_processor_kwargs",
         "mm_processor_cache_gb": _ENCODER_CACHE,
@@ -112,6 +113,8 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "kv_cache_mode": 'use kv_cache_dtype: "auto" is AsCacheDefault, "int8" AsCacheQuantI8, '
         '"int4" AsCacheQuantU4',
         "kv_cache_span_size": "use block_size",
+        "lora_max_num": "use max_adapters",
+        "lora_max_rank": "use max_adapter_rank",
         "max_batch": "use max_num_seqs",
         "max_length": "use max_model_len",
         "prefill_cache": "use enable_prefix_caching",
@@ -127,7 +130,7 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "ep_size": _EXPERTS,
         "grammar_backend": "use guided_decoding_backend",
         "limit_mm_data_per_request": "use limit_mm_per_prompt",
-        "lora_paths": _NO_LORA,
+        "lora_paths": _ADAPTERS,
         "max_prefill_tokens": "use max_num_batched_tokens",
         "max_running_requests": "use max_num_seqs",
         "max_total_tokens": "use kv_cache_memory, in bytes, or num_gpu_blocks_override",
@@ -165,7 +168,7 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
 # Options of one request -> what to write here.
 OF_A_REQUEST: Mapping[str, str] = MappingProxyType(
     {
-        "adapters": _NO_LORA,
+        "adapters": _ADAPTER,
         "allowed_token_ids": _GUIDED.format("choice") + " or logit_bias",
         "apply_chat_template": "use chat for messages, and generate for prompts as they are",
         "assistant_model": "LLM(speculative=...) looks tokens up; there are no draft models",
@@ -186,7 +189,7 @@ OF_A_REQUEST: Mapping[str, str] = MappingProxyType(
         "forced_eos_token_id": "a text that reaches max_tokens ends there",
         "json_schema": _GUIDED.format("json"),
         "length_penalty": _OF_BEAMS,
-        "lora_name": _NO_LORA,
+        "lora_name": _ADAPTER,
         "max_completion_tokens": "use max_tokens",
         "max_length": "use max_tokens, which does not count the prompt",
         "max_new_tokens": "use max_tokens",

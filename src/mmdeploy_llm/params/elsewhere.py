@@ -56,6 +56,7 @@ OFF: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "enable_chunked_mm_input": (True,),
         "enable_mm": (True,),
         "enable_mm_embeds": (True,),
+        "enable_lora": (True,),
         "ep_size": (1,),
         "generation_config": ("auto",),
         "load_choices": ("default", "default_v1"),
@@ -130,8 +131,8 @@ def _is_off(name: str, value: Any, given: Mapping[str, Any]) -> bool:
     """Whether the option asks for nothing but what happens here without it."""
     if name == "do_sample" and isinstance(value, bool):
         return _agrees(value, given)
-    if name in OF_LORA and "enable_lora" in given:
-        return not given["enable_lora"]
+    if name in OF_LORA and not given.get("enable_lora", True):
+        return True
     if name == "best_of" and type(value) is int:
         return value == (given.get("n") or 1)
     return is_off(value, OFF.get(name, ()), false_asks=name in FALSE_ASKS)

@@ -27,6 +27,8 @@ class EarlyStopOptions(TypedDict, total=False):
 class EngineOptions(TypedDict, total=False):
     """Options of EngineConfig."""
 
+    adapter_memory: int | None
+    adapters: str | Sequence[str] | Mapping[str, str | PathLike[str]] | None
     allow_media_urls: bool | None
     allow_private_media_addresses: bool | None
     allowed_media_domains: str | Sequence[str] | None
@@ -91,6 +93,8 @@ class EngineOptions(TypedDict, total=False):
     limit_mm_per_prompt: Mapping[str, int] | None
     load_format: Literal["auto", "safetensors", "dummy"] | None
     logits_processors: str | Sequence[str] | None
+    max_adapter_rank: int | None
+    max_adapters: int | None
     max_image_pixels: int | None
     max_logprobs: int | None
     max_media_bytes: int | None

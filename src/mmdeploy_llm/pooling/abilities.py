@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmdeploy_llm.wanted import Pooling
+from mmdeploy_llm.wanted import Pooling, Wanted, What
+
+from .rules import NO_RULES, EmbeddingRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,21 +16,50 @@ class Abilities:
 
     can_generate: whether it has a head of its vocabulary that is trained to continue texts.
     pooling: its own; "tokens": a vector for each token; None: it is a generating model.
-    can_score: whether it scores its prompt.
+    can_score: whether it scores its prompt. rules: of its folder.
     """
 
     can_generate: bool = True
     is_bidirectional: bool = False
     pooling: Pooling | Literal["tokens"] | None = None
     can_score: bool = False
+    rules: EmbeddingRules = NO_RULES
+
+    @property
+    def can_embed(self) -> bool:
+        """Whether vectors of it have a meaning: a model that only scores has none."""
+        return self.can_generate or self.gives_vectors
+
+    @property
+    def gives_vectors(self) -> bool:
+        """Whether it was made for vectors. A head that scores has a pooling of its own."""
+        own = None if self.can_score else self.pooling
+        return (self.rules.pooling or own) is not None
+
+    @property
+    def trial(self) -> Wanted | None:
+        """Says what made-up requests want that warm an engine up; None: text."""
+        if self.can_generate:
+            return None
+        what: What = "vector" if self.gives_vectors else "score"
+        return Wanted(what=what, pooling="last", normalize=False)
 
 
-def abilities_of(model: Any) -> Abilities:
-    """Returns what a Model can give."""
-    is_bidirectional = bool(getattr(model, "is_bidirectional", False))
+GENERATES = Abilities()  # what an ordinary model can give
+
+
+def is_bidirectional(model: Any) -> bool:
+    """Whether the tokens of a Model attend in both directions, each prompt in one step."""
+    return bool(getattr(model, "is_bidirectional", False))
+
+
+def abilities_of(model: Any, rules: EmbeddingRules = NO_RULES) -> Abilities:
+    """Returns what a Model can give. rules: of its folder."""
+    is_encoder = is_bidirectional(model)
     return Abilities(
-        can_generate=not (is_bidirectional or getattr(model, "is_embedder", False)),
-        is_bidirectional=is_bidirectional,
+        can_generate=not (is_encoder or getattr(model, "is_embedder", False)),
+        is_bidirectional=is_encoder,
         pooling=getattr(model, "default_pooling", None),
-        can_score=callable(getattr(model, "score", None)),
+        can_score=callable(getattr(model, "score", None)) or rules.score_tokens is not None,
+        rules=rules,
     )

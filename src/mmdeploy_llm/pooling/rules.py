@@ -82,3 +82,6 @@ class EmbeddingRules:
     score_words: tuple[str, str] | None = None
     score_tokens: tuple[int, int | None] | None = None
     activation: Activation | None = None
+
+
+NO_RULES = EmbeddingRules()  # of a folder that says nothing of vectors

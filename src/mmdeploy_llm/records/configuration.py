@@ -89,6 +89,11 @@ class ConfigurationFile:
         return next((unescaped(root) for root in roots if isinstance(root, str)), None)
 
     @property
+    def known(self) -> dict[str, Any]:
+        """The configurations by their digests."""
+        return self._read()
+
+    @property
     def models(self) -> list[str]:
         """The names of the models."""
         return sorted({str(entry.get("model")) for entry in self._read().values()})

@@ -23,6 +23,7 @@ media          [{"kind", "name"}] of a line's media; name: its path or URL if it
                document are meant
 prompt         the first 200 characters of the line's question
 answers        {name: text} of several questions, or the values of a schema; absent otherwise
+embedding      {"shape": [size] or [tokens, size], "float32": base64} of `embed`; absent otherwise
 boxes          [{"label", "box": [left, top, right, bottom]}] that the answer has, in pixels of the
                picture, upright; with --boxes only. picture_size: its [width, height] then
 columns        {name: value} of the input, those that --columns names
@@ -49,13 +50,14 @@ from .boxes import check_boxes
 from .item import Media, part_of
 from .outcome import OUTCOMES, Outcome, derived
 from .unicode_text import escaped, replaced, unescaped
+from .vectors import Vector
 
 # Left out of the JSON when empty.
 OPTIONAL = (
     *("num_video_frames", "video_seconds", "num_tokens_by_kind"),
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
     *("item_digest", "config_digest", "columns", "answers", "endpoint", "outcome_reason"),
-    *("content", "same_as", "boxes", "picture_size"),
+    *("content", "same_as", "boxes", "picture_size", "embedding"),
 )
 ALWAYS = ("text", "error")  # in every record of every version
 COUNTS = (
@@ -121,6 +123,7 @@ class Record:
     same_as: str | int | None = None
     boxes: tuple[Mapping[str, Any], ...] = ()
     picture_size: tuple[int, ...] = ()
+    embedding: Vector | None = None
 
     def __post_init__(self) -> None:
         if self.outcome is None:
@@ -254,6 +257,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
         "tool_calls": tuple(values.get("tool_calls", ())),
         "boxes": tuple(values.get("boxes", ())),
         "picture_size": tuple(values.get("picture_size", ())),
+        "embedding": Vector.from_json(values.get("embedding")),
     }
     if fault is not None:
         nested["error_code"] = values.get("error_code", fault.code)

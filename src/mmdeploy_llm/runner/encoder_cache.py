@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
@@ -44,11 +45,13 @@ class EncoderCache:
         name: str = "the model",
         device: torch.device = CPU,
         peers: Peers | None = None,
+        adapters: ServedAdapters | None = None,
     ) -> None:
         """name: the model in messages. device: where its weights are. peers: the other ranks of the
-        model; None: there are none."""
+        model; None: there are none. adapters: those in memory; None: no item has one."""
         self._peers = peers or NoPeers()
         self._model = model
+        self._adapters = adapters or ServedAdapters(model, device)
         self._name = name
         self._device = device
         self._copies = MediaCopies(device)
@@ -65,8 +68,6 @@ class EncoderCache:
     def encode(self, items: Sequence[MediaInput]) -> None:
         """Encodes all items, several in one call. While a call computes, the next one's media are
         copied to the device. An item that fails is remembered and does not affect the others."""
-        if not items:
-            return
         batches = [*_batches(items, values_per_call(self._device))]
         following = self._copies.start(batches[0])
         for number, batch in enumerate(batches):
@@ -115,7 +116,8 @@ class EncoderCache:
             for item, rows in zip(items, given, strict=True):
                 self._embeds[item.key] = to_device(rows, self._device)
             return
-        embeds = self._model.encode_media(items)
+        with self._adapters.encoding(items[0].adapter):
+            embeds = self._model.encode_media(items)
         if len(embeds) != len(items):
             raise PluginContractError(
                 f"encode_media of {self._name} returned {len(embeds)} outputs for {len(items)} "
@@ -174,8 +176,8 @@ class MediaCopies:
 
 
 def _batches(items: Sequence[MediaInput], max_values: int) -> Iterator[list[MediaInput]]:
-    """Yields the items in order, in groups of one kind with at most `max_values` tensor values (or
-    one item). Items with embeddings are in groups of their own."""
+    """Yields the items in order, in groups of one kind and adapter, with at most `max_values`
+    tensor values (or one item). Items with embeddings are in groups of their own."""
     batch: list[MediaInput] = []
     num_values = 0
     for item in items:
@@ -189,5 +191,5 @@ def _batches(items: Sequence[MediaInput], max_values: int) -> Iterator[list[Medi
         yield batch
 
 
-def _group(item: MediaInput) -> tuple[str, bool]:
-    return item.kind, item.embeds is not None
+def _group(item: MediaInput) -> tuple[str, bool, str]:
+    return item.kind, item.embeds is not None, item.adapter

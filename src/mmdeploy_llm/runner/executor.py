@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mmdeploy_llm.plan import StepPlan, StepResult
+from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .kv_cache import KVCacheShape
@@ -59,7 +60,7 @@ class ExecutorInfo:
     media_size: see hooks.contracts.media_size.
     num_state_rows: rows of states; 0 for a model without states.
     num_window_blocks: blocks of the layers with a window; 0 for a model without such layers.
-    long_after: see forward.ForwardInputs.is_long.
+    long_after: see forward.ForwardInputs.is_long. abilities: of the model.
     """
 
     runtime: RuntimeConfig
@@ -69,3 +70,4 @@ class ExecutorInfo:
     num_state_rows: int = 0
     num_window_blocks: int = 0
     long_after: int | None = None
+    abilities: Abilities = GENERATES

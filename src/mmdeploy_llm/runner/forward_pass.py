@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.attention.cross import CrossItems
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
+from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.sampling.largest import first_argmax
 from mmdeploy_llm.transfer import to_device
 
@@ -33,6 +35,7 @@ from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
 from .slots import Slots
 from .states import StateTable, StepStates
 from .step_inputs import DecodeFrame, StepTensors
+from .vectors import add_vectors, token_types
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +73,16 @@ class ForwardPass:
         num_axes: int,
         has_atomic_media: bool,
         peers: Peers,
+        adapters: ServedAdapters,
+        pooler: Pooler,
         states: StateTable | None = None,
         has_cross: bool = False,
     ) -> None:
         """num_axes: see CheckedModel. states: None for a model whose layers keep none. has_cross:
         whether layers attend to an encoder's items."""
-        self._states, self._has_cross = states, has_cross
+        self._pooler, self._has_cross = pooler, has_cross
+        self._states = states
+        self._adapters = adapters
         self._model = model
         self._backend = backend
         self._cache = cache
@@ -103,6 +110,8 @@ class ForwardPass:
 
         token_ids: the input token of each item, on the device, where the host does not know it yet.
         """
+        keys = [self._slots[item.request_id].request.adapter for item in scheduled]
+        adapters = self._adapters.begin([item.num_tokens for item in scheduled], keys)
         batch = prepare(
             scheduled,
             self._slots,
@@ -110,7 +119,7 @@ class ForwardPass:
             self._num_axes,
             self._device,
             has_atomic_media=self._has_atomic_media,
-            frame_for=self._graphs.frame_for if self._graphs else None,
+            frame_for=self._graphs.frame_for if self._graphs and adapters is None else None,
         )
         if token_ids is not None:
             batch.tensors.token_ids[: len(token_ids)].copy_(token_ids)
@@ -118,8 +127,13 @@ class ForwardPass:
         if self._graphs is not None and batch.frame is not None:
             self._decode_states(batch.frame.num_seqs, scheduled)
             replayed = self._graphs.replay(batch.frame, len(scheduled))
-        hidden = self._model.forward(self._inputs(batch)) if replayed is None else replayed.hidden
+        if replayed is None:
+            hidden = self._model.forward(replace(self._inputs(batch), adapters=adapters))
+        else:
+            hidden = replayed.hidden
         self._add_prompt_logprobs(batch, hidden, outcome)
+        if self._slots.num_wanting:
+            add_vectors(scheduled, batch.last_rows, self._slots, self._pooler, hidden, outcome)
         return self._sample_rows(batch, hidden, replayed)
 
     @torch.inference_mode()
@@ -182,6 +196,7 @@ class ForwardPass:
             media_embeds=embeds,
             states=None if self._states is None else self._states.step(batch.scheduled),
             is_long=is_long,
+            token_types=token_types(batch.scheduled, self._slots, self._device),
             cross=self._cross_items(batch) if self._has_cross else None,
         )
 
@@ -230,7 +245,8 @@ class ForwardPass:
             last_rows, ends = drafts.rows_after(last_rows), ends - drafts.counts
         if len(last_rows) < hidden.shape[0] or drafts is not None:
             hidden = hidden[to_device(last_rows, self._device)]
-        logits = self._model.logits(hidden)
+        with self._adapters.step.of_rows(torch.from_numpy(last_rows)):
+            logits = self._model.logits(hidden)
         return SampleRows(items=items, slots=slots, ends=ends, logits=logits, drafts=drafts)
 
     def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, outcome: StepOutcome) -> None:
@@ -238,6 +254,7 @@ class ForwardPass:
         for item, last_row in zip(batch.scheduled, batch.last_rows.tolist(), strict=True):
             request = self._slots[item.request_id].request
             if wants_prompt_logprobs(request, item):
-                own = hidden[last_row + 1 - item.num_tokens : last_row + 1]
-                entries = prompt_entries(request, item, own, self._model.logits)
+                own = slice(last_row + 1 - item.num_tokens, last_row + 1)
+                with self._adapters.step.of_rows(own):
+                    entries = prompt_entries(request, item, hidden[own], self._model.logits)
                 outcome.prompt_logprobs[item.request_id] = entries

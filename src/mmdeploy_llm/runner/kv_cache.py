@@ -166,15 +166,17 @@ def _allocated(
     shape: KVCacheShape, num_blocks: int, device: torch.device, num_window_blocks: int
 ) -> KVCache:
     layers: list[_LayerTensors] = []
+    nothing = PagedKV(num_kv_heads=0, head_dim=0)
     for layer in shape.layers:
         if isinstance(layer, SharedKV):
             layers.append(layers[layer.layer])
         elif isinstance(layer, State):
-            nothing = PagedKV(num_kv_heads=0, head_dim=0)
             layers.append(_layer_tensors(nothing, shape, 0, device))
         else:
             count = num_blocks if layer.window is None else num_window_blocks
             layers.append(_layer_tensors(layer, shape, count, device))
+    if not layers:  # nothing is kept; a cache has at least a block size
+        layers.append(_layer_tensors(nothing, shape, 0, device))
     keys, values, *scales = zip(*layers, strict=True)
     if not scales:
         return KVCache(keys=keys, values=values)

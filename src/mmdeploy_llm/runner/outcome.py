@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import TokenLogprobs
@@ -20,12 +23,13 @@ class StepOutcome:
     logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: dict[str, RequestFailure] = field(default_factory=dict)
+    vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     certain: set[tuple[str, int]] = field(default_factory=set)
 
     def merge(self, later: StepOutcome) -> None:
         """Adds the results of a later pass; its prompt log-probabilities follow the earlier
         ones."""
-        for name in ("sampled", "later", "logprobs", "errors", "certain"):
+        for name in ("sampled", "later", "logprobs", "vectors", "errors", "certain"):
             getattr(self, name).update(getattr(later, name))
         for request_id, entries in later.prompt_logprobs.items():
             earlier = self.prompt_logprobs.get(request_id, ())

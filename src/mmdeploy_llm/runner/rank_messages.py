@@ -139,5 +139,5 @@ def checksum_of(result: StepResult) -> int:
     token_ids = array("q", result.sampled.values())
     for later in result.later.values():
         token_ids.extend(later)
-    request_ids = ",".join((*result.sampled, *result.errors))
+    request_ids = ",".join((*result.sampled, *result.vectors, *result.errors))
     return zlib.crc32(token_ids.tobytes(), zlib.crc32(request_ids.encode()))

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
@@ -22,6 +23,9 @@ from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
 from mmdeploy_llm.plugin_objects.model import cross_of
+from mmdeploy_llm.pooling.abilities import is_bidirectional
+from mmdeploy_llm.pooling.pooler import Pooler
+from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
@@ -67,20 +71,20 @@ class Runner:
         threads: ComputeThreads | None = None,
         peers: Peers | None = None,
         states: StateTable | None = None,
+        adapters: ServedAdapters | None = None,
+        rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
-        None: there are none. states: of the layers that keep one; None for a model without."""
-        self._peers = peers or NoPeers()
-        self._threads = threads
+        None: there are none. states: of the layers that keep one; None for a model without.
+        adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
+        self._peers, self._threads = peers or NoPeers(), threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
-        self._cache = cache
-        self._sampler = sampler
-        self._slots = slots
-        self._device = device
-        self._has_atomic_media = has_atomic_media
-        self._encoder = EncoderCache(model, name, device, self._peers)
+        self._sampler, self._slots, self._device = sampler, slots, device
+        self._has_atomic_media, self._pooler = has_atomic_media, Pooler(model, name, rules)
+        self._adapters = adapters or ServedAdapters(model, device)
+        self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
@@ -91,10 +95,12 @@ class Runner:
             num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
+            adapters=self._adapters,
+            pooler=self._pooler,
             states=states,
             has_cross=cross_of(model) is not None,
         )
-        self._has_states = states is not None
+        self._is_whole = states is not None or is_bidirectional(model)
         self._retry = Retry(
             compute=lambda items: self._collect(self._launch(items)),
             reset=self._reset_sampling,
@@ -165,22 +171,29 @@ class Runner:
         if self._device.index is not None and self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # per thread: it launches kernels on this device
         for request_id in plan.drop:
+            self._pooler.drop(request_id)
             slot = self._slots.drop(request_id)
             if slot is not None:
                 self._sampler.remove(slot)
         self._encoder.forget(plan.forget)
+        self._adapters.unload(plan.unload)
+        self._adapters.load(plan.load, self._peers.raised)
         for new in plan.new:
             self._admit(new, outcome)
-        self._encoder.encode(plan.encode)
+        if plan.encode:
+            self._encoder.encode(plan.encode)
         scheduled = [item for item in plan.scheduled if self._is_ready(item, outcome)]
         self._slots.extend_tables(scheduled)
         return scheduled
 
     def _admit(self, new: NewRequest, outcome: StepOutcome) -> None:
         try:
+            if new.adapter:
+                self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
-            self._sampler.add(slot, _slot_request(new))
+            if new.wanted is None:
+                self._sampler.add(slot, _slot_request(new))
         except FAULTS as error:
             self._peers.raised(error)
             logger.warning("a request could not start", exc_info=True)
@@ -271,7 +284,7 @@ class Runner:
 
     def _can_split(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""
-        if item.num_tokens == 1 or item.drafts or self._has_states:  # written at a step's end
+        if item.num_tokens == 1 or item.drafts or self._is_whole:  # states are written at its end
             return False
         return not (self._has_atomic_media and self._slots[item.request_id].media_in(item))
 

@@ -62,6 +62,7 @@ class Slots:
     prompt_lens: [slots].
     deltas: [slots]; a generated token i has M-RoPE position i + delta on all axes.
     is_long: [slots], see forward.ForwardInputs; None for a model without `long_after`.
+    num_wanting: requests that want no text.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Slots:
         self.deltas = np.zeros(num_slots, dtype=np.int64)
         self.is_long = None if long_after is None else np.zeros(num_slots, dtype=np.bool_)
         self._long_after = long_after
+        self.num_wanting = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._infos: dict[str, SlotInfo] = {}
 
@@ -107,6 +109,7 @@ class Slots:
             tables.clear(index)
         info = SlotInfo(index=index, request=request, positions=positions)
         self._infos[request.request_id] = info
+        self.num_wanting += request.wanted is not None
         return info
 
     def drop(self, request_id: str) -> int | None:
@@ -115,6 +118,7 @@ class Slots:
         if info is None:
             return None
         self._free.append(info.index)
+        self.num_wanting -= info.request.wanted is not None
         return info.index
 
     def extend_tables(self, scheduled: Sequence[ScheduledTokens]) -> None:

@@ -149,19 +149,14 @@ class Writer:
     def finish(self, config: Mapping[str, Any]) -> Summary:
         """Writes the last shard, the index and config.json. Raises ConfigError when no layer was
         rounded."""
-        done, folder = self._done, self._partial.folder
+        done = self._done
         if not done.errors:
             raise ConfigError(
                 "no layer of this model can be rounded in groups of this size; give a "
                 "--group-size that divides its sizes, or a model of another family"
             )
-        if self._shard:
-            self._flush()
-        index = {"metadata": {"total_size": done.bytes_after}, "weight_map": done.places}
         quantized = settings(self._by_scheme(), done.ignored)
-        values = {INDEX_FILE: index, "config.json": {**config, "quantization_config": quantized}}
-        for name, value in values.items():
-            (folder / name).write_text(json.dumps(value, indent=2), encoding="utf-8")
+        self._write_index({**config, "quantization_config": quantized})
         return Summary(
             folder=self._partial.output,
             bytes_before=done.bytes_before,
@@ -170,6 +165,15 @@ class Writer:
             mean_error=sum(done.errors) / len(done.errors),
             stacked=done.stacked,
         )
+
+    def _write_index(self, config: Mapping[str, Any]) -> None:
+        """Writes the last shard, the index and config.json."""
+        if self._shard:
+            self._flush()
+        done, folder = self._done, self._partial.folder
+        index = {"metadata": {"total_size": done.bytes_after}, "weight_map": done.places}
+        for name, value in ((INDEX_FILE, index), ("config.json", config)):
+            (folder / name).write_text(json.dumps(value, indent=2), encoding="utf-8")
 
     def _by_scheme(self) -> Mapping[Scheme, Sequence[str]]:
         """Returns the rounded layers by scheme, those of a decoder's layers first."""

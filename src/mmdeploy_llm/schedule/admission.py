@@ -5,17 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 
+from mmdeploy_llm.request import Request
+
 from .chunks import whole_runs_end
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig
 from .state import RequestState
 
 
+def num_matchable(request: Request) -> int:
+    """Returns how many tokens of a request the prefix cache may hold, one more than it gives: some
+    need the states of their prompt's tokens, which no cache has."""
+    if request.params.prompt_logprobs is not None:
+        return 1
+    if request.wanted is not None:
+        return request.wanted.first_needed(request.num_tokens) + 1
+    return request.num_tokens
+
+
 def matched_blocks(state: RequestState, requests: Lifecycle, config: SchedulerConfig) -> list[int]:
     """Returns the blocks of the prefix cache that the request can start with."""
-    if state.request.params.prompt_logprobs is not None:
-        return []  # needs the logits of all prompt tokens
-    matched = requests.pool.match(state.keys, state.request.num_tokens)
+    matched = requests.pool.match(state.keys, num_matchable(state.request))
     while matched and (shorter := _shortened(matched, state, requests, config)) != matched:
         matched = shorter  # on which all conditions must agree
     return matched
@@ -73,13 +83,12 @@ def _is_coming(state: RequestState, requests: Lifecycle, config: SchedulerConfig
     """Whether a running request computes the next block of a shared prompt: the request then waits
     for it, at most until that prompt is computed."""
     request = state.request
-    if not (request.is_shared and config.enable_prefix_caching) or (
-        request.params.prompt_logprobs is not None
-    ):
+    if not (request.is_shared and config.enable_prefix_caching):
         return False
-    index = len(requests.pool.match(state.keys, request.num_tokens))
+    num_tokens = num_matchable(request)
+    index = len(requests.pool.match(state.keys, num_tokens))
     end = (index + 1) * config.block_size
-    return end < request.num_tokens and any(
+    return end < num_tokens and any(
         other.request.num_computed_tokens < end <= len(other.request.prompt_token_ids)
         and other.keys.key(index) == state.keys.key(index)
         for other in requests.running

@@ -13,6 +13,7 @@ from mmdeploy_llm.outputs import FinishReason
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import Request, RequestStatus
 
+from .adapters import AdapterBudget
 from .blocks import BlockPool
 from .chunks import split_spans
 from .encoder_budget import EncoderBudget
@@ -65,6 +66,9 @@ class Lifecycle:
             if is_chunked
             else config.encoder_cache_tokens,
         )
+        self.adapters = AdapterBudget(
+            max_adapters=config.max_adapters, max_bytes=config.adapter_bytes
+        )
         self.states: dict[str, RequestState] = {}
         self.waiting = WaitingQueue()
         self.running: list[RequestState] = []
@@ -111,6 +115,8 @@ class Lifecycle:
         assert popped is state, "not the next one"
         insort(self.running, state, key=by_order)
         request.status = RequestStatus.RUNNING
+        if request.adapter is not None:
+            self.adapters.hold(request.request_id, request.adapter)
         request.block_ids = self.pool.allocate(num_new, matched)
         request.num_computed_tokens = len(matched) * self._config.block_size
         state.num_registered_blocks = len(matched)
@@ -131,7 +137,7 @@ class Lifecycle:
             num_tokens=end - start,
             new_block_ids=blocks,
             new_window_ids=() if self.windows is None else self.windows.plan(state, end),
-            samples=end - len(drafts) >= state.request.num_tokens,
+            samples=state.request.wanted is None and end - len(drafts) >= state.request.num_tokens,
             state_rows=None if self.rows is None else self.rows.plan(state),
             drafts=drafts,
         )
@@ -208,6 +214,8 @@ class Lifecycle:
             self.waiting.remove(state)
             return
         self.running.remove(state)
+        if request.adapter is not None:
+            self.adapters.release(request.request_id, request.adapter)
         self.pool.free(request.block_ids)
         if self.windows is not None:
             self.windows.leave(state)
@@ -244,6 +252,7 @@ class Lifecycle:
             self.rows.check_integrity([row for rows in held for row in rows])
         split = {r.request_id: [span.item.key for span in split_spans(r)] for r in running}
         self.encoder.check_integrity(split)
+        self.adapters.check_integrity([(r.request_id, r.adapter) for r in running])
         assert {request.request_id for request in (*running, *waiting)} == set(self.states)
         assert len(running) + len(waiting) == len(self.states), "a request runs and waits"
         assert len(running) <= self._config.max_num_seqs

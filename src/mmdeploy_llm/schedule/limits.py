@@ -27,6 +27,7 @@ class SchedulerConfig:
         own. max_idle_window_blocks: as max_idle_blocks.
     long_after: a sequence that gets more tokens is computed again, since the model computes all its
         tokens in another way then (longrope); None: no length changes the model.
+    max_adapters, adapter_bytes: adapters in memory, and their bytes together; None: any.
     """
 
     max_num_seqs: int
@@ -46,6 +47,8 @@ class SchedulerConfig:
     num_window_blocks: int = 0
     max_idle_window_blocks: int | None = None
     long_after: int | None = None
+    max_adapters: int = 1
+    adapter_bytes: int | None = None
 
     def __post_init__(self) -> None:
         # runtime_config.resolve ensures both; a step must reach every running request.
@@ -98,17 +101,21 @@ def lateness(request: Request) -> RequestFailure:
 
 def _length_error(request: Request, config: SchedulerConfig) -> RequestError | None:
     num_prompt = len(request.prompt_token_ids)
-    num_output = max(1, request.params.min_tokens)
+    num_output = max(1, request.params.min_tokens) if request.wanted is None else 0
     if num_prompt == 0:
         return RequestError("the prompt has no tokens; give at least one")
+    tokens = f"{num_prompt} prompt tokens"
+    if num_output:
+        tokens += f" and at least {num_output} generated ones"
     if num_prompt + num_output > config.max_model_len:
         return PromptTooLongError(
-            f"{num_prompt} prompt tokens and at least {num_output} generated ones are more than "
+            f"{tokens} are more than "
             f"max_model_len = {config.max_model_len}; shorten the prompt or raise max_model_len"
         )
-    if num_prompt + num_output - 1 > config.num_kv_tokens:  # the last token is never fed back
+    # The last token is never fed back.
+    if num_prompt + max(0, num_output - 1) > config.num_kv_tokens:
         return PromptTooLongError(
-            f"{num_prompt} prompt tokens and at least {num_output} generated ones do not fit the "
+            f"{tokens} do not fit the "
             f"KV cache of {config.num_blocks} blocks of {config.block_size} tokens; shorten the "
             "prompt or raise kv_cache_memory"
         )

@@ -21,7 +21,8 @@ class PrefixKeys:
     Media are hashed as (key, offset of the item relative to the block), because the placeholder
     tokens of two different images are the same. Equal keys therefore mean the same tokens and media
     from the start of the prompt to the end of the block. Sequences that are long for their model
-    have LONG_ROOT_KEY: it computes other keys and values for them. The scheduler is the only user.
+    have LONG_ROOT_KEY: it computes other keys and values for them. So does an adapter, whose key is
+    part of the root. The scheduler is the only user.
     """
 
     __slots__ = ("_block_size", "_first_span", "_keys", "_request", "_root")
@@ -29,6 +30,9 @@ class PrefixKeys:
     def __init__(self, request: Request, block_size: int, *, is_long: bool = False) -> None:
         self._request = request
         self._root = LONG_ROOT_KEY if is_long else ROOT_KEY
+        if request.adapter is not None:
+            root = self._root + request.adapter.key.encode()
+            self._root = hashlib.blake2b(root, digest_size=KEY_SIZE).digest()
         self._block_size = block_size
         self._keys: list[bytes] = []
         self._first_span = 0  # index of the first span that ends after the next block's start

@@ -68,7 +68,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether another step is needed."""
-        return bool(self._requests.states or self._failed)
+        return bool(self._requests.states or self._failed or self._requests.adapters.has_unload)
 
     def stats(self) -> EngineStats:
         """Returns the counters of this moment."""
@@ -97,6 +97,10 @@ class Scheduler:
                 updates.append(self._end(state, "abort", failure))
         return tuple(updates)
 
+    def drop_adapter(self, key: str) -> None:
+        """Frees the memory of an adapter in the next step, unless a running request holds it."""
+        self._requests.adapters.drop(key)
+
     def expire(self, now: float) -> tuple[TokenUpdate, ...]:
         """Ends the requests whose deadline has passed, between two steps. now: time.monotonic."""
         if now < self._requests.next_end:
@@ -123,6 +127,8 @@ class Scheduler:
             step_id=self._num_steps,
             drop=self._requests.take_drop(),
             forget=self._encoder.take_forget(),
+            unload=self._requests.adapters.take_unload(),
+            load=self._requests.adapters.take_load(),
             new=tuple(draft.new),
             encode=self._encoder.take_encode(),
             scheduled=draft.scheduled,
@@ -136,7 +142,8 @@ class Scheduler:
         to continue, a request at its last token or already finished, a block that only preemption
         frees, drafts to try. The commit of this step skips requests that `plan` turns out to end.
         """
-        if self._failed or self._requests.has_drop or self._may_admit():
+        has_changes = self._requests.has_drop or self._requests.adapters.has_unload
+        if self._failed or has_changes or self._may_admit():
             return None
         if self._drafter is not None and self._drafter.has_drafts(plan):
             return None
@@ -193,6 +200,7 @@ class Scheduler:
                 updates.append(self._fail(state, failure))
         self._requests.drop_again(plan.drop)
         self._encoder.forget_again(plan.forget)
+        self._requests.adapters.unload_again(plan.unload)
         if self._drafter is not None:
             self._drafter.forget_time()
         return tuple(updates)
@@ -288,7 +296,9 @@ class Scheduler:
             self._num_reserved = num_reserved_blocks(self._requests.running, size)
         windows = self._requests.windows
         has_window = windows is None or windows.can_start(state)
-        if not (has_window and self._pool.can_allocate(num_new + self._num_reserved, matched)):
+        needed, adapters = num_new + self._num_reserved, self._requests.adapters
+        has_adapter = request.adapter is None or adapters.can_hold(request.adapter)
+        if not (has_adapter and has_window and self._pool.can_allocate(needed, matched)):
             self._refused = state
             return False
         chunk = self._next_chunk(state, len(matched) * size, draft)
@@ -308,6 +318,12 @@ class Scheduler:
         self, state: RequestState, item: ScheduledTokens, result: StepResult, now: float
     ) -> TokenUpdate | None:
         request = state.request
+        if request.wanted is not None:
+            if not state.end_prompt(now):
+                return None
+            self._requests.finish(state, "stop")
+            vector = result.vectors[item.request_id]
+            return TokenUpdate(request=request, finish_reason="stop", vector=vector)
         prompt_logprobs = result.prompt_logprobs.get(item.request_id, ())
         if prompt_logprobs:
             prompt_logprobs = state.fresh_logprobs(prompt_logprobs)
@@ -340,7 +356,10 @@ class Scheduler:
 
     def _fail(self, state: RequestState, failure: RequestFailure) -> TokenUpdate:
         self._encoder.discard(state.request.request_id)  # its media may be the cause
-        return self._end(state, "error", failure)
+        update = self._end(state, "error", failure)
+        if state.request.adapter is not None:  # its files may be the cause
+            self._requests.adapters.drop(state.request.adapter.key)
+        return update
 
     def _end(
         self, state: RequestState, reason: FinishReason, failure: RequestFailure

@@ -64,6 +64,8 @@ class RequestState:
         params, max_model_len, long_after = request.params, config.max_model_len, config.long_after
         max_output = max_model_len if params.max_tokens is None else params.max_tokens
         eos_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+        if request.wanted is not None:
+            max_output = 0
         max_num_tokens = min(len(request.prompt_token_ids) + max_output, max_model_len)
         is_long = long_after is not None and request.num_tokens > long_after
         limit = max_model_len if long_after is None or is_long else long_after + 1
@@ -104,6 +106,14 @@ class RequestState:
         for at, token_id in enumerate((result.sampled[name], *result.later.get(name, ()))):
             reason = reason or self.append(token_id, now, is_certain=(name, at) in result.certain)
         return reason
+
+    def end_prompt(self, now: float) -> bool:
+        """Marks the end of a request that wants no text, and returns whether it has come."""
+        request = self.request
+        if request.num_computed_tokens < request.num_tokens:
+            return False
+        request.first_token_time = request.last_token_time = now
+        return True
 
     def append(self, token_id: int, now: float, *, is_certain: bool = False) -> FinishReason | None:
         """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any."""
@@ -154,7 +164,10 @@ class RequestState:
             media=request.media,
             reasoning_end_ids=request.reasoning_end_ids,
             bad_words_token_ids=request.bad_words_token_ids,
+            wanted=request.wanted,
+            token_types=request.token_types,
             prompt_text="" if request.params.guided_decoding is None else request.prompt_text,
+            adapter="" if request.adapter is None else request.adapter.key,
         )
 
 

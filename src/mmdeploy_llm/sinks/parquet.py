@@ -5,6 +5,7 @@ most GROUP_ITEMS rows and about GROUP_BYTES of text. Answers, carried columns an
 columns of their own, with kinds that widen as values come (records/columns.py); at the end of a run
 parts with narrower columns are written again. `tool_calls` and `outputs`, whose fields differ from
 model to model, are JSON texts; `more` has what no column gives back, such as the id 7, a number.
+Vectors have a column of their own, see arrow_vectors.py.
 """
 
 from __future__ import annotations
@@ -18,10 +19,19 @@ from types import ModuleType
 from typing import IO, Any
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.records.arrow_vectors import (
+    EMBEDDING,
+    VectorKind,
+    arrays_of,
+    column_of,
+    field_of,
+    vectors_in,
+)
 from mmdeploy_llm.records.columns import Columns, Kind, Origin, restored
 from mmdeploy_llm.records.files import Folder
 from mmdeploy_llm.records.growing import GrowingFile
 from mmdeploy_llm.records.record import Record
+from mmdeploy_llm.records.vectors import Vector
 
 from .formats import Addition, CompletePart, Drops, Limits, PartReader, damaged, first_positions
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
@@ -61,8 +71,9 @@ class ParquetParts:
     def __init__(self, most_items: int | None) -> None:
         self.limits = Limits(items=most_items or MAX_ITEMS, num_bytes=MAX_BYTES)
         self._journal = LineParts(most_items)
-        self._arrow, self._parquet = _libraries()
+        self._arrow, self._parquet = libraries()
         self._columns = new_columns()
+        self._vectors: VectorKind | None = None  # of the records that are known
         self._sealed: dict[str, tuple[Any, ...]] = {}  # facts of the parts of this run
 
     @property
@@ -79,6 +90,8 @@ class ParquetParts:
             arrow.field(name, _arrow_type(arrow, kind), metadata=_as_metadata(origin, kind))
             for name, origin, kind in self._columns.items()
         ]
+        if self._vectors is not None:
+            own.append(field_of(arrow, self._vectors))
         known = [arrow.field(name, kinds[name]) for name in ORDER]
         return arrow.schema([*known[:-1], *own, known[-1]])
 
@@ -102,15 +115,16 @@ class ParquetParts:
         try:
             with BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal:
                 for line in whole_lines(journal):
-                    self._columns.add(json.loads(line))
+                    values = json.loads(line)
+                    self._columns.add(values)
+                    self._widen_vectors(Vector.from_json(values.get(EMBEDDING)))
             with (
                 BufferedReader(folder.open_file(name, os.O_RDONLY)) as journal,
                 new_file(folder, partial) as file,
                 self._writer(file, configurations) as writer,
             ):
                 for rows in _groups(journal, self._columns):
-                    table = self._arrow.Table.from_pylist(rows, schema=self.schema)
-                    writer.write_table(table, row_group_size=len(rows))
+                    writer.write_table(self._table(rows), row_group_size=len(rows))
         except OSError:
             folder.remove(partial)  # a disk that is full
             raise
@@ -155,16 +169,35 @@ class ParquetParts:
         own = columns_of(part.schema_arrow)
         for name, origin, kind in own.items():
             self._columns.widen(origin, kind, name)
-        return tuple(part.schema_arrow.names), *own.items()
+        vectors = vectors_in(part.schema_arrow)
+        self._vectors = self._vectors if vectors is None else vectors.widened(self._vectors)
+        return tuple(part.schema_arrow.names), vectors, *own.items()
 
     def _facts(self) -> tuple[Any, ...]:
-        return tuple(self.schema.names), *self._columns.items()
+        return tuple(self.schema.names), self._vectors, *self._columns.items()
 
     def _as_now(self, table: Any) -> Any:
         """Returns rows of an earlier schema in the one that is known."""
         own = columns_of(table.schema)
-        rows = [row_of(values_of(row, own), self._columns) for row in table.to_pylist()]
-        return self._arrow.Table.from_pylist(rows, schema=self.schema)
+        rows = [row_of(values, self._columns) for values in values_in(table, own)]
+        return self._table(rows)
+
+    def _widen_vectors(self, vector: Vector | None) -> None:
+        if vector is not None:
+            self._vectors = VectorKind.of(vector.shape).widened(self._vectors)
+
+    def _table(self, rows: list[dict[str, Any]]) -> Any:
+        """Returns a table of rows, in the schema that is known."""
+        schema = self.schema
+        vectors = [row.pop(EMBEDDING, None) for row in rows]
+        at = schema.get_field_index(EMBEDDING)
+        if at < 0:
+            return self._arrow.Table.from_pylist(rows, schema=schema)
+        assert self._vectors is not None
+        table = self._arrow.Table.from_pylist(rows, schema=schema.remove(at))
+        arrays = [None if own is None else own.array() for own in vectors]
+        column = column_of(self._arrow, arrays, self._vectors)
+        return table.add_column(at, schema.field(at), column)
 
     def _writer(self, file: Any, configurations: str | None) -> Any:
         known = {} if configurations is None else {CONFIGURATIONS: configurations.encode()}
@@ -199,15 +232,15 @@ class ParquetReader:
         number = 0
         batches = self._part.iter_batches(batch_size=ROWS_AT_ONCE)
         while (rows := self._next(batches)) is not None:
-            for row in rows:
-                yield Entry(begin=number, end=number + 1, record=self._record(row, number))
+            for values in rows:
+                yield Entry(begin=number, end=number + 1, record=self._record(values, number))
                 number += 1
 
     def at(self, position: int) -> Record:
         """Returns the record of a row; holds the rows of one group."""
         group = max(i for i, first in enumerate(self._firsts) if first <= position)
         if group != self._group:
-            self._rows = self._part.read_row_group(group).to_pylist()
+            self._rows = self._values(self._part.read_row_group(group))
             self._group = group
         return self._record(self._rows[position - self._firsts[group]], position)
 
@@ -230,11 +263,18 @@ class ParquetReader:
             batch = next(batches, None)
         except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
             raise _unreadable(self._name, error) from None
-        return None if batch is None else batch.to_pylist()
+        return None if batch is None else self._values(batch)
 
-    def _record(self, row: Mapping[str, Any], number: int) -> Record:
+    def _values(self, batch: Any) -> list[dict[str, Any]]:
         try:
-            return Record.from_values(values_of(row, self._columns))
+            return values_in(batch, self._columns)
+        except (ConfigError, KeyError, TypeError, ValueError, RecursionError) as error:
+            reason = f"its rows are not records of a batch ({error})"
+            raise _unreadable(self._name, reason) from None
+
+    def _record(self, values: dict[str, Any], number: int) -> Record:
+        try:
+            return Record.from_values(values)
         except (ValueError, RecursionError) as error:
             reason = f"row {number + 1} is not a record of a batch ({error})"
             raise _unreadable(self._name, reason) from None
@@ -242,7 +282,7 @@ class ParquetReader:
 
 def new_columns() -> Columns:
     """Returns the columns of a table that has no record yet."""
-    return Columns(fixed=ORDER, fields=(*ORDER, EXACT))
+    return Columns(fixed=(*ORDER, EMBEDDING), fields=(*ORDER, EXACT, EMBEDDING))
 
 
 def columns_of(schema: Any) -> Columns:
@@ -257,11 +297,26 @@ def columns_of(schema: Any) -> Columns:
     return columns
 
 
+def values_in(table: Any, columns: Columns) -> list[dict[str, Any]]:
+    """Returns the JSON objects of the records of a table or batch. Raises ValueError."""
+    vectors: list[Any] = []
+    if vectors_in(table.schema) is not None:
+        vectors = arrays_of(table.column(EMBEDDING))
+        table = table.select([name for name in table.schema.names if name != EMBEDDING])
+    found = [values_of(row, columns) for row in table.to_pylist()]
+    for values, own in zip(found, vectors, strict=bool(vectors)):
+        if own is not None:
+            vector = Vector.of(own)
+            values[EMBEDDING] = {"shape": vector.shape, "float32": vector.float32}
+    return found
+
+
 def row_of(values: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """Returns the row of a record's JSON object."""
     row = {name: values.get(name) for name in (*TEXTS, *NUMBERS, *DIGESTS, "timings", "media")}
     row.update({name: _json(values[name]) for name in JSONS if name in values})
     row.update(columns.cells(values))
+    row[EMBEDDING] = Vector.from_json(values.get(EMBEDDING))
     own = values.get("id")
     row["id"] = None if own is None else str(own)
     more = columns.rest(values)
@@ -331,7 +386,8 @@ def _unreadable(name: str, error: object) -> ConfigError:
     return damaged(name, str(error)[:MAX_SHOWN])
 
 
-def _libraries() -> tuple[ModuleType, ModuleType]:
+def libraries() -> tuple[ModuleType, ModuleType]:
+    """Returns pyarrow, and its module for Parquet. Raises ConfigError where they are missing."""
     try:
         import pyarrow
         from pyarrow import parquet

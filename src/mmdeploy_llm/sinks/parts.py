@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -35,7 +35,7 @@ from .scan import (
 )
 
 MAX_OPEN = 8  # parts that are open for reading at the same time
-FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl"}
+FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl", ".npy": "npy"}
 PART_NAME = re.compile(r"part-(\d{5,9})(\.\w+)")
 _OPEN = re.compile(r"\.open-(\d{5,9})(\.\w+)")
 
@@ -147,7 +147,14 @@ class PartsSink:
     def entries(self) -> Iterator[Entry]:
         """Yields the records of all parts."""
         parts = self.parts()
-        for number in (*parts, *self.open_parts()):
+        yield from self._entries((*parts, *self.open_parts()), parts)
+
+    def growing_entries(self) -> Iterator[Entry]:
+        """Yields the records that are in no complete part yet."""
+        yield from self._entries(tuple(self.open_parts()), self.parts())
+
+    def _entries(self, numbers: Sequence[int], parts: Mapping[int, str]) -> Iterator[Entry]:
+        for number in numbers:
             base = number << PART_BITS
             with closing(self._reader(number, parts)) as reader:
                 for entry in reader.entries():

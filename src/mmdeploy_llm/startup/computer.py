@@ -8,6 +8,7 @@ import torch
 
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.pooling.abilities import abilities_of
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.runner.executor import Executor, ExecutorInfo
 from mmdeploy_llm.runner.peers import Peers
@@ -54,6 +55,7 @@ def build_computer(
             num_state_rows=cache.num_state_rows,
             num_window_blocks=cache.num_window_blocks,
             long_after=getattr(loaded.model, "long_after", None),
+            abilities=abilities_of(loaded.model, files.rules),
         )
         runner = ready_runner(loaded, cache)
     return Computer(runner=runner, info=info, model=loaded.model, host=host)

@@ -16,6 +16,7 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.pooling.abilities import is_bidirectional
 from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -85,7 +86,7 @@ def load_model(
     the model, and PluginError from the model's plugin."""
     if threads is not None:
         threads.place()
-    split = None if group.ranks is None else _shard(files, group.ranks)
+    split = None if group.ranks is None else shard(files, group.ranks)
     can_keep = _can_keep(runtime, machine)
     stays_coded = can_keep is not None and _is_quantized(files)
 
@@ -115,7 +116,7 @@ def load_model(
         runtime=replace(
             runtime,
             encoder_cache_tokens=max(1, num_tokens),
-            max_model_len=_lowered(model, runtime),
+            **_limits(model, runtime),
         ),
         machine=machine,
         model=model,
@@ -138,12 +139,16 @@ def _install(model: Model, machine: Machine, config: EngineConfig) -> None:
             check_model(model)
 
 
-def _lowered(model: Model, runtime: RuntimeConfig) -> int:
-    """Returns max_model_len as the model lowers it, with a line in the log."""
+def _limits(model: Model, runtime: RuntimeConfig) -> dict[str, Any]:
+    """Returns the options that the model lowers, with a line in the log."""
     length = model_length(model, runtime)
     if length < runtime.max_model_len:
         logger.info("max_model_len is reduced to %d, which the model can compute", length)
-    return length
+    if not is_bidirectional(model):
+        return {"max_model_len": length}
+    # Each prompt is computed in one step, and no part of it is like that of another prompt.
+    whole = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
+    return {"max_model_len": length, **whole}
 
 
 def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
@@ -169,10 +174,10 @@ def check_divisible(files: ModelFiles, num_ranks: int) -> None:
     the meta device, without memory, before any process is started."""
     with torch.device("meta"), bounded_building():
         whole = new_model(files, files.checkpoint.config)
-    _shard(files, FirstRank(num_ranks))(whole)
+    shard(files, FirstRank(num_ranks))(whole)
 
 
-def _shard(files: ModelFiles, ranks: Ranks) -> Split:
+def shard(files: ModelFiles, ranks: Ranks) -> Split:
     """Returns a function that reduces a whole model on the meta device to one rank's shard."""
     plan = partial(tp_plan, own=files.spec.tp_plan)
     return shares_of(plan, ranks, files.checkpoint.architecture)

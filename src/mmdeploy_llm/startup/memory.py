@@ -13,6 +13,7 @@ import torch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.pooling.abilities import abilities_of
 from mmdeploy_llm.runner.encoder_cache import values_per_call
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runner.peers import Peers
@@ -173,6 +174,7 @@ def largest_step(
         block_size=runtime.block_size,
         media=tuple(media),
         kept_bytes=runtime.encoder_cache_tokens * embed_bytes if processors else 0,
+        wanted=abilities_of(model).trial,
     )
 
 

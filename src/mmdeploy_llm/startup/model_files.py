@@ -20,7 +20,6 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.hooks.relatives import HeadKind, head_of
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
-from mmdeploy_llm.intake.text_sizes import TextSizes, read_text_sizes
 from mmdeploy_llm.intake.tokenizer import (
     PromptTokenizer,
     eos_token_ids,
@@ -32,6 +31,7 @@ from mmdeploy_llm.model_folder import (
     read_checkpoint,
     resolve_model,
 )
+from mmdeploy_llm.model_folder.text_sizes import TextSizes, read_text_sizes
 from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head

@@ -18,12 +18,14 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.media_loading.kinds import ModelMedia
+from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
+from .adapters import AdapterTable
 from .chat_media import expander_of
 from .computer import Computer
 from .machine import Machine
@@ -37,13 +39,15 @@ CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running req
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
     """A running engine, the intake that feeds it, and the objects that callers may inspect. model:
-    None where other processes hold it."""
+    None where other processes hold it. abilities: of it."""
 
     engine: Engine
     intake: Intake
     plugins: PluginManager
     model: Model | None
     runtime: RuntimeConfig
+    adapters: AdapterTable
+    abilities: Abilities
 
 
 def build_rooms(
@@ -51,6 +55,7 @@ def build_rooms(
     machine: Machine,
     computer: Computer,
     media: ModelMedia,
+    adapters: AdapterTable,
 ) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
     executor, plugins = computer.info, files.plugins
@@ -59,7 +64,7 @@ def build_rooms(
         for processor in media.processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(files, executor.runtime, media, executor.media_size)
+    intake = build_intake(files, executor.runtime, media, executor.media_size, executor.abilities)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
@@ -74,6 +79,8 @@ def build_rooms(
         plugins=plugins,
         model=computer.model,
         runtime=executor.runtime,
+        adapters=adapters,
+        abilities=executor.abilities,
     )
 
 
@@ -97,6 +104,8 @@ def _scheduler_config(files: ModelFiles, executor: ExecutorInfo) -> SchedulerCon
         max_idle_window_blocks=_max_idle_window_blocks(executor, window),
         speculates=runtime.speculates,
         long_after=executor.long_after,
+        max_adapters=runtime.options.max_adapters,
+        adapter_bytes=runtime.options.adapter_memory,
         max_idle_states=max(0, executor.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 
@@ -149,8 +158,10 @@ def build_intake(
     runtime: RuntimeConfig,
     media: ModelMedia,
     media_size: int | None = None,
+    abilities: Abilities = GENERATES,
 ) -> Intake:
-    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without one."""
+    """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
+    one. abilities: of the model."""
     return Intake(
         tokenizer=files.tokenizer,
         media=media,
@@ -169,6 +180,7 @@ def build_intake(
         box_rule=box_rule_of(files),
         encoder=encoder_rule_of(files),
         expander=expander_of(files, media, runtime.options),
+        abilities=abilities,
     )
 
 

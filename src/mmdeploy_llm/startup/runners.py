@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention import select as attention
 from mmdeploy_llm.attention.base import AttentionBackend
+from mmdeploy_llm.attention.packed import PackedAttention
 from mmdeploy_llm.attention.windows import WindowAttention
 from mmdeploy_llm.caches import head_dims, longest_window
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.pooling.abilities import abilities_of, is_bidirectional
 from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
@@ -19,6 +22,7 @@ from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runner.states import StateTable
 from mmdeploy_llm.sampling import make_sampler
 
+from .adapters import blueprint_of
 from .loaded import LoadedModel
 from .options import attention_host, attention_needs
 from .warm_up import warm_up
@@ -74,6 +78,14 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         model_name=f"{type(model).__name__} (plugin {files.plugins.owner(files.spec)!r})",
         threads=loaded.threads,
         peers=loaded.group.peers,
+        adapters=ServedAdapters(
+            model,
+            loaded.device,
+            partial(blueprint_of, files, runtime, loaded.group.ranks),
+            num_slots=runtime.options.max_adapters,
+            kernels=kernels,
+        ),
+        rules=files.rules,
     )
 
 
@@ -82,6 +94,9 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
     blocks for a model that needs what it lacks. Raises ConfigError where the options exclude
     that."""
     runtime, model = loaded.runtime, loaded.model
+    if is_bidirectional(model):
+        kernels = loaded.machine.kernels
+        return partial(PackedAttention, None if kernels is None else kernels.attention)
     attends_itself = bool(getattr(model, "attends_itself", False))
     if attends_itself and runtime.kv_cache_dtype != runtime.dtype:
         raise ConfigError(
@@ -108,9 +123,11 @@ def _backend_factory(loaded: LoadedModel) -> Callable[[], AttentionBackend]:
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
     runner, runtime = new_runner(loaded, cache), loaded.runtime
+    wanted = abilities_of(loaded.model).trial
     if runtime.options.use_warmup:
-        warm_up(runner.run, min(WARM_UP_TOKENS, cache.max_model_len - 1), runtime.block_size)
-    if not runtime.enforce_eager:
+        num_tokens = min(WARM_UP_TOKENS, cache.max_model_len - 1)
+        warm_up(runner.run, num_tokens, runtime.block_size, wanted)
+    if not runtime.enforce_eager and wanted is None:
         runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(loaded.device))
     kernels = loaded.machine.kernels
     if kernels is not None and kernels.memory is not None:

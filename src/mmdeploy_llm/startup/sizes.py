@@ -11,6 +11,7 @@ from torch import nn
 from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.pooling.abilities import is_bidirectional
 from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -152,7 +153,7 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype, *, stays_coded: bool = Fa
 def kv_cache_shape(model: Any, runtime: RuntimeConfig) -> KVCacheShape:
     """Returns the shape of one block of the model's KV cache."""
     return KVCacheShape(
-        layers=layer_caches(model),
+        layers=() if is_bidirectional(model) else layer_caches(model),
         block_size=runtime.block_size,
         dtype=getattr(torch, runtime.kv_cache_dtype),
         model_dtype=getattr(torch, runtime.dtype),
@@ -160,15 +161,23 @@ def kv_cache_shape(model: Any, runtime: RuntimeConfig) -> KVCacheShape:
 
 
 def model_length(model: Any, runtime: RuntimeConfig) -> int:
-    """Returns max_model_len, lowered to the `max_positions` that the model may have. Raises
-    ConfigError when the user asked for more."""
+    """Returns max_model_len, lowered to the tokens that the model may compute: its `max_positions`,
+    and those of one step where prompts are never divided. Raises ConfigError when the user asked
+    for more."""
+    asked, length = runtime.options.max_model_len, runtime.max_model_len
     most = getattr(model, "max_positions", None)
-    if most is None or runtime.max_model_len <= most:
-        return runtime.max_model_len
-    asked = runtime.options.max_model_len
-    if asked is not None:
-        raise ConfigError(
-            f"max_model_len = {asked}, but {type(model).__name__} computes "
-            f"sequences of at most {most} tokens; lower it"
-        )
-    return int(most)
+    if most is not None and length > most:
+        if asked is not None:
+            raise ConfigError(
+                f"max_model_len = {asked}, but {type(model).__name__} computes "
+                f"sequences of at most {most} tokens; lower it"
+            )
+        length = int(most)
+    if is_bidirectional(model) and length > runtime.max_num_batched_tokens:
+        if asked is not None:
+            raise ConfigError(
+                f"max_model_len = {asked}, but {type(model).__name__} computes a prompt in one "
+                f"step of max_num_batched_tokens = {runtime.max_num_batched_tokens}; raise that"
+            )
+        length = runtime.max_num_batched_tokens
+    return length

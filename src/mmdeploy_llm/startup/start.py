@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
+from .adapters import new_table
 from .computer import Computer, build_computer, build_ranks
 from .host import Host
 from .machine import Machine, read_machine
@@ -60,6 +61,7 @@ def _start(config: EngineConfig) -> Assembly:
     # Before the weights are read, so that wrong options are told at once.
     media = build_media(files, runtime.options)
     try:
+        adapters = new_table(files, runtime)
         computer = _computer(config, runtime, files, machine)
     except BaseException:
         media.close()
@@ -84,7 +86,7 @@ def _start(config: EngineConfig) -> Assembly:
             info.num_window_blocks,
             info.num_window_blocks * info.shape.bytes_per_window_block / 2**20,
         )
-    return build_rooms(files, machine, computer, media)
+    return build_rooms(files, machine, computer, media, adapters)
 
 
 def _computer(

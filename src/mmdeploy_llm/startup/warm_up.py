@@ -9,6 +9,7 @@ from typing import Any
 
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan, StepResult
+from mmdeploy_llm.wanted import Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +30,15 @@ GREEDY: Params = MappingProxyType(
 )
 
 
-def warm_up(run: RunStep, num_tokens: int, block_size: int) -> None:
+def warm_up(run: RunStep, num_tokens: int, block_size: int, wanted: Wanted | None = None) -> None:
     """Runs one small prefill and one decode step, so that the first real request finds kernels and
-    buffers ready. Uses block 0, before any request has it. A failure is logged."""
+    buffers ready; of a model that generates nothing, a prefill alone. Uses block 0, before any
+    request has it. A failure is logged. wanted: see Request."""
     count = max(1, min(num_tokens, block_size - 1))
-    plan = prefill([count], [0], block_size)
+    plan = prefill([count], [0], block_size, wanted=wanted)
     name = plan.new[0].request_id
     result = run(plan)
-    if not result.errors:
+    if not result.errors and wanted is None:
         decode = ScheduledTokens(request_id=name, start=count, num_tokens=1)
         result = run(StepPlan(step_id=0, scheduled=(decode,)))
     run(StepPlan(step_id=0, drop=(name,)))
@@ -45,7 +47,11 @@ def warm_up(run: RunStep, num_tokens: int, block_size: int) -> None:
 
 
 def prefill(
-    lengths: Sequence[int], blocks: Sequence[int], block_size: int, params: Params = GREEDY
+    lengths: Sequence[int],
+    blocks: Sequence[int],
+    block_size: int,
+    params: Params = GREEDY,
+    wanted: Wanted | None = None,
 ) -> StepPlan:
     """Returns a step with a new request of each length. All use the same blocks, since nobody reads
     what they compute."""
@@ -59,6 +65,7 @@ def prefill(
                 prompt_len=length,
                 params=SamplingParams(**params),
                 eos_token_ids=frozenset(),
+                wanted=wanted,
             )
         )
         own = tuple(blocks[: -(-length // block_size)])
@@ -69,6 +76,7 @@ def prefill(
                 num_tokens=length,
                 new_block_ids=own,
                 new_window_ids=own,
+                samples=wanted is None,
             )
         )
     return StepPlan(step_id=0, new=tuple(new), scheduled=tuple(scheduled))

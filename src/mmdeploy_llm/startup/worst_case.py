@@ -14,6 +14,7 @@ import torch
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.plan import StepPlan
 from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.wanted import Wanted
 
 from .sizes import available_memory
 from .warm_up import GREEDY, Params, RunStep, prefill
@@ -72,7 +73,7 @@ class LargestStep:
     max_model_len: tokens of one request.
     block_size: tokens of a KV cache block.
     media: items of one encoder call.
-    kept_bytes: encoder outputs kept between steps.
+    kept_bytes: encoder outputs kept between steps. wanted: see Request.
     """
 
     num_tokens: int
@@ -81,6 +82,7 @@ class LargestStep:
     block_size: int
     media: tuple[MediaInput, ...] = ()
     kept_bytes: int = 0
+    wanted: Wanted | None = None
 
     @property
     def longest(self) -> int:
@@ -123,7 +125,7 @@ def _run_once(
 ) -> None:
     """Runs a step with prompts of these lengths, then one that drops them."""
     blocks = tuple(range(-(-largest.longest // largest.block_size)))
-    plan = prefill(lengths, blocks, largest.block_size, params)
+    plan = prefill(lengths, blocks, largest.block_size, params, largest.wanted)
     result = run(replace(plan, encode=media))
     names = tuple(new.request_id for new in plan.new)
     run(StepPlan(step_id=0, drop=names, forget=tuple(item.key for item in media)))

@@ -27,8 +27,9 @@ LENGTHS: Mapping[int, int] = MappingProxyType({2: 1, 3: 7})  # seed -> tokens
 
 class EmbedderConformance(ModelConformance):
     """Tests a model family that gives vectors or scores and cannot generate; see ModelConformance
-    for the fields and what may be overridden. The reference has `vectors(ids, media)`, which are
-    the states of all tokens for a model without `embedding`, and `scores(ids, media)`."""
+    for the fields and what may be overridden. The reference has `vectors(ids, media)`: the vector
+    of a prompt [size], or what `embedding` makes of the states of all tokens, or these themselves;
+    and `scores(ids, media)`."""
 
     checks = embedders.CHECKS
     cases: ClassVar[Mapping[str, Sequence[Grid]]] = CASES

@@ -136,7 +136,7 @@ def randomize(model: nn.Module) -> None:
             is_centered = not parameter.any()
             shift = 1.0 if name.endswith("weight") and not is_centered else 0.0
             parameter.data = values * 0.1 + shift
-        elif parameter.ndim == 1 or "correction_bias" in name:
+        elif parameter.ndim < 2 or "correction_bias" in name:
             parameter.data = values * 0.05
         elif "embed_tokens" in name:
             parameter.data = values * 0.3

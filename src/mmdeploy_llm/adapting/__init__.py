@@ -1,0 +1,10 @@
+"""Puts adapters at a model: finds the matrices that they change, and holds those in memory there.
+
+Adapter --Blueprint.attach--> Attached, by the model's matrices --ServedAdapters--> their tables
+"""
+
+from .attach import Blueprint
+from .places import Attached
+from .served import ServedAdapters
+
+__all__ = ["Attached", "Blueprint", "ServedAdapters"]

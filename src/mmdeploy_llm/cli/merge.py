@@ -1,0 +1,54 @@
+"""The command `merge`, which writes a copy of a model with an adapter in its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.providers import ProviderOptions
+
+# click does not rewrap a paragraph that begins with "\b".
+MERGE_EPILOG = """\b
+MODEL is a folder or a Hugging Face id whose weights are floats; ADAPTER is the
+folder of a LoRA as PEFT saves it. OUTPUT becomes a model's folder that needs no
+adapter, with the tokenizer and the other files of MODEL, or the tokenizer of
+ADAPTER where that has one. It is written as OUTPUT.partial and renamed at the
+end; a run that was killed is continued by the same command.
+A quantised model is not merged: merge first, then run `mmdeploy-llm quantize`.
+
+\b
+Examples:
+  mmdeploy-llm merge models/acme-4b adapters/birds models/acme-4b-birds
+  mmdeploy-llm merge acme/acme-4b runs/checkpoint-500 merged
+  mmdeploy-llm generate "What is a wren?" --model models/acme-4b-birds"""
+
+
+@with_groups
+def merge(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(help="Folder or Hugging Face id.")],
+    adapter: Annotated[Path, typer.Argument(help="Folder of the adapter.")],
+    output: Annotated[Path, typer.Argument(help="The new folder, which must not exist.")],
+    *,
+    providers: ProviderOptions,
+) -> None:
+    """Write a copy of a model with a LoRA adapter merged into its weights."""
+    from mmdeploy_llm.saving import merge_adapter
+
+    found = merge_adapter(
+        model,
+        adapter,
+        output,
+        **{name: value for name, value in providers.to_engine().items() if value is not None},
+        **ctx.obj,
+    )
+    if found.taken:
+        typer.echo(f"{', '.join(found.taken)}: from {adapter}")
+    if found.is_untied:
+        typer.echo("the output head is no longer the embedding: tie_word_embeddings is false now")
+    typer.echo(
+        f"{found.folder}: {found.num_changed} tensors changed, {found.num_bytes / 1e6:.1f} MB"
+    )

@@ -1,0 +1,143 @@
+"""Vectors in the parts of outputs: what is written comes back, whatever else the rows have."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.records.record import ItemError, Record
+from mmdeploy_llm.records.vectors import Vector
+from mmdeploy_llm.sinks.scan import Kept
+
+
+def made(number: int, shape: tuple[int, ...] = (4,)) -> Record:
+    rows = np.random.default_rng(number).standard_normal(shape).astype("f4")
+    return Record(id=f"item {number}", line=number, outcome="ok", embedding=Vector.of(rows))
+
+
+def failed(number: int) -> Record:
+    error = ItemError(code=400, message="broken")
+    return Record(id=f"item {number}", line=number, error_code=400, error_msg="broken", error=error)
+
+
+def written(
+    path: Path, records: list[Record], mode: str = "new", **options: object
+) -> list[Record]:
+    sink = open_sink(path, **options)  # type: ignore[arg-type]
+    kept = sink.scan(lambda record: record.line) if mode == "resume" else Kept()
+    with sink.writer(mode, kept) as writer:  # type: ignore[arg-type]
+        for record in records:
+            writer.write(record, record.line)
+        writer.finish(lambda record: record.line)
+    return [entry.record for entry in open_sink(path, **options).entries()]  # type: ignore[arg-type]
+
+
+FORMATS = ("jsonl", "parquet", "tar", "npy")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_vectors_come_back_exactly(tmp_path: Path, suffix: str, shape: tuple[int, ...]) -> None:
+    records = [made(1, shape), failed(2), made(3, shape)]
+    assert written(tmp_path / f"v.{suffix}", records) == records
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_token_vectors_of_several_lengths_come_back(tmp_path: Path, suffix: str) -> None:
+    records = [made(1, (1, 4)), made(2, (7, 4)), failed(3), made(4, (2, 4))]
+    assert written(tmp_path / f"v.{suffix}", records) == records
+
+
+@pytest.mark.parametrize("suffix", FORMATS[1:])
+def test_a_part_without_vectors_has_the_column_of_the_others(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"v.{suffix}"
+    records = [failed(1), failed(2), made(3), made(4), failed(5)]
+    assert written(path, records, part_items=2) == records
+
+
+def test_parquet_has_lists_of_one_size(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    written(tmp_path / "v.parquet", [failed(1), made(2)], part_items=1)
+    for part in sorted((tmp_path / "v.parquet").glob("part-*")):
+        kind = parquet.read_schema(part).field("embedding").type
+        assert str(kind).startswith("fixed_size_list<")
+        assert kind.list_size == 4
+
+
+def test_vectors_of_two_sizes_come_back(tmp_path: Path) -> None:
+    records = [made(1, (4,)), made(2, (6,))]
+    assert written(tmp_path / "v.parquet", records, part_items=1) == records
+
+
+def test_numpy_reads_the_parts_of_an_npy_output(tmp_path: Path) -> None:
+    records = [failed(1), made(2), made(3), failed(4), made(5)]
+    written(tmp_path / "v.npy", records, part_items=1)
+    parts = sorted((tmp_path / "v.npy").glob("part-*"))
+    assert [np.load(part).shape for part in parts] == [(0, 4), (1, 4), (1, 4), (0, 4), (1, 4)]
+    whole = np.concatenate([np.load(part, mmap_mode="r") for part in parts])
+    expected = [own.embedding.array() for own in records if own.embedding is not None]
+    np.testing.assert_array_equal(whole, expected)
+
+
+def test_an_npy_output_has_one_size(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"have 4 numbers, and that of 'item 2' has 6: an array"):
+        written(tmp_path / "v.npy", [made(1), made(2, (6,))])
+    kept = (tmp_path / "v.npy" / ".open-00000.jsonl").read_text().splitlines()
+    assert len(kept) == 2  # nothing is lost
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[:60], "not a .npy file"),
+        (lambda data: data[:170], "is cut off: it has 170 bytes"),
+        (lambda data: data[:-3], "its last record is cut off"),
+        (lambda data: b"", "not a .npy file"),
+        (lambda data: data.replace(b'"row": 1', b'"row": 7'), "line 2 is no record"),
+        (lambda data: data.replace(b'"id": "item 1"', b'"id": [2]     '), "line 1 is no record"),
+        (lambda data: data.replace(b"<f4", b"<i4"), "its array is int32"),
+        (lambda data: data.replace(b"<f4", b"|O "), "not a .npy file|Python objects"),
+    ],
+)
+def test_a_damaged_npy_part_is_told(
+    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    written(tmp_path / "v.npy", [made(1, (8,)), made(2, (8,))])
+    part = tmp_path / "v.npy" / "part-00000.npy"
+    part.write_bytes(damage(part.read_bytes()))
+    with pytest.raises(ConfigError, match=words):
+        list(open_sink(tmp_path / "v.npy").entries())
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npy"])
+def test_an_item_that_is_done_again_has_its_new_vector_only(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"v.{suffix}"
+    written(path, [made(1), failed(2), made(3)])
+    again = written(path, [made(2)], "resume")
+    assert [record.id for record in again] == ["item 1", "item 3", "item 2"]
+    assert all(record.embedding is not None for record in again)
+
+
+def test_a_carried_column_of_the_same_name_keeps_its_values(tmp_path: Path) -> None:
+    record = Record(id="a", line=1, text="answer", columns={"embedding": [1.5, 2.5]})
+    assert written(tmp_path / "v.parquet", [record]) == [record]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"shape": [4]}, "shape and float32"),
+        ({"shape": [0], "float32": ""}, "neither"),
+        ({"shape": [2, 2, 2], "float32": "A" * 44}, "neither"),
+        ({"shape": [True], "float32": "AAAA"}, "neither"),
+        ({"shape": [2**40], "float32": "AAAA"}, "neither"),
+        ({"shape": [4], "float32": "AAAA"}, "has not the numbers"),
+        ([1.0, 2.0], "not an object"),
+    ],
+)
+def test_a_record_with_no_vector_in_its_place_is_refused(value: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Vector.from_json(value)
