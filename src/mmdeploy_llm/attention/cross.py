@@ -83,6 +83,7 @@ def _attend(q: Tensor, run: CrossRun, layer: int, kernels: Kernels | None, scale
     own = None if kernels is None else kernels.attention
     if own is not None and own.can_attend(q, keys, values):
         return own.attend(q, keys[None], values[None], run.visible, scale=scale)
-    heads = (x.transpose(0, 1)[None] for x in (q, keys, values))
-    out = F.scaled_dot_product_attention(*heads, scale=scale, enable_gqa=q.shape[1] > keys.shape[1])
+    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))
+    is_grouped = q.shape[1] > keys.shape[1]
+    out = F.scaled_dot_product_attention(q, keys, values, scale=scale, enable_gqa=is_grouped)
     return out[0].transpose(0, 1)

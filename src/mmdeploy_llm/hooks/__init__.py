@@ -19,6 +19,7 @@ from mmdeploy_llm.plugin_objects.logits import (
 )
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
+from mmdeploy_llm.plugin_objects.pixels import PixelKernels
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
@@ -31,7 +32,6 @@ from .contracts import (
     MediaProcessor,
     MediaProcessorSpec,
     ModelSpec,
-    PixelKernels,
     ReasoningParserSpec,
     ToolParserSpec,
 )

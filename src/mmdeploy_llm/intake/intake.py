@@ -26,6 +26,7 @@ from mmdeploy_llm.media_loading.embeds import EmbedsReader
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
+from mmdeploy_llm.media_loading.outside import divided
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
@@ -37,7 +38,6 @@ from mmdeploy_llm.wanted import Wanted
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .documents import Documents, Group
-from .outside import divided, placed
 from .parts import TemplateParts
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
@@ -86,13 +86,11 @@ class Intake:
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
         expander: PartExpander | None = None,
-        encoder: EncoderPrompts | None = None,
         abilities: Abilities = GENERATES,
     ) -> None:
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
-        self._encoder, inside = encoder, placed(media, encoder)
-        self._placeholders = Placeholders(inside, tokenizer)
-        self._documents = Documents(inside, tokenizer)
+        self._placeholders = Placeholders(media.inside, tokenizer)
+        self._documents = Documents(media.inside, tokenizer)
         self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
         self.media = MediaLoader(
             media=media,
@@ -350,8 +348,8 @@ class Intake:
     def _expand(self, rendered: Rendered, media: Sequence[MediaInput]) -> Expanded:
         """Writes the media into the prompt: into the text where an item's prompt_text is more
         than placeholder tokens, else into the ids. A family with an encoder has its own rule."""
-        if self._encoder is not None:
-            return divided(self._encoder, rendered, media, self._tokenizer.encode)
+        if self._kinds.encoder is not None:
+            return self._divided(self._kinds.encoder, rendered, media)
         if not media:
             return Expanded(ids=list(rendered.ids), spans=())
         if not rendered.pieces or all(item.prompt_text is None for item in media):
@@ -362,6 +360,13 @@ class Intake:
         else:
             ids = self._tokenizer.encode_prompt(filled[0])
         return self._placeholders.locate(self._checked(ids), media)
+
+    def _divided(
+        self, rule: EncoderPrompts, rendered: Rendered, media: Sequence[MediaInput]
+    ) -> Expanded:
+        text = rendered.text if rendered.pieces else None
+        ids, spans = divided(rule, text, rendered.ids, media, self._tokenizer.encode)
+        return Expanded(ids=ids, spans=spans)
 
     def _template(self, own: str | None) -> str:
         """Returns the template given with this prompt, else the engine's."""

@@ -78,8 +78,7 @@ class ForwardPass:
         states: StateTable | None = None,
         has_cross: bool = False,
     ) -> None:
-        """num_axes: see CheckedModel. states: None for a model whose layers keep none. has_cross:
-        whether layers attend to an encoder's items."""
+        """num_axes: see CheckedModel. states: None if no layer keeps any. has_cross: see model."""
         self._pooler, self._has_cross = pooler, has_cross
         self._states = states
         self._adapters = adapters

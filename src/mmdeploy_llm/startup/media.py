@@ -79,6 +79,7 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
         },
         part_texts={kind: spec.part_text for kind, spec in specs.items() if spec.part_text},
         encoded=files.spec.media,
+        encoder=encoder_rule_of(files),
         owners={kind: plugins.described(spec) for kind, spec in specs.items()},
     )
 

@@ -29,7 +29,7 @@ from .adapters import AdapterTable
 from .chat_media import expander_of
 from .computer import Computer
 from .machine import Machine
-from .media import box_rule_of, encoder_rule_of
+from .media import box_rule_of
 from .model_files import ModelFiles
 from .reader import media_limits
 
@@ -178,7 +178,6 @@ def build_intake(
         guard=files.plugins.guard,
         media_size=media_size,
         box_rule=box_rule_of(files),
-        encoder=encoder_rule_of(files),
         expander=expander_of(files, media, runtime.options),
         abilities=abilities,
     )

@@ -202,11 +202,13 @@ class CrossDecoder(nn.Module):
         x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
         for layer in self.layers:
             x = layer(x, inputs)
-        return x if self.layer_norm is None else self.layer_norm(x)
+        out: Tensor = x if self.layer_norm is None else self.layer_norm(x)
+        return out
 
     def keys_values(self, states: Tensor) -> Tensor:
         """Returns what all layers read of an item, [L, encoder size] -> [layers, 2, L, H, D]."""
-        return torch.stack([layer.encoder_attn.keys_values(states) for layer in self.layers])  # type: ignore[operator, union-attr]
+        layers: Any = self.layers
+        return torch.stack([layer.encoder_attn.keys_values(states) for layer in layers])
 
 
 class EncoderDecoderLM(nn.Module):
