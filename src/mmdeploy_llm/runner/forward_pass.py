@@ -76,10 +76,9 @@ class ForwardPass:
         adapters: ServedAdapters,
         pooler: Pooler,
         states: StateTable | None = None,
-        has_cross: bool = False,
     ) -> None:
-        """num_axes: see CheckedModel. states: None if no layer keeps any. has_cross: see model."""
-        self._pooler, self._has_cross = pooler, has_cross
+        """num_axes: see CheckedModel. states: None for a model whose layers keep none."""
+        self._pooler, self._has_cross = pooler, model.has_cross
         self._states = states
         self._adapters = adapters
         self._model = model

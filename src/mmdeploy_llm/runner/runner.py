@@ -22,7 +22,6 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.plugin_objects.model import cross_of
 from mmdeploy_llm.pooling.abilities import is_bidirectional
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
@@ -98,7 +97,6 @@ class Runner:
             adapters=self._adapters,
             pooler=self._pooler,
             states=states,
-            has_cross=cross_of(model) is not None,
         )
         self._is_whole = states is not None or is_bidirectional(model)
         self._retry = Retry(
