@@ -23,7 +23,8 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
         load_format chat_template reasoning_parser tool_call_parser plugins plugin_files
         blocked_plugins use trust_remote_code quiet""",
     "Device and threads": """device tensor_parallel_size data_parallel_size attention_backend
-        native_kernels cpu_level enforce_eager use_warmup num_threads cpu_affinity numa_node
+        native_kernels cpu_level enforce_eager use_warmup weight_cache
+        weight_cache_size num_threads cpu_affinity numa_node
         num_intake_threads""",
     "Length, batches and memory": """max_model_len max_num_seqs max_num_batched_tokens
         enable_chunked_prefill block_size kv_cache_dtype kv_cache_memory num_gpu_blocks_override
@@ -33,6 +34,7 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
         max_video_seconds max_video_frames media_isolation media_timeout media_process_memory
         allowed_media_root allow_media_urls allowed_media_domains allow_private_media_addresses
         allowed_media_schemes media_fetch_timeout""",
+    "Adapters": "adapters max_adapters adapter_memory max_adapter_rank",
     "Answers": """seed deterministic enable_logprob max_logprobs guided_decoding_backend
         guided_decoding_timeout logits_processors early_stop_config speculative""",
 }

@@ -19,6 +19,7 @@ from mmdeploy_llm.outputs import (
     RequestOutput,
     ToolCall,
 )
+from mmdeploy_llm.pooled_outputs import ClassifyOutput, EmbeddingOutput, ScoreOutput
 
 CALL = ToolCall(id="c", name="f", arguments="{}")
 FIRST = CompletionOutput(
@@ -153,8 +154,9 @@ class TestRow:
                 "e.png",
             ),
             ({"multimodal_data": {"image": list("uvwxyz")}}, "u, v, w, x and 2 more"),
+            ({"prompt": "p", "adapter": "sql", "chat_template_kwargs": {"mood": "calm"}}, "p"),
         ],
-        ids=["text", "ids", "media", "pdf", "chat", "many"],
+        ids=["text", "ids", "media", "pdf", "chat", "many", "other"],
     )
     def test_an_item_is_named_by_its_media(self, output, item, name):
         assert named(output, item).to_row()["item"] == name
@@ -203,3 +205,18 @@ def test_an_attribute_that_is_elsewhere_is_pointed_to(output, name, place):
     with pytest.raises(AttributeError, match="use reasoning_content"):
         _ = output.outputs.reasoning
     assert not hasattr(output, name)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "place"),
+    [
+        (EmbeddingOutput, "outputs", "embedding"),
+        (ScoreOutput, "relevance_score", "score"),
+        (ClassifyOutput, "probs", "probabilities"),
+    ],
+)
+def test_what_others_call_a_vector_or_a_score_is_pointed_to(cls, name, place):
+    own = cls(item="a", metrics=RequestMetrics(arrival_time=0.0), error_code=400, error_msg="no")
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {place}"):
+        getattr(own, name)
+    assert repr(own) == f"{cls.__name__}('a', error 400: no)"

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from .adapter_options import AdapterOptions
+from .load_options import LoadOptions
 from .option_types import (
     IMAGE_TOKENS,
     Budget,
@@ -32,7 +32,7 @@ from .params import MAX_SEED, EarlyStopParams, read_early_stop
 from .weight_formats import FORMATS, described, names_of
 
 
-class EngineConfig(AdapterOptions):
+class EngineConfig(LoadOptions):
     """Every option of an engine. None and "auto" mean: decided from the model and the machine.
 
     Raises ConfigError for an unknown option (with what to write instead, where it is known) and for
@@ -327,21 +327,10 @@ class EngineConfig(AdapterOptions):
         description="ngram: a step tries up to 7 tokens that followed the last ones earlier in "
         "the prompt or answer, where that is faster; the answers stay the same; None: it does not",
     )
-    use_warmup: bool = Field(
-        default=True,
-        description="whether to compute one small step at start, so that the first request is not "
-        "slower than the others",
-    )
     enforce_eager: bool = Field(
         default=False,
         description="whether to run without CUDA graphs: starts faster, decodes more slowly; no "
         "meaning on CPU",
-    )
-    load_format: Literal["auto", "safetensors", "dummy"] = Field(
-        default="auto",
-        description="auto reads the checkpoint's safetensors files, or the GGUF file that is named "
-        "or alone in the folder; safetensors only the former; dummy fills the weights with random "
-        "numbers, for measurements of speed",
     )
     quiet: bool = Field(
         default=False,

@@ -24,11 +24,20 @@ from .messages import Conversation, Prompts
 from .outputs import RequestOutput
 from .progress_bars import UseTqdm
 from .signatures import takes
+from .spelling import naming_elsewhere
 
 if TYPE_CHECKING:
     from .params.option_dicts import EngineOptions
 
 
+_ELSEWHERE = {
+    "encode": "embed(prompts), which returns vectors; get_tokenizer() for token ids",
+    "reward": "score(query, documents)",
+    "similarity": "score(query, documents), which compares as the model's folder says",
+}
+
+
+@naming_elsewhere(_ELSEWHERE)
 @explaining_keywords
 class LLM(BulkClient, VectorClient):
     """A loaded model that answers prompts.

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 300  # characters of a text in the three lines
 MAX_MEDIA = 4  # of a prompt, and completions, that are shown
-NO_MEDIA = {"text", "prompt", "prompt_token_ids", "role", "type", "tools", "chat_template"}
+NO_MEDIA = {  # keys of prompts and messages under which texts are no names of media
+    *("adapter", "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "prompt"),
+    *("name", "prompt_token_ids", "reasoning_content", "role", "text", "tool_call_id"),
+    *("tool_calls", "tools", "type"),
+}
 PICTURE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif"}
 
 

@@ -12,6 +12,7 @@ from .errors import OK
 from .output_forms import name_of, plain
 from .outputs import RequestMetrics, RequestOutput
 from .signatures import brief
+from .spelling import naming_elsewhere
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +76,7 @@ class _Pooled:
         raise NotImplementedError
 
 
+@naming_elsewhere({"outputs": "embedding", "vector": "embedding"})
 @brief
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EmbeddingOutput(_Pooled):
@@ -95,6 +97,7 @@ class EmbeddingOutput(_Pooled):
         return f"{' x '.join(map(str, self.embedding.shape))} float32"
 
 
+@naming_elsewhere({"outputs": "score", "relevance_score": "score", "document": "item"})
 @brief
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ScoreOutput(_Pooled):
@@ -112,6 +115,7 @@ class ScoreOutput(_Pooled):
         return f"index {self.index}, score {self.score:.4f}"
 
 
+@naming_elsewhere({"outputs": "label or probabilities", "probs": "probabilities"})
 @brief
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ClassifyOutput(_Pooled):

@@ -731,6 +731,22 @@ class TestPlugins:
         assert options["plugin_files"] == [Path("my.py")]
         assert options["use"] == ["qwen3=reasoning", "image=qwen"]
 
+    @pytest.mark.parametrize(
+        ("value", "words", "option"),
+        [
+            ("/fast/disk", (), "/fast/disk"),
+            ("off", (), False),
+            ("", (), None),
+            ("off", ("--engine", "weight_cache=/other"), "/other"),
+        ],
+    )
+    def test_the_environment_places_the_weight_cache(
+        self, run, made, monkeypatch, pictures, value, words, option
+    ):
+        monkeypatch.setenv(cli.CACHE_VARIABLE, value)
+        run("caption", "pics", *words)
+        assert made[0].options.get("weight_cache") == option
+
     def test_an_empty_variable_means_none(self, run, monkeypatch):
         monkeypatch.setenv(cli.PLUGINS_VARIABLE, "")
         found = [plugin["name"] for plugin in json.loads(run("plugins", "--json").stdout)]

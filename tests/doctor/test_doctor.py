@@ -17,6 +17,7 @@ from mmdeploy_llm.doctor.comparison import CASES
 from mmdeploy_llm.doctor.examination import (
     OPTIONAL,
     attention,
+    cached_weights,
     cards,
     cpu_kernels,
     libraries,
@@ -43,6 +44,16 @@ def test_a_machine_where_all_is_well():
 def test_the_processor_of_an_unknown_system(monkeypatch, tmp_path):
     monkeypatch.setattr("mmdeploy_llm.doctor.examination.CPU_INFO", tmp_path / "none")
     assert "an engine computes in" in processor().text
+
+
+def test_the_weight_cache(monkeypatch, tmp_path):
+    (tmp_path / "a.weights").write_bytes(bytes(20_000_000))
+    found = cached_weights(str(tmp_path))
+    assert "1 file, 0.02 GB" in found.text
+    assert str(tmp_path) in found.text
+    assert cached_weights(False).text == "off"
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert cached_weights(True).state is State.ABSENT
 
 
 def test_no_compiler(monkeypatch):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.errors import CheckpointError, PluginContractError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager
 from mmdeploy_llm.startup.vectors import rules_of
 
@@ -21,8 +21,9 @@ LINE = {"name": "0", "path": "", "type": "sentence_transformers.models.Transform
 SCORE = {"name": "1", "path": "s", "type": "sentence_transformers.models.LogitScore"}
 
 
-def rules(folder, architecture="XForCausalLM", tokenizer=WORDS, spec=SPEC):
-    checkpoint = SimpleNamespace(folder=folder, architecture=architecture)
+def rules(folder, architecture="XForCausalLM", tokenizer=WORDS, spec=SPEC, **config):
+    config = SimpleNamespace(**config)
+    checkpoint = SimpleNamespace(folder=folder, architecture=architecture, config=config)
     return rules_of(PLUGINS, spec, checkpoint, tokenizer)
 
 
@@ -55,16 +56,15 @@ def test_a_folder_that_pools_has_no_pairs(tmp_path):
     assert (found.pooling, found.pairs, found.score_tokens) == ("mean", None, None)
 
 
-def test_a_folder_that_scores_has_the_pairs_of_the_family_unless_its_template_has_them(tmp_path):
+def test_a_folder_that_scores_says_how_pairs_are_joined(tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps([LINE, SCORE]))
     (tmp_path / "s").mkdir()
     (tmp_path / "s/config.json").write_text('{"true_token_id": 5}')
     found = rules(tmp_path)
-    assert found.score_tokens == (5, None)
-    assert found.pairs is not None
+    assert (found.score_tokens, found.pairs) == ((5, None), None)  # by the tokenizer
     chat = {"modality_config": {"message": {}}, "transformer_task": "text-generation"}
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(chat))
-    assert rules(tmp_path).pairs is None
+    assert rules(tmp_path).pairs.has_roles
 
 
 def test_rules_that_are_none_name_their_plugin(tmp_path):
@@ -78,5 +78,26 @@ def test_installed_rules_can_be_imported(tmp_path):
     told = [spec for spec in manager.models if spec.vectors is not None]
     assert told
     for spec in told:
-        checkpoint = SimpleNamespace(folder=tmp_path, architecture=spec.architectures[0])
+        checkpoint = SimpleNamespace(
+            folder=tmp_path, architecture=spec.architectures[0], config=None
+        )
         assert rules_of(manager, spec, checkpoint, WORDS).score_tokens == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        ({}, "sigmoid"),
+        ({"num_labels": 1}, "sigmoid"),
+        ({"num_labels": 3}, "identity"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "tanh"),
+    ],
+)
+def test_what_is_applied_to_scores(tmp_path, config, activation):
+    assert rules(tmp_path, "XForSequenceClassification", **config).activation == activation
+
+
+def test_an_activation_that_is_code_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"'os\.system'; allowed: torch\.nn"):
+        rules(tmp_path, sentence_transformers={"activation_fn": "os.system"})

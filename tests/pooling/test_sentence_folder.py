@@ -134,6 +134,7 @@ def test_a_reranker_that_compares_logits(tmp_path):
     rules = read_rules(write(tmp_path, files))
     assert (rules.score_tokens, rules.activation, rules.system) == ((9, 4), "identity", "")
     assert rules.chat_options == {"add_generation_prompt": True}
+    assert rules.pairs.has_roles
     assert rules.pooling is None
 
 

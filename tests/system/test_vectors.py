@@ -1,5 +1,7 @@
 """Vectors, scores and labels as callers of LLM see them, compared with transformers."""
 
+import asyncio
+
 import numpy as np
 import pytest
 import torch
@@ -274,3 +276,126 @@ def test_wrong_queries_and_documents_raise():
 def test_an_output_of_text_has_no_vector():
     output = RequestOutput(request_id="a", prompt="", metrics=RequestMetrics(arrival_time=0.0))
     assert "vector" not in output.to_dict()
+
+
+def test_scores_belong_to_their_documents_whatever_finishes_first(folder, monkeypatch):
+    """Answers come in another order than the documents, and some are errors."""
+    from mmdeploy_llm import LLM
+    from mmdeploy_llm.client import answering
+
+    documents = [" ".join(["word"] * (1 + 37 * i % 50)) for i in range(20)]
+    documents[7] = ""
+    finished, answers = [], answering.Feed.answers
+
+    def shuffled(feed):
+        """All answers, the last ones first."""
+        own = list(answers(feed))
+        finished.extend(answer.ask.shown for answer in reversed(own))
+        yield from reversed(own)
+
+    with LLM(folder, **OPTIONS, max_num_seqs=3, max_num_batched_tokens=32) as llm:
+        llm._desk.abilities = Abilities(pooling="mean")  # as if it were made for vectors
+        query, *alone = [llm.embed(own, use_tqdm=False)[0] for own in ["a query", *documents]]
+        monkeypatch.setattr(answering.Feed, "answers", shuffled)
+        scores = llm.score("a query", documents, use_tqdm=False)
+    assert finished[:20] != documents
+    assert [own.item for own in scores] == documents
+    assert [own.index for own in scores] == list(range(20))
+    for score, own in zip(scores, alone, strict=True):
+        if own.is_ok:
+            assert score.score == pytest.approx(float(query.embedding @ own.embedding), abs=1e-5)
+        else:
+            assert score.score is None
+            assert "empty" in score.error_msg
+    assert [own.is_ok for own in scores].count(False) == 1
+
+
+@pytest.mark.full
+def test_async_and_a_pool_of_models(folder):
+    """The same methods in tasks, beside each other and beside texts."""
+    from mmdeploy_llm import ModelPool
+
+    async def ask(model):
+        async def text():
+            return [output async for output in model.generate(PROMPTS[1])][-1]
+
+        return await asyncio.gather(
+            model.embed(PROMPTS, dimensions=8),
+            model.classify(PROMPTS[:2], LABELS),
+            model.score("the cat", ["the cat", "", "the dog"]),
+            model.rerank("the cat", ["the dog", "the cat"], 1),
+            text(),
+        )
+
+    with ModelPool() as pool:
+        pool.install("one", folder, **OPTIONS, max_queued=1, max_num_seqs=2)
+        model = pool.start("one")
+        model._desk.abilities = Abilities(pooling="last")
+        vectors, labels, scores, best, text = asyncio.run(ask(model))
+        with pytest.raises(AttributeError, match="use embed"):
+            model.encode(PROMPTS)
+        with pytest.raises(ValueError, match="top_n"):
+            asyncio.run(model.rerank("a", ["b"], 0))
+    assert [own.embedding.shape for own in vectors] == [(8,)] * 3
+    assert [own.item for own in vectors] == PROMPTS
+    assert [sum(own.probabilities.values()) for own in labels] == pytest.approx([1, 1])
+    assert [own.is_ok for own in scores] == [True, False, True]
+    assert scores[0].score == pytest.approx(1, abs=1e-5)
+    assert [own.index for own in best] == [1]
+    assert text.is_ok
+
+
+@pytest.mark.full
+def test_engines_in_other_processes_give_the_same_vectors(folder, llm):
+    from mmdeploy_llm import LLM
+
+    alone = llm.embed(PROMPTS * 4, use_tqdm=False, pooling="mean")
+    with LLM(folder, **OPTIONS, data_parallel_size=2, num_threads=1) as many:
+        together = many.embed(PROMPTS * 4, use_tqdm=False, pooling="mean")
+        labels = many.classify(PROMPTS, LABELS, use_tqdm=False)
+        assert many._desk.abilities.can_generate
+    for one, two in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one.embedding, two.embedding, atol=1e-5)
+    assert [own.label for own in labels] == [
+        own.label for own in llm.classify(PROMPTS, LABELS, use_tqdm=False)
+    ]
+
+
+@pytest.mark.full
+def test_ranks_give_the_same_vectors(folder, llm):
+    from mmdeploy_llm import LLM
+
+    with LLM(folder, **OPTIONS, tensor_parallel_size=2) as ranks:
+        for pooling in ("mean", "tokens"):
+            alone = llm.embed(PROMPTS, use_tqdm=False, pooling=pooling)
+            together = ranks.embed(PROMPTS, use_tqdm=False, pooling=pooling)
+            for one, two in zip(alone, together, strict=True):
+                np.testing.assert_allclose(one.embedding, two.embedding, atol=1e-5)
+
+
+def test_a_request_that_is_aborted_or_too_late_ends(llm):
+    late, good = llm.embed([{"prompt": "the cat", "timeout": 1e-9}, "the cat"], use_tqdm=False)
+    assert late.error_code == 408
+    assert good.is_ok
+    asks = iter(llm.embed_iter(PROMPTS * 9))
+    next(asks)
+    asks.close()
+    assert llm.embed("the cat", use_tqdm=False)[0].is_ok
+
+
+def test_other_names_say_what_to_call(llm):
+    with pytest.raises(AttributeError, match="embed"):
+        llm.encode("a")
+    with pytest.raises(TypeError, match="embed_iter takes an iterable"):
+        llm.embed_iter("a")
+    with pytest.raises(TypeError, match="dimensions"):
+        llm.embed("a", dimension=8)
+
+
+@pytest.mark.parametrize("option", [{"runner": "pooling"}, {"task": "embed"}, {"task": "score"}])
+def test_the_task_of_another_engine_means_nothing_here(option):
+    from mmdeploy_llm import EngineConfig
+
+    assert EngineConfig.from_options("m", option).model == "m"
+    with pytest.raises(ConfigError, match="the call decides"):
+        EngineConfig.from_options("m", {"task": "transcription"})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from mmdeploy_llm.adapter_ref import LoRARequest
 from mmdeploy_llm.client.arguments import as_prompt, as_prompts, one_params
-from mmdeploy_llm.client.client import EngineClient
 from mmdeploy_llm.client.keywords import explaining_keywords
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.ticket import Ask
@@ -24,6 +24,7 @@ from mmdeploy_llm.signatures import takes
 from mmdeploy_llm.spelling import naming_elsewhere
 
 from .handle import Handle, News, by_completion, whole_of
+from .vectors import AsyncVectors
 
 if TYPE_CHECKING:
     from mmdeploy_llm.params.option_dicts import EngineOptions
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _ELSEWHERE = {
     "chat": "submit(messages), or generate(messages), which yields outputs",
+    "embed_iter": "embed for each prompt, in tasks",
+    "encode": "embed(prompts), which returns vectors",
     "generate_iter": "submit for each prompt",
     "run_batch": "LLM, whose run_batch answers an iterable",
     "stream": "submit(prompt), whose handle yields deltas with `async for` or `for`",
@@ -39,7 +42,7 @@ _ELSEWHERE = {
 
 @naming_elsewhere(_ELSEWHERE)
 @explaining_keywords
-class AsyncLLM(EngineClient):
+class AsyncLLM(AsyncVectors):
     """A loaded model that answers requests whether anybody waits for them or not.
 
         async with AsyncLLM("shapes-vl", max_num_seqs=16) as llm:
@@ -201,6 +204,24 @@ class AsyncLLM(EngineClient):
         handle = self._handles[ask.request_id] = Handle(ticket, news, self)
         self._check_not_finishing()  # `finish` may not have seen it; it is aborted then
         return handle
+
+    async def _answered(self, asks: Sequence[Ask]) -> list[RequestOutput]:
+        """Returns the outputs of asks in their order, as many at once as may be here; aborts them
+        all when its task is cancelled."""
+        self._home.check()
+        self._desk.check()
+        handles: list[Handle] = []
+        try:
+            for ask in asks:
+                own = replace(ask, request_id=uuid.uuid4().hex)
+                try:
+                    handles.append(self._start(own, waits=False))
+                except QueueFullError:
+                    handles.append(await asyncio.to_thread(self._start, own, waits=True))
+            return [await handle for handle in handles]
+        finally:
+            for handle in handles:
+                handle.release()
 
     def _check_not_finishing(self) -> None:
         if self._is_finishing:

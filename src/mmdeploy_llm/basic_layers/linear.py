@@ -120,10 +120,20 @@ class Matrix(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         return self.packed.product(flat, bias).view(*x.shape[:-1], -1)
 
+    def packed_parts(self) -> Mapping[str, PackedWeight]:
+        """Returns the packed weight, if there is one, by a name."""
+        return {} if self.packed is None else {"weight": self.packed}
+
+    def take_packed(self, parts: Mapping[str, PackedWeight]) -> None:
+        """Takes what `packed_parts` of an equal layer returned."""
+        self.packed = parts["weight"]
+
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Lays the weight out for `kernels`, rounded if requested; leaves it unchanged if they
-        cannot pack it. A weight that is in few bits already stays as it is, and `quantization` says
-        only whether x is rounded."""
+        cannot pack it, or it is packed already. A weight that is in few bits already stays as it
+        is, and `quantization` says only whether x is rounded."""
+        if self.packed is not None:
+            return
         if self._coded is not None:
             self.packed = kernels.pack_coded(self._coded, rounds=rounds_inputs(quantization))
             self._coded = None

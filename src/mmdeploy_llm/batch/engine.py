@@ -29,7 +29,7 @@ NOT_COMPARED = frozenset(
         *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
         *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
         *("enforce_eager", "trust_remote_code", "attention_backend", "guided_decoding_timeout"),
-        *("quiet", "plugin_files"),
+        *("quiet", "plugin_files", "weight_cache", "weight_cache_size"),
     )
 )
 

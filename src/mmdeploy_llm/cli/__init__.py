@@ -2,6 +2,7 @@
 
 MMDEPLOY_LLM_PLUGINS          load exactly these plugins (names separated by commas; empty: none)
 MMDEPLOY_LLM_BLOCKED_PLUGINS  do not load these
+MMDEPLOY_LLM_WEIGHT_CACHE     the folder of cached weights (off: no cache)
 RANK, SLURM_PROCID, JOB_COMPLETION_INDEX and others   for --shard auto, see shards.py
 
 Exit codes: 0 success, 1 some items failed, 2 wrong usage or an unusable model, 3 stopped by
@@ -24,6 +25,7 @@ from mmdeploy_llm.terminal.interrupts import Interrupts
 
 PLUGINS_VARIABLE = "MMDEPLOY_LLM_PLUGINS"
 BLOCKED_VARIABLE = "MMDEPLOY_LLM_BLOCKED_PLUGINS"
+CACHE_VARIABLE = "MMDEPLOY_LLM_WEIGHT_CACHE"
 SHARD_VARIABLES = (
     *("RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX", "NUM_SHARDS"),
     *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_ARRAY_TASK_ID"),
@@ -46,12 +48,16 @@ def main() -> None:
 
 def plugin_names() -> dict[str, Any]:
     """Returns the engine options `plugins` and `blocked_plugins` that the environment sets."""
-    names: dict[str, Any] = {}
-    for option, variable in (("plugins", PLUGINS_VARIABLE), ("blocked_plugins", BLOCKED_VARIABLE)):
-        value = os.environ.get(variable)
-        if value is not None:
-            names[option] = tuple(name.strip() for name in value.split(",") if name.strip())
-    return names
+    given = {"plugins": PLUGINS_VARIABLE, "blocked_plugins": BLOCKED_VARIABLE}
+    found = {option: os.environ[name] for option, name in given.items() if name in os.environ}
+    names = {option: map(str.strip, value.split(",")) for option, value in found.items()}
+    return {option: tuple(filter(None, own)) for option, own in names.items()}
+
+
+def cache_option() -> dict[str, Any]:
+    """Returns the engine option `weight_cache` where the environment sets it."""
+    value = os.environ.get(CACHE_VARIABLE)
+    return {"weight_cache": value != "off" and value} if value else {}
 
 
 def shard_variables() -> dict[str, str]:

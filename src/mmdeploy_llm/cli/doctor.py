@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import cache_option
 from .exits import SOME_FAILED
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _findings(with_self_test: bool) -> Iterable[Finding]:
     from mmdeploy_llm.doctor import State, examine, self_test
 
     has_kernels = False
-    for finding in examine():
+    for finding in examine(**cache_option()):
         has_kernels |= finding.topic == "CPU kernels" and finding.state is State.GOOD
         yield finding
     if with_self_test:

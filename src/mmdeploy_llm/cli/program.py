@@ -14,10 +14,11 @@ from mmdeploy_llm import __version__
 from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.command_options.command import Command, CommandGroup
 from mmdeploy_llm.command_options.count_help import COUNT_EPILOG
+from mmdeploy_llm.command_options.values import FROM_ENVIRONMENT
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.terminal.interrupts import interrupted_code
 
-from . import plugin_names
+from . import cache_option, plugin_names
 from .batches import batch, caption
 from .bench import BENCH_EPILOG, bench
 from .count import count
@@ -165,6 +166,7 @@ def program(
     Options of the program go before the command: mmdeploy-llm --verbose caption photos/
     """
     ctx.obj = plugin_names()
+    ctx.meta[FROM_ENVIRONMENT] = cache_option()
     ctx.meta[LOAD_PLUGINS] = load_plugins
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("%(levelname)s: %(message)s"))

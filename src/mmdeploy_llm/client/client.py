@@ -22,7 +22,7 @@ from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.output_forms import table_of, told
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.processes import finalize_here
+from mmdeploy_llm.processes import finalize_here, without_collections
 
 from .arguments import as_prompt
 from .belonging import Belonging
@@ -41,11 +41,12 @@ class EngineClient(Belonging):
         self._open(config.quiet)
 
     def _open(self, quiet: bool) -> None:
-        # They import torch, which `from mmdeploy_llm import LLM` need not wait for.
-        from mmdeploy_llm.desk.many import open_desk
-        from mmdeploy_llm.startup.start import report_load
+        with without_collections():
+            # They import torch, which `from mmdeploy_llm import LLM` need not wait for.
+            from mmdeploy_llm.desk.many import open_desk
+            from mmdeploy_llm.startup.start import report_load
 
-        self._desk = open_desk(self._config, self._step_lock)
+            self._desk = open_desk(self._config, self._step_lock)
         # The desk ends with this object; with the program it ends by itself.
         self._stop = finalize_here(self, self._desk.stop, at_exit=False)
         self.plugins, self.model = self._desk.plugins, self._desk.model

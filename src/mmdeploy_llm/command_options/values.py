@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MANY_MEDIA = {"image": 16, "video": 4, "audio": 4}  # default limit of media items per prompt
 MAX_TEXT = 1_000_000  # characters of a file with a text
+FROM_ENVIRONMENT = f"{__name__}.environment"  # key of engine options in the context's meta
 
 
 def template_kwargs(thinking: bool | None) -> dict[str, Any]:
@@ -101,8 +102,9 @@ def _pairs(option: str, text: str, example: str) -> Iterable[tuple[str, Any]]:
 
 
 def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) -> dict[str, Any]:
-    """Returns the options of LLM(): the given ones without None, overridden by the NAME=VALUE
-    texts of --engine and by the plugins that the environment selects (`ctx.obj`)."""
+    """Returns the options of LLM(): those of the environment, overridden by the given ones without
+    None, the NAME=VALUE texts of --engine and the plugins that the environment selects
+    (`ctx.obj`)."""
     parsed = named_values("--engine", extra or [], "max_model_len=4096")
     for name in parsed:
         source = ctx.get_parameter_source(name)
@@ -112,7 +114,7 @@ def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) 
     for name in ("reasoning_parser", "tool_call_parser"):
         if options.get(name) == "none":
             options[name] = None
-    merged = {**options, **parsed, **ctx.obj}
+    merged = {**ctx.meta.get(FROM_ENVIRONMENT, {}), **options, **parsed, **ctx.obj}
     return {name: value for name, value in merged.items() if value is not None}
 
 

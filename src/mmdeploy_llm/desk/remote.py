@@ -29,7 +29,13 @@ from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.pooling.abilities import Abilities
-from mmdeploy_llm.processes import Channel, Message, Worker, finalize_here
+from mmdeploy_llm.processes import (
+    Channel,
+    Message,
+    Worker,
+    finalize_here,
+    without_collections,
+)
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.start import start
 
@@ -269,7 +275,9 @@ class RemoteDesk(Desk):
 def serve_desk(channel: Channel, *, config: EngineConfig) -> None:
     """Runs a local desk in its process: receives prompts and sends outputs until the channel
     closes. Raises WorkerDiedError when the engine has died."""
-    _Server(channel, LocalDesk(partial(start, config))).serve()
+    with without_collections():
+        desk = LocalDesk(partial(start, config))
+    _Server(channel, desk).serve()
 
 
 class _Server:

@@ -18,6 +18,7 @@ from mmdeploy_llm.hooks import AttentionBackendSpec, PluginManager
 from mmdeploy_llm.runtime_config import AttentionNeeds
 from mmdeploy_llm.startup.cards import CudaSetup, missing_cuda, read_cuda
 from mmdeploy_llm.startup.sizes import available_memory
+from mmdeploy_llm.weight_cache import cache_folder, folder_size
 
 from .findings import Finding, State
 
@@ -113,12 +114,14 @@ OPTIONAL = (
 )
 
 
-def examine() -> Iterator[Finding]:
-    """Yields the findings, one after the other. Compiles the CPU kernels if they are not built."""
+def examine(weight_cache: str | bool = True) -> Iterator[Finding]:
+    """Yields the findings, one after the other. Compiles the CPU kernels if they are not built.
+    weight_cache: see EngineConfig."""
     yield processor()
     kernels, finding = cpu_kernels()
     yield finding
     yield memory()
+    yield cached_weights(weight_cache)
     setup = read_cuda()
     yield cards(setup)
     yield attention(setup, kernels)
@@ -172,6 +175,23 @@ def memory() -> Finding:
     cache = available_memory(torch.device("cpu"), 1.0)
     text = f"the KV cache on the CPU takes {cache / 2**30:.1f} GiB unless kv_cache_memory is given"
     return Finding(topic="memory", state=State.GOOD, text=text)
+
+
+def cached_weights(option: str | bool) -> Finding:
+    """Says where packed weights are kept for the next start, and how large they are."""
+    try:
+        folder = cache_folder(option)
+    except RuntimeError as error:
+        text = f"there is no home directory to keep packed weights in: {error}"
+        return Finding(topic="weight cache", state=State.ABSENT, text=text)
+    if folder is None:
+        return Finding(topic="weight cache", state=State.GOOD, text="off")
+    found = folder_size(folder)
+    text = (
+        f"{_count(found.num_files, 'file')}, {found.num_bytes / 1e9:.2f} GB of packed weights in "
+        f"{folder}, from which models start faster; it may be deleted"
+    )
+    return Finding(topic="weight cache", state=State.GOOD, text=text)
 
 
 def cards(setup: CudaSetup) -> Finding:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from inspect import isroutine
 from typing import Any
 
-from transformers.utils import get_json_schema
-
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import ToolCall
@@ -113,6 +111,8 @@ def chosen_tools(given: Any, variables: dict[str, Any]) -> tuple[Mapping[str, An
 
 def _schema(function: Any, location: str) -> Mapping[str, Any]:
     """Returns the JSON schema of a Python function."""
+    from transformers.utils import get_json_schema
+
     try:
         schema: Mapping[str, Any] = get_json_schema(function)
     except Exception as error:

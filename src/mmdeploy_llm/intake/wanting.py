@@ -12,7 +12,6 @@ from typing import Any
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import PromptTooLongError, RequestError
-from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.rules import PairRule
@@ -160,7 +159,7 @@ class Wanting:
         if parts.ids is not None:
             return parts, wanted  # they are the whole prompt
         if rules.system is not None:
-            return self._conversation(parts, wanted.instruction or rules.system), wanted
+            return self._conversation(parts, self._system(wanted.instruction)), wanted
         prefix = self._prefix(wanted.instruction)
         skipped = 0
         if prefix and not rules.includes_prompt:
@@ -188,6 +187,11 @@ class Wanting:
         name = rules.default_prompt if instruction is None else instruction
         return "" if name is None else rules.prompts.get(name, name)
 
+    def _system(self, instruction: str | None) -> str:
+        if instruction is None:
+            return self._rules.system or ""
+        return self._rules.prompts.get(instruction, instruction)
+
     def _marked(self, parts: PromptParts) -> str:
         """Returns the text of a prompt, after the markers of its media unless it has any."""
         text = parts.text or ""
@@ -197,11 +201,7 @@ class Wanting:
 
     def _conversation(self, parts: PromptParts, system: str) -> PromptParts:
         """Returns a conversation of one message with the media and the text."""
-        content = [*_media_parts(parts.media), *_text_parts(parts.text)]
-        messages = [
-            {"role": "system", "content": _text_parts(system)},
-            {"role": "user", "content": content},
-        ]
+        messages = [*_system_message(system), {"role": "user", "content": _content(parts)}]
         kwargs = {**self._rules.chat_options, **(parts.template_kwargs or {})}
         return replace(parts, text=None, messages=messages, template_kwargs=kwargs or None)
 
@@ -209,16 +209,14 @@ class Wanting:
         """Returns a conversation with its instruction as the system message."""
         messages = list(parts.messages) if isinstance(parts.messages, Sequence) else []
         first = messages[0].get("role") if messages and isinstance(messages[0], Mapping) else None
-        system = wanted.instruction or self._rules.system
-        if system is None or first == "system":
+        system = self._system(wanted.instruction)
+        if not system or first == "system":
             if wanted.instruction is not None:
                 raise RequestError(
                     "the conversation has a system message already; leave out the instruction"
                 )
             return parts
-        return replace(
-            parts, messages=[{"role": "system", "content": _text_parts(system)}, *messages]
-        )
+        return replace(parts, messages=[*_system_message(system), *messages])
 
     def _pair(self, prompt: Mapping[str, Any], wanted: Wanted) -> PromptParts:
         rule = self._rules.pairs or PairRule()
@@ -226,33 +224,50 @@ class Wanting:
         for name, own in zip(PAIR_KEYS, (query, document), strict=True):
             if own.text is None:
                 raise RequestError(f"the {name} of a pair must be a text, with or without media")
-        if rule.template is None:
-            if query.media or document.media or wanted.instruction is not None:
-                raise RequestError("this model scores pairs of texts, without media or instruction")
-            texts = (self._cased(own.text or "") for own in (query, document))
-            return PromptParts(text=next(texts), pair=next(texts))
-        values = {"instruction": wanted.instruction or rule.instruction}
         media = (*query.media, *document.media)
+        if rule.has_roles:
+            return self._roles(query, document, wanted)
+        if rule.template is None:
+            if media:
+                raise RequestError("this model scores pairs of texts, without media")
+            first = self._prefix(wanted.instruction) + (query.text or "")
+            return PromptParts(text=self._cased(first), pair=self._cased(document.text or ""))
+        values = {"instruction": wanted.instruction or rule.instruction}
         if rule.system is None:
             values |= {"query": self._marked(query), "document": self._marked(document)}
             text = FIELD.sub(lambda found: values[found[1]], rule.template)
             return PromptParts(text=text, media=media)
+        return self._filled(rule, query, document, values)
+
+    def _roles(self, query: PromptParts, document: PromptParts, wanted: Wanted) -> PromptParts:
+        """Returns the messages of a template that knows the roles "query" and "document"."""
+        messages = _system_message(self._system(wanted.instruction))
+        messages.append({"role": "query", "content": _content(query)})
+        messages.append({"role": "document", "content": _content(document)})
+        media, options = (*query.media, *document.media), self._rules.chat_options or None
+        return PromptParts(messages=messages, media=media, template_kwargs=options)
+
+    def _filled(
+        self, rule: PairRule, query: PromptParts, document: PromptParts, values: dict[str, str]
+    ) -> PromptParts:
+        """Returns a conversation whose user message is the template, filled."""
         content: list[Any] = []
         sides = {"query": query, "document": document}
-        for index, piece in enumerate(FIELD.split(rule.template)):
+        for index, piece in enumerate(FIELD.split(rule.template or "")):
             if index % 2 and piece in sides:
-                content += [*_media_parts(sides[piece].media), *_text_parts(sides[piece].text)]
+                content += _content(sides[piece])
             else:
                 content += _text_parts(values[piece] if index % 2 else piece)
-        messages = [
-            {"role": "system", "content": _text_parts(rule.system)},
-            {"role": "user", "content": content},
-        ]
-        return PromptParts(messages=messages, media=media)
+        messages = [*_system_message(rule.system), {"role": "user", "content": content}]
+        return PromptParts(messages=messages, media=(*query.media, *document.media))
 
 
-def _media_parts(media: Sequence[MediaItem]) -> list[dict[str, Any]]:
-    return [{"type": item.kind} for item in media]
+def _system_message(text: str | None) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": _text_parts(text)}] if text else []
+
+
+def _content(parts: PromptParts) -> list[dict[str, Any]]:
+    return [*({"type": item.kind} for item in parts.media), *_text_parts(parts.text)]
 
 
 def _text_parts(text: str | None) -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ from mmdeploy_llm.basic_layers.linear import (
     plain_linear,
 )
 from mmdeploy_llm.basic_layers.mlp import Activation, GatedMLP, gated
-from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, PackedWeight, Quantization
+from mmdeploy_llm.basic_layers.packed_pairs import PackedPairs
+from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.weight_formats import rounds_inputs
 
@@ -108,7 +109,7 @@ class SoftmaxRouter(KernelLayer, Matrix):
         return weights.to(x.dtype), experts
 
 
-class Experts(KernelLayer):
+class Experts(PackedPairs, KernelLayer):
     """E gated MLPs, stacked: gate_up_proj [E, 2 I, S], down_proj [E, S, I].
 
     expert_parts: the checkpoint's name of each matrix of an expert -> the parameter that holds it,
@@ -133,7 +134,6 @@ class Experts(KernelLayer):
         self.activation = None if activation == "silu" else Activation(activation)
         self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
         self.down_proj = empty_parameter(num_experts, size, intermediate_size)
-        self._packed: list[tuple[PackedWeight | None, PackedWeight | None]] | None = None
         self._coded: dict[str, CodedWeight] = {}
         self.expert_parts = {
             "gate_proj": ("gate_up_proj", slice(0, intermediate_size)),
@@ -217,7 +217,6 @@ class Experts(KernelLayer):
         if self._packed is None:
             return plain_linear(x, self.get_parameter(name)[expert], bias)
         packed = self._packed[expert][name == "down_proj"]
-        assert packed is not None, "can_pack was True"
         return packed.product(x, bias)
 
     def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
@@ -233,6 +232,8 @@ class Experts(KernelLayer):
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Packs as Matrix.pack does: either all matrices or none."""
+        if self.is_packed:
+            return
         if self._coded:
             return self._pack_coded(kernels, rounds=rounds_inputs(quantization))
         stacks = self.gate_up_proj.detach(), self.down_proj.detach()
@@ -241,7 +242,7 @@ class Experts(KernelLayer):
         gate_up, down = (
             [kernels.pack(weight, quantization) for weight in stack] for stack in stacks
         )
-        self._packed = list(zip(gate_up, down, strict=True))
+        self.take_pairs(gate_up, down)
         self.gate_up_proj, self.down_proj = emptied(self.gate_up_proj), emptied(self.down_proj)
 
     def can_hold_coded(self, name: str) -> bool:
@@ -259,7 +260,7 @@ class Experts(KernelLayer):
         gate_up, down = (
             [kernels.pack_coded(part, rounds=rounds) for part in stack] for stack in stacks
         )
-        self._packed = list(zip(gate_up, down, strict=True))
+        self.take_pairs(gate_up, down)
         self._coded.clear()
 
     def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:

@@ -18,12 +18,14 @@ from .cores import (
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .memory import LargePages, keep_freed_memory
 from .openmp import THREAD_COUNT, make_forks_safe
+from .packed import PACKED
 from .prebuilt import find_prebuilt
 from .recording import Recording
 from .sealed import BuildError
 
 __all__ = [
     "MAX_HEAD_DIM",
+    "PACKED",
     "PANEL",
     "THREAD_COUNT",
     "BuildError",

@@ -49,10 +49,15 @@ def is_intact(path: Path) -> bool:
     return seal == _digest(library, path) + MARK
 
 
-def check_owner(path: Path) -> None:
+def check_owner(path: Path, harm: str = "whose code would run") -> None:
     """Raises ForeignError unless the file or folder belongs to this user or root, and only its
-    owner may write it."""
-    found, user = path.stat(), files.own_user()
+    owner may write it. harm: what else could be, for the message."""
+    check_status(path, path.stat(), harm)
+
+
+def check_status(path: Path, found: os.stat_result, harm: str) -> None:
+    """Checks as `check_owner` does what the system says of a file or folder."""
+    user = files.own_user()
     if user is None:  # Windows: the folder below the user's home says who may write
         return
     if found.st_uid not in (user, 0):
@@ -61,7 +66,7 @@ def check_owner(path: Path) -> None:
         problem, advice = "may be written by other users", f"run: chmod go-w {str(path)!r}"
     else:
         return
-    raise ForeignError(f"{path} {problem}, whose code would run; {advice}, or delete it")
+    raise ForeignError(f"{path} {problem}, {harm}; {advice}, or delete it")
 
 
 def _digest(library: bytes, path: Path) -> bytes:

@@ -21,7 +21,14 @@ _ONE_STEP_CHUNKS = (
 )
 _NO_DRAW_FROM_ALL = "use dtype, native_kernels or attention_backend to choose how it computes"
 _LOGPROBS = "log-probabilities are those of the model, before temperature and penalties"
-_NO_POOLING = "only text is generated; there are no embeddings and scores"
+_EACH_CALL = (
+    "leave it out: the call decides: generate, embed, score, rerank or classify, as far as the "
+    "model can"
+)
+_POOLING = (
+    "the model's folder says how its vectors are pooled; embed(pooling=..., normalize=..., "
+    "dimensions=...) says otherwise"
+)
 _HOST_MEMORY = "the KV cache stays on the device; kv_cache_memory sets its bytes"
 _EXPERTS = "experts are sharded with tensor_parallel_size"
 _CONFIG = "edit a copy of the folder's config.json"
@@ -35,7 +42,7 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "code_revision": "code that comes with a checkpoint is never run; leave it out",
         "compilation_config": "use enforce_eager=True to run without CUDA graphs",
         "config_format": "the checkpoint must have transformers' config.json; leave it out",
-        "convert": _NO_POOLING,
+        "convert": _EACH_CALL,
         "cpu_offload_gb": "weights are not moved to the host; use a smaller dtype or quantization",
         "data_parallel_size_local": "use data_parallel_size, the engines of this machine; Ray "
         "runs engines on several",
@@ -73,9 +80,9 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "media_io_kwargs": "use mm_processor_kwargs",
         "mm_processor_cache_gb": _ENCODER_CACHE,
         "override_generation_config": "set these values in SamplingParams",
-        "override_pooler_config": _NO_POOLING,
+        "override_pooler_config": _POOLING,
         "pipeline_parallel_size": _NO_PIPELINE,
-        "pooler_config": _NO_POOLING,
+        "pooler_config": _POOLING,
         "reasoning_parser_plugin": "install the parser as a plugin package; "
         "`mmdeploy-llm plugins new` writes one",
         "rope_scaling": _CONFIG,
@@ -102,8 +109,8 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "plas_attention_config": _NO_DRAW_FROM_ALL,
         "routing_replay_config": "which experts a token has used is not kept; leave it out",
         "rsync_config": "weights are loaded once; make a new LLM for other weights",
-        "runner": "only generation is supported; leave it out",
-        "task": "only generation is supported; leave it out",
+        "runner": _EACH_CALL,
+        "task": _EACH_CALL,
         "use_cudagraph": "CUDA graphs are used unless enforce_eager=True",
         # DashInfer: the runtime config
         "compute_unit": 'use device, such as "cuda:0", and num_threads',

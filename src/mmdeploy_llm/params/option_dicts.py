@@ -130,6 +130,8 @@ class EngineOptions(TypedDict, total=False):
     use: str | Sequence[str] | Mapping[str, str] | None
     use_warmup: bool | None
     video_tokens: int | Literal["auto", "full"] | None
+    weight_cache: str | bool | None
+    weight_cache_size: int | None
 
 
 class GuidedDecodingOptions(TypedDict, total=False):

@@ -22,11 +22,13 @@ class PairRule:
     system: of the conversation that the chat template renders, whose user message the template is
         then; the media of query and document stand where these do. None: no chat template is used.
     instruction: where the caller gives none.
+    has_roles: the chat template itself has the roles "query" and "document", for a message each.
     """
 
     template: str | None = None
     system: str | None = None
     instruction: str = ""
+    has_roles: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

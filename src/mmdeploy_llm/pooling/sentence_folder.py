@@ -14,7 +14,7 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.guarding.folder_files import fault, read_array, read_object, shown
 from mmdeploy_llm.wanted import Pooling
 
-from .rules import Activation, DenseRule, EmbeddingRules, Similarity
+from .rules import Activation, DenseRule, EmbeddingRules, PairRule, Similarity
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
@@ -116,6 +116,10 @@ def read_rules(folder: Path) -> EmbeddingRules | None:
         raise _not_computed(modules[0], "no Pooling after the first module", "a Pooling")
     values["pooling"] = values["pooling"] or ("tokens" if output == TOKENS else None)
     _check_sizes(values["size"], dense)
+    if values["system"] is not None:
+        values["system"] = values["prompts"].get(values["default_prompt"], "")
+        if output not in (TOKENS, SENTENCE):
+            values["pairs"] = PairRule(has_roles=True)
     return EmbeddingRules(dense=tuple(dense), **values)
 
 
@@ -201,7 +205,7 @@ def _model_values(folder: Path) -> dict[str, Any]:
         "document_prompt": next((name for name in DOCUMENTS if name in prompts), None),
         "similarity": similarity,
         "dimensions": _whole(values, MODEL_FILE, "truncate_dim", MAX_SIZE),
-        "activation": None if activation is None else _activation(MODEL_FILE, activation),
+        "activation": None if activation is None else activation_of(MODEL_FILE, activation),
         "normalize": False,
         "pooling": None,
         "size": None,
@@ -228,8 +232,13 @@ def _transformer_values(module: _Module) -> dict[str, Any]:
         "max_tokens": _max_tokens(module.folder, values, name),
         "lower_case": _get(values, name, "do_lower_case", bool, False),
         "system": "" if "message" in inputs else None,
-        "chat_options": _get(options, name, "chat_template", dict, {}),
+        "chat_options": _chat_options(name, options) if "message" in inputs else {},
     }
+
+
+def _chat_options(file: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the options of the chat template, whose default here would be another."""
+    return {"add_generation_prompt": False, **_get(options, file, "chat_template", dict, {})}
 
 
 def _max_tokens(folder: Path, values: Mapping[str, Any], name: str) -> int | None:
@@ -281,7 +290,7 @@ def _dense(module: _Module) -> DenseRule:
         in_features=sizes[0] or 0,
         out_features=sizes[1] or 0,
         has_bias=_get(values, module.label, "bias", bool, True),
-        activation=_activation(module.label, name),
+        activation=activation_of(module.label, name),
         is_residual=_get(values, module.label, "use_residual", bool, False),
     )
 
@@ -319,9 +328,10 @@ def _required(module: _Module) -> Mapping[str, Any]:
     return read_object(path)
 
 
-def _activation(file: str, name: str) -> Activation:
+def activation_of(file: str, name: object) -> Activation:
+    """Returns what a class of torch is called here. file: that names it."""
     _one_of(file, "activation", name, ACTIVATIONS)
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[str(name)]
 
 
 def _one_of(file: str, key: str, value: object, allowed: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ Nothing here imports torch: a child that needs none starts without it.
 """
 
 from .forks import Home, finalize_here
+from .garbage import without_collections
 from .interrupts import interrupt_thread, interrupted_later
 from .process import Channel, Worker, close_all
 from .wire import Message
@@ -21,4 +22,5 @@ __all__ = [
     "finalize_here",
     "interrupt_thread",
     "interrupted_later",
+    "without_collections",
 ]

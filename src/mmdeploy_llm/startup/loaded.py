@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
+from mmdeploy_llm.weight_cache import WeightCache, open_cache
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
@@ -59,6 +61,7 @@ class LoadedModel:
     runtime: the options, with the encoder cache counted in this model's media rows, and
         max_model_len lowered where the model needs it.
     threads: places the calling thread on its CPUs; None leaves that to the system.
+    mapped_bytes: of the weights that are pages of a file, which the system counts as free memory.
     """
 
     files: ModelFiles
@@ -67,6 +70,7 @@ class LoadedModel:
     model: Model
     threads: ComputeThreads | None
     group: RankGroup
+    mapped_bytes: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -96,19 +100,11 @@ def load_model(
         model_length(built, runtime)  # raises before the weights are read
         return built
 
-    model: Model = build_model(
-        build,
-        files.checkpoint,
-        dtype=getattr(torch, runtime.dtype),
-        device=torch.device(runtime.device),
-        load_format=runtime.options.load_format,
-        split=split,
-        memory=None if machine.kernels is None else machine.kernels.memory,
-        can_keep=can_keep,
-        plugins=files.plugins,
-    )
-    add_dense(model, files.rules, torch.device(runtime.device))
+    cache = _cache(runtime, files, machine, group)
+    model = _weighted(build, runtime, files, machine, split, can_keep, cache)
     _install(model, machine, runtime.options)
+    if cache is not None:
+        cache.keep(model)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return LoadedModel(
@@ -122,6 +118,7 @@ def load_model(
         model=model,
         threads=threads,
         group=group,
+        mapped_bytes=0 if cache is None else cache.mapped_bytes,
     )
 
 
@@ -129,6 +126,50 @@ def new_model(files: ModelFiles, config: Any) -> Any:
     """Builds the model on the device of the caller, with the head that its checkpoint has."""
     built = files.plugins.build(files.spec, config)
     return fit_head(built, files.head, files.rules, getattr(config, "num_labels", 1))
+
+
+def _weighted(
+    build: Callable[[Any], Any],
+    runtime: RuntimeConfig,
+    files: ModelFiles,
+    machine: Machine,
+    split: Split | None,
+    can_keep: CanKeep | None,
+    cache: WeightCache | None,
+) -> Any:
+    """Builds the model with the weights of the cache, or else of its files."""
+    device, kernels = torch.device(runtime.device), machine.kernels
+    complete = partial(add_dense, rules=files.rules, device=device)
+    model: Any = None
+    if cache is not None and kernels is not None:
+        model = cache.restored(build, files.checkpoint, split, kernels, complete)
+    if model is None:
+        model = build_model(
+            build,
+            files.checkpoint,
+            dtype=getattr(torch, runtime.dtype),
+            device=device,
+            load_format=runtime.options.load_format,
+            split=split,
+            memory=None if kernels is None else kernels.memory,
+            can_keep=can_keep,
+            plugins=files.plugins,
+        )
+        complete(model)
+    return model
+
+
+def _cache(
+    runtime: RuntimeConfig, files: ModelFiles, machine: Machine, group: RankGroup
+) -> WeightCache | None:
+    """Opens the cache of packed weights; None where there are no kernels that pack them."""
+    if machine.cpu_level is None:
+        return None
+    rank = None if group.ranks is None else (group.ranks.rank, group.size)
+    model = files.plugins.owner(files.spec), files.spec.name, files.spec.factory, files.head
+    facts = {"level": machine.cpu_level, "rank": rank, "model": model}
+    dense = [rule.weights for rule in files.rules.dense]
+    return open_cache(runtime, files.checkpoint, files.plugins, facts, dense)
 
 
 def _install(model: Model, machine: Machine, config: EngineConfig) -> None:

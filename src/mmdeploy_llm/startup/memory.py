@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.pooling.abilities import abilities_of
+from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runner.encoder_cache import values_per_call
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runner.peers import Peers
@@ -25,10 +26,10 @@ from .loaded import LoadedModel
 from .media import build_processors
 from .runners import CachePlan, new_runner
 from .sizes import (
-    available_memory,
     count_blocks,
     count_state_rows,
     count_window_blocks,
+    cpu_cache_memory,
     kv_cache_shape,
 )
 from .worst_case import CudaMeter, LargestStep, Meter, cache_memory, measure
@@ -89,8 +90,7 @@ def _is_cuda(loaded: LoadedModel) -> bool:
 
 
 def _cpu_memory(loaded: LoadedModel) -> int:
-    memory = available_memory(loaded.device, loaded.runtime.gpu_memory_utilization)
-    return memory // loaded.group.size
+    return cpu_cache_memory(free_ram() - loaded.mapped_bytes) // loaded.group.size
 
 
 def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:

@@ -124,7 +124,8 @@ def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
     runner, runtime = new_runner(loaded, cache), loaded.runtime
     wanted = abilities_of(loaded.model).trial
-    if runtime.options.use_warmup:
+    asked = runtime.options.use_warmup
+    if loaded.device.type != "cpu" if asked is None else asked:
         num_tokens = min(WARM_UP_TOKENS, cache.max_model_len - 1)
         warm_up(runner.run, num_tokens, runtime.block_size, wanted)
     if not runtime.enforce_eager and wanted is None:

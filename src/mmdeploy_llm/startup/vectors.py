@@ -8,29 +8,43 @@ from typing import Any
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Checkpoint, ModelSpec, PluginManager
 from mmdeploy_llm.hooks.factories import imported_for
-from mmdeploy_llm.hooks.relatives import head_of
-from mmdeploy_llm.pooling.rules import EmbeddingRules
-from mmdeploy_llm.pooling.sentence_folder import read_rules
+from mmdeploy_llm.hooks.relatives import HeadKind, head_of
+from mmdeploy_llm.pooling.rules import Activation, EmbeddingRules
+from mmdeploy_llm.pooling.sentence_folder import activation_of, read_rules
 
 
 def rules_of(
     plugins: PluginManager, spec: ModelSpec, checkpoint: Checkpoint, tokenizer: Any
 ) -> EmbeddingRules:
-    """Returns the rules of a checkpoint. What its family says of pairs holds for every checkpoint
-    that scores and whose folder has no template for them. tokenizer: the library's own.
+    """Returns the rules of a checkpoint: those of its folder, which say everything, else those of
+    its family, whose pairs are for a head that scores. tokenizer: the library's own.
 
     Raises CheckpointError for a malformed folder, PluginError for the family's rules.
     """
-    family = _of_family(plugins, spec)
-    own = read_rules(checkpoint.folder)
+    family, own = _of_family(plugins, spec), read_rules(checkpoint.folder)
     head = head_of(checkpoint.architecture, spec.architectures)
-    if own is None and head == "words":
+    if own is None:
+        own = _for_head(family, head, tokenizer)
+    return replace(own, activation=own.activation or _activation(own, checkpoint.config))
+
+
+def _for_head(family: EmbeddingRules, head: HeadKind, tokenizer: Any) -> EmbeddingRules:
+    if head == "words":
         tokens = _score_tokens(family, tokenizer)
         return replace(family, score_tokens=tokens, pairs=family.pairs if tokens else None)
-    if own is None:
-        return replace(family, pairs=family.pairs if head == "labels" else None)
-    scores = own.pairs is None and (head == "labels" or own.score_tokens is not None)
-    return replace(own, pairs=family.pairs) if scores and own.system is None else own
+    return replace(family, pairs=family.pairs if head == "labels" else None)
+
+
+def _activation(rules: EmbeddingRules, config: Any) -> Activation:
+    """Returns what is applied to scores, by config.json of a cross-encoder, else as for all of
+    them: a sigmoid to the score of one label."""
+    told = getattr(config, "sentence_transformers", None)
+    name = told.get("activation_fn") if isinstance(told, dict) else None
+    name = name or getattr(config, "sbert_ce_default_activation_function", None)
+    if name is not None:
+        return activation_of("config.json", name)
+    is_one = rules.score_tokens is not None or getattr(config, "num_labels", 1) == 1
+    return "sigmoid" if is_one else "identity"
 
 
 def _of_family(plugins: PluginManager, spec: ModelSpec) -> EmbeddingRules:

@@ -86,12 +86,7 @@ def build_model(
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format must be auto, safetensors or dummy, got {load_format!r}")
-    with torch.device("meta"), bounded_building():
-        model = factory(checkpoint.config)
-    if not isinstance(model, nn.Module):
-        raise PluginContractError(
-            f"a model factory must return a torch.nn.Module, got {type(model).__name__}"
-        )
+    model: Any = on_meta(factory, checkpoint)
     whole = {name: tuple(param.shape) for name, param in model.named_parameters()}
     with ExitStack() as stack:
         is_dummy = load_format == "dummy"
@@ -106,8 +101,19 @@ def build_model(
         else:
             _read(model, [read for read in reads if read.name not in kept], whole, shares)
             _hold(model, kept, memory)
-    _init_buffers(model, device)
+    init_buffers(model, device)
     return model.eval()
+
+
+def on_meta(factory: Callable[[Any], Any], checkpoint: Checkpoint) -> nn.Module:
+    """Builds `factory(checkpoint.config)` without memory for its weights."""
+    with torch.device("meta"), bounded_building():
+        model = factory(checkpoint.config)
+    if not isinstance(model, nn.Module):
+        raise PluginContractError(
+            f"a model factory must return a torch.nn.Module, got {type(model).__name__}"
+        )
+    return model
 
 
 def _open(
@@ -355,7 +361,8 @@ def _fill_dummy(
             param.data.copy_(shares[name].take(values))
 
 
-def _init_buffers(model: nn.Module, device: torch.device) -> None:
+def init_buffers(model: nn.Module, device: torch.device) -> None:
+    """Has each module compute the buffers that no checkpoint holds."""
     for module in model.modules():
         init = getattr(module, "init_buffers", None)
         if callable(init):

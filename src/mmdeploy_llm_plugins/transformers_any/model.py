@@ -29,6 +29,8 @@ class AnyModel(Wrapped):
     ModelNotSupportedError with the layer and the reason when the engine cannot run it.
     """
 
+    is_cacheable = False  # it is checked with its weights
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         sizes: Sizes | None = None

@@ -1,0 +1,168 @@
+"""WeightCache: one model's file in the cache of weights, read at its next start and written after
+its first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.kernels import Kernels, WeightMemory
+from mmdeploy_llm.native import BuildError
+from mmdeploy_llm.portable.files import CAN_RENAME_OPEN
+from mmdeploy_llm.processes import finalize_here
+from mmdeploy_llm.weights.load import Split
+from mmdeploy_llm.weights.restored import restored_model
+
+from . import folder
+from .file import keeps_large_pages, planned_size, read, write
+from .record import NotKeptError, Record, fill, has_buffers, record
+
+logger = logging.getLogger(__name__)
+
+LEAST_WAIT = 10.0  # seconds that the end of the program waits for the file to be whole
+
+
+class WeightCache:
+    """Restores a model from its file, or keeps it there. Used by the thread that loads the model;
+    a thread of its own writes the file."""
+
+    def __init__(self, place: Path, key: str, max_bytes: int, min_bytes: int) -> None:
+        """place: the folder. key: see source_key. max_bytes: of all files of the folder. min_bytes:
+        of a model that is kept."""
+        self._path = place / f"{key}{folder.SUFFIX}"
+        self._max_bytes, self._min_bytes = max_bytes, min_bytes
+        self._is_usable, self._begin = True, time.monotonic()
+        self._found: Record | None = None
+        self._stop = threading.Event()
+        self._writer: threading.Thread | None = None
+        self.mapped_bytes = 0  # of the file, which are no memory of this process alone
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file, whole or not."""
+        return self._path.exists()
+
+    def restored(
+        self,
+        factory: Callable[[Any], Any],
+        checkpoint: Checkpoint,
+        split: Split | None,
+        kernels: Kernels,
+        complete: Callable[[nn.Module], object],
+    ) -> Any:
+        """Builds a model as build_model does, with the weights of its file; None where there is
+        none that can be used. complete: adds to the new model what its factory does not make."""
+        if not self.exists:
+            return None
+
+        def restore(model: nn.Module) -> bool:
+            complete(model)
+            return self.restore(model, kernels, kernels.memory)
+
+        model = restored_model(factory, checkpoint, torch.device("cpu"), split, restore)
+        return model if model is not None and self.is_complete(model) else None
+
+    def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
+        """Fills a model on the meta device from its file; returns False, and leaves it alone, where
+        there is none that can be used, which is logged unless there is none."""
+        try:
+            file, size = folder.open_kept(self._path)
+        except FileNotFoundError:
+            return False
+        except (OSError, BuildError) as error:
+            return self._refuse(f"{error}. Until then the weights are read from the model's files")
+        try:
+            with closing(file):
+                found = read(file, size, self._path.name, memory)
+            fill(model, found, kernels)
+        except (NotKeptError, ValueError, KeyError, TypeError) as error:
+            logger.warning("%s cannot be used and is written again: %s", self._path, error)
+            with suppress(OSError):
+                self._path.unlink()
+            return False
+        self._found = found
+        self.mapped_bytes = size if memory is None or keeps_large_pages() else 0
+        logger.info("the weights are those of %s, %.2f GB", self._path, size / 1e9)
+        return True
+
+    def _refuse(self, why: str) -> bool:
+        self._is_usable = False
+        logger.warning("%s", why)
+        return False
+
+    def is_complete(self, model: nn.Module) -> bool:
+        """Whether a restored model has computed the same buffers as when it was kept. Otherwise the
+        model computes some from weights that are packed by now, and is not kept again."""
+        assert self._found is not None
+        found, self._found = self._found, None
+        self._is_usable = has_buffers(model, found)
+        return self._is_usable
+
+    def keep(self, model: nn.Module) -> None:
+        """Starts to write the model's file, where it is not there yet; the program may go on, and
+        waits for it at its end about as long as the model took to load. What prevents it is
+        logged."""
+        if not self._is_usable or self.exists:
+            return
+        try:
+            kept = record(model)
+            size = planned_size(kept.tensors)
+            if size < self._min_bytes:
+                return
+            folder.make_folder(self._path.parent, size, self._max_bytes)
+        except (NotKeptError, folder.NoRoomError) as error:
+            logger.info("the weights are not kept for the next start: %s", error)
+        except (OSError, BuildError) as error:
+            self._refuse(f"the weights are not kept for the next start: {error}")
+        else:
+            self._start(kept)
+
+    def _start(self, kept: Record) -> None:
+        self._writer = threading.Thread(
+            target=self._write, args=(kept,), name="weight-cache", daemon=True
+        )
+        self._writer.start()
+        finalize_here(self._writer, _wait, self._writer, self._stop, time.monotonic() - self._begin)
+
+    def wait(self) -> None:
+        """Waits until the file is written."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _write(self, kept: Record) -> None:
+        try:
+            self._write_file(kept)
+        except (OSError, BuildError) as error:  # the disk is full
+            folder.discard(self._path)
+            logger.warning("the weights are not kept for the next start: %s", error)
+
+    def _write_file(self, kept: Record) -> None:
+        file = folder.open_new(self._path)
+        if file is None:  # another process writes it
+            return
+        with closing(file):
+            if not write(file, self._path.name, kept, self._stop.is_set):
+                folder.discard(self._path)
+                return
+            if not CAN_RENAME_OPEN:
+                file.close()
+            folder.finish(self._path)
+        for path in folder.make_room(self._path, self._max_bytes):
+            logger.info("%s was not used for longest and is removed", path)
+        logger.info("the weights are kept for the next start in %s", self._path)
+
+
+def _wait(writer: threading.Thread, stop: threading.Event, seconds: float) -> None:
+    """Waits for the writer, then has it stop."""
+    writer.join(max(LEAST_WAIT, seconds))
+    stop.set()
+    writer.join(LEAST_WAIT)

@@ -1,0 +1,157 @@
+"""A file of tensors that is used only if it is whole.
+
+    MAGIC | size of header | header: JSON | tensors, each at a multiple of a page | digest | MAGIC
+
+The digest is that of the file's name, the header, and the sum of each page as 64-bit integers,
+which takes no longer than reading the memory once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmdeploy_llm.kernels import WeightMemory
+from mmdeploy_llm.portable.files import read_into
+
+from .record import NotKeptError, Record
+
+MAGIC = b"mmdeploy_llm weights 1\n"
+PAGE = 4096
+DIGEST_SIZE = 32
+FOOTER_SIZE = DIGEST_SIZE + len(MAGIC)
+HEAD_SIZE = len(MAGIC) + 8
+SLICE = 2**24  # bytes that are written or summed at once
+NUM_THREADS = 2
+# The first Linux whose ext4 keeps files in large pages. Products with weights in small ones take
+# up to a third longer.
+LARGE_FILE_PAGES = (6, 16)
+
+Sums = NDArray[np.int64]
+
+
+def planned_size(tensors: Sequence[Tensor]) -> int:
+    """Returns about how many bytes a file of these tensors has."""
+    return sum(_padded(tensor.nbytes) for tensor in tensors) + PAGE
+
+
+def write(file: IO[bytes], name: str, kept: Record, is_stopped: Callable[[], bool]) -> bool:
+    """Writes a record; returns False where it was stopped. name: of the file, once it is whole."""
+    header = _header(kept)
+    file.write(header)
+    digest = hashlib.blake2b(name.encode() + b"\0" + header, digest_size=DIGEST_SIZE)
+    for tensor in kept.tensors:
+        for piece in _pieces(tensor):
+            if is_stopped():
+                return False
+            file.write(piece.data)
+            digest.update(_sums(piece).tobytes())
+    file.write(digest.digest() + MAGIC)
+    file.flush()
+    return True
+
+
+def _header(kept: Record) -> bytes:
+    """Returns the file's beginning, a whole number of pages. Places of tensors count from its
+    end."""
+    place, tensors = 0, []
+    for tensor in kept.tensors:
+        name = str(tensor.dtype).removeprefix("torch.")
+        tensors.append({"dtype": name, "shape": list(tensor.shape), "place": place})
+        place += _padded(tensor.nbytes)
+    text = json.dumps({"size": place, "tensors": tensors, **kept.values}).encode()
+    text += b" " * (-(HEAD_SIZE + len(text)) % PAGE)
+    return MAGIC + len(text).to_bytes(8, sys.byteorder) + text
+
+
+def _padded(size: int) -> int:
+    return size + -size % PAGE
+
+
+def _pieces(tensor: Tensor) -> Iterator[NDArray[np.uint8]]:
+    """Yields the bytes of a tensor, whole pages: the last one ends in zeros."""
+    values = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    for first in range(0, len(values), SLICE):
+        piece = values[first : first + SLICE]
+        yield np.pad(piece, (0, -len(piece) % PAGE)) if len(piece) % PAGE else piece
+
+
+def _sums(data: NDArray[np.uint8]) -> Sums:
+    sums: Sums = data.view(np.int64).reshape(-1, PAGE // 8).sum(1)
+    return sums
+
+
+def read(file: IO[bytes], size: int, name: str, memory: WeightMemory | None) -> Record:
+    """Reads a file as `write` wrote it under this name, of `size` bytes. Its tensors are pages of
+    the file, copied when they are written; where the system keeps files in small pages they are
+    read into `memory`. Raises NotKeptError for a file that is not whole."""
+    if size < HEAD_SIZE + FOOTER_SIZE:
+        raise NotKeptError("it ends early")
+    whole = _mapped(file, size) if memory is None or keeps_large_pages() else None
+    if whole is None:
+        assert memory is not None
+        whole = _read_whole(file, memory.empty((size,), dtype=torch.uint8))
+    data: NDArray[np.uint8] = whole.numpy()
+    begin = HEAD_SIZE + int.from_bytes(data[len(MAGIC) : HEAD_SIZE].tobytes(), sys.byteorder)
+    end = size - FOOTER_SIZE
+    if data[: len(MAGIC)].tobytes() != MAGIC or begin > end or (end - begin) % PAGE or begin % PAGE:
+        raise NotKeptError("it is not whole")
+    header, pages = data[:begin].tobytes(), data[begin:end]
+    digest = hashlib.blake2b(name.encode() + b"\0" + header, digest_size=DIGEST_SIZE)
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="weights") as pool:
+        parts = (pages[first : first + SLICE] for first in range(0, len(pages), SLICE))
+        for sums in pool.map(_sums, parts):
+            digest.update(sums.tobytes())
+    if data[end:].tobytes() != digest.digest() + MAGIC:
+        raise NotKeptError("its digest is another")
+    values = json.loads(header[HEAD_SIZE:])
+    tensors = [_tensor(whole[begin:end], **own) for own in values["tensors"]]
+    return Record(tensors=tensors, values=values)
+
+
+def keeps_large_pages() -> bool:
+    """Whether this system keeps the files that it has read in large pages of memory."""
+    found = platform.release().split(".")[:2]
+    numbers = tuple(int(part) for part in found if part.isdecimal())
+    return sys.platform == "linux" and len(numbers) == 2 and numbers >= LARGE_FILE_PAGES
+
+
+def _mapped(file: IO[bytes], size: int) -> Tensor:
+    memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _read_whole(file: IO[bytes], whole: Tensor) -> Tensor:
+    def read_part(first: int) -> None:
+        view = whole[first : first + SLICE].numpy().data
+        while view:
+            count = read_into(file.fileno(), view, first)
+            if not count:
+                raise NotKeptError("it ends early")
+            view, first = view[count:], first + count
+
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="weights") as pool:
+        list(pool.map(read_part, range(0, len(whole), SLICE)))
+    return whole
+
+
+def _tensor(data: Tensor, *, dtype: str, shape: Sequence[int], place: int) -> Tensor:
+    kind: Any = getattr(torch, dtype)
+    size = math.prod(shape) * kind.itemsize
+    return (
+        data[place : place + size].view(kind).view(shape)
+        if size
+        else torch.empty(shape, dtype=kind)
+    )

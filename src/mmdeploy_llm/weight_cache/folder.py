@@ -1,0 +1,128 @@
+"""The folder of cached weights: whose files are used, how many stay."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from mmdeploy_llm.native.sealed import check_owner, check_status
+from mmdeploy_llm.portable import files, locks
+
+SUFFIX, UNFINISHED = ".weights", ".new"
+HARM = "whose weights would be used"
+FREE_SHARE = 20  # a twentieth of the disk stays free
+
+
+class NoRoomError(Exception):
+    """Raised where a file does not fit; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSize:
+    """The files of a folder: how many, and their bytes."""
+
+    num_files: int
+    num_bytes: int
+
+
+def cache_folder(option: str | bool) -> Path | None:
+    """Returns the folder that the option weight_cache names, None for False. Raises RuntimeError
+    where the user has no home."""
+    if isinstance(option, str):
+        return Path(option).expanduser()
+    return Path.home() / ".cache" / "mmdeploy_llm" / "weights" if option else None
+
+
+def folder_size(folder: Path) -> FolderSize:
+    """Returns the size of a folder's files, unfinished ones too."""
+    sizes = [found.st_size for _, found in _files(folder)]
+    return FolderSize(num_files=len(sizes), num_bytes=sum(sizes))
+
+
+def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    found = []
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.suffix in (SUFFIX, UNFINISHED):
+                with suppress(OSError):
+                    found.append((path, path.lstat()))
+    return found
+
+
+def open_kept(path: Path) -> tuple[IO[bytes], int]:
+    """Opens a file of the cache, and notes that it is used; also returns its size. Raises OSError,
+    and ForeignError for a folder or a file that other users own or may write."""
+    check_owner(path.parent, HARM)
+    file = open(files.open_unfollowed(path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed by callers
+    try:
+        found = os.fstat(file.fileno())
+        check_status(path, found, HARM)
+        with suppress(OSError):  # a folder that may only be read
+            os.utime(path)
+    except BaseException:
+        file.close()
+        raise
+    return file, found.st_size
+
+
+def make_folder(folder: Path, size: int, max_bytes: int) -> None:
+    """Makes the folder for a file of `size` bytes. Raises NoRoomError, OSError, and ForeignError as
+    `open_kept` does."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(folder, HARM)
+    if size > max_bytes:
+        raise NoRoomError(f"{size} bytes are more than the cache may have, {max_bytes}")
+    disk = shutil.disk_usage(folder)
+    if disk.free - size < disk.total // FREE_SHARE:
+        raise NoRoomError(f"the disk has {disk.free} bytes left, and {size} are needed")
+
+
+def open_new(path: Path) -> IO[bytes] | None:
+    """Opens the unfinished file that will become `path`; None while another process writes it. What
+    a process that ended has left is written over."""
+    new = path.with_suffix(UNFINISHED)
+    file = open(files.open_unfollowed(new, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115
+    try:
+        check_status(new, os.fstat(file.fileno()), HARM)
+        locks.lock(file)
+        if path.exists() or not os.path.samestat(os.fstat(file.fileno()), os.lstat(new)):
+            raise BlockingIOError  # it has been finished meanwhile
+        file.truncate()
+    except (BlockingIOError, FileNotFoundError):
+        file.close()
+        return None
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def finish(path: Path) -> None:
+    """Gives a file that is whole its name."""
+    path.with_suffix(UNFINISHED).replace(path)
+
+
+def discard(path: Path) -> None:
+    """Removes what has been written of a file."""
+    with suppress(OSError):
+        path.with_suffix(UNFINISHED).unlink()
+
+
+def make_room(kept: Path, max_bytes: int) -> list[Path]:
+    """Removes the files that were not used for longest until the others fit; never `kept`. Returns
+    the removed ones. Processes that use one keep it until they end."""
+    found = sorted(_files(kept.parent), key=lambda each: each[1].st_mtime_ns)
+    total, removed = sum(each.st_size for _, each in found), []
+    for path, each in found:
+        if total <= max_bytes:
+            break
+        if path.name != kept.name and path.suffix == SUFFIX:
+            with suppress(OSError):
+                path.unlink()
+                removed.append(path)
+                total -= each.st_size
+    return removed

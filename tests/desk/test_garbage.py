@@ -1,0 +1,46 @@
+"""No garbage is collected while an engine is loaded, and what the program has set stays."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from mmdeploy_llm.processes import without_collections
+
+
+def test_it_is_put_back():
+    def fail():
+        assert not gc.isenabled()
+        raise KeyError
+
+    assert gc.isenabled()
+    with pytest.raises(KeyError), without_collections():
+        fail()
+    assert gc.isenabled()
+    assert not gc.get_freeze_count()
+
+
+def test_what_was_made_is_old():
+    with without_collections():
+        made = [[number] for number in range(50_000)]
+    assert gc.get_count()[0] < len(made)
+    assert any(each is made for each in gc.get_objects(2))
+
+
+def test_a_program_that_collects_nothing_or_has_frozen_objects_keeps_that():
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with without_collections():
+            pass
+        assert gc.get_freeze_count() == before
+    finally:
+        gc.unfreeze()
+    gc.disable()
+    try:
+        with without_collections():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

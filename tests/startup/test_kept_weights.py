@@ -1,0 +1,102 @@
+"""A second start maps the weights that the first one kept, and answers the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.weight_cache import cache, folder_size
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
+OPTIONS = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 64}
+
+
+@pytest.fixture(autouse=True)
+def waiting(monkeypatch):
+    """Starts wait until the weights are kept."""
+    keep = cache.WeightCache.keep
+
+    def keep_now(own, model):
+        keep(own, model)
+        own.wait()
+
+    monkeypatch.setattr(cache.WeightCache, "keep", keep_now)
+
+
+@pytest.fixture
+def answer(tmp_path, caplog):
+    """answer(folder, **options) -> ids and logprobs, and whether the weights were mapped."""
+    caplog.set_level(logging.INFO)
+
+    def run(folder, **options):
+        caplog.clear()
+        with LLM(str(folder), weight_cache=tmp_path / "cache", **{**OPTIONS, **options}) as llm:
+            output = llm.generate([3, 4, 5, 6, 7], PARAMS, use_tqdm=False)[0].outputs
+        found = [list(output.token_ids), [str(each) for each in output.logprobs]]
+        return found, "the weights are those of" in caplog.text
+
+    return run
+
+
+def test_the_second_start_maps_them(answer, tiny_folder, tmp_path):
+    first, is_mapped = answer(tiny_folder("qwen2"), quantization="int8")
+    assert not is_mapped
+    second, is_mapped = answer(tiny_folder("qwen2"), quantization="int8")
+    assert is_mapped
+    assert first == second
+    assert folder_size(tmp_path / "cache").num_files == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("quantization", [None, "int4", "int4a8", "int8wo"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "ernie4_5_moe", "gemma3_text", "qwen2_5_vl", "granite", "qwen3_5"]
+)
+def test_every_kind_of_layer_is_restored(answer, tiny_folder, family, quantization):
+    first, _ = answer(tiny_folder(family), quantization=quantization)
+    second, is_mapped = answer(tiny_folder(family), quantization=quantization)
+    assert is_mapped
+    assert first == second
+
+
+@pytest.mark.full
+def test_other_options_and_files_are_read_anew(answer, tiny_copy, tmp_path):
+    folder = tiny_copy("qwen2", tmp_path / "model")
+    answer(folder)
+    for options in (
+        {"quantization": "int8"},
+        {"quantization": "int4"},
+        {"quantization": "int4", "quantization_group_size": 32},
+        {"dtype": "bfloat16"},
+        {"deterministic": True},
+        {"cpu_level": "portable"},
+    ):
+        assert not answer(folder, **options)[1]
+        assert answer(folder, **options)[1]
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64] + os.urandom(32) + bytes(32))
+    assert not answer(folder)[1]
+    assert answer(folder)[1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
+def test_ranks_and_engines_restore_theirs(answer, tiny_folder, tmp_path, option):
+    first, _ = answer(tiny_folder("qwen2"), **{option: 2})
+    cached = tmp_path / "cache"
+    files = sorted(Path(cached).glob("*.weights"))
+    assert len(files) == (2 if option.startswith("tensor") else 1)
+    second, _ = answer(tiny_folder("qwen2"), **{option: 2})
+    assert first == second
+    assert sorted(Path(cached).glob("*.weights")) == files
+
+
+@pytest.mark.parametrize("options", [{"weight_cache": False}, {"load_format": "dummy"}])
+def test_it_can_be_off(tiny_folder, tmp_path, monkeypatch, options):
+    monkeypatch.setattr(cache.WeightCache, "keep", lambda *_: pytest.fail("it is on"))
+    with LLM(str(tiny_folder("qwen2")), **{"weight_cache": tmp_path, **OPTIONS, **options}) as llm:
+        assert llm.generate([3, 4], PARAMS, use_tqdm=False)[0].is_ok

@@ -1,0 +1,308 @@
+"""A restored model computes the same; whatever is wrong with its file, the model is read from its
+own files, and that is told."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.layers import Embedding, Experts, Linear
+from mmdeploy_llm.native import load
+from mmdeploy_llm.weight_cache import WeightCache, cache_folder, file, folder, folder_size
+from mmdeploy_llm.weight_cache.file import MAGIC, keeps_large_pages
+from mmdeploy_llm.weight_cache.record import NotKeptError, record
+
+SIZE = 64
+
+
+class Small(nn.Module):
+    """One layer of each kind that packs, a norm and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = Embedding(96, SIZE)
+        self.linear = Linear(SIZE, 100, bias=True)
+        self.experts = Experts(2, SIZE, 32)
+        self.norm = nn.Parameter(torch.empty(SIZE), requires_grad=False)
+        self.register_buffer("table", torch.empty(3), persistent=False)
+
+    def forward(self, ids):
+        x = self.embed(ids) * self.norm
+        weights, experts = torch.full((len(ids), 2), 0.5), torch.tensor([[0, 1]] * len(ids))
+        return self.linear(self.experts(x, weights, experts))
+
+
+@pytest.fixture(scope="module")
+def kernels(build_kernels):
+    return load()
+
+
+def packed(kernels, quantization):
+    model = Small()
+    torch.manual_seed(0)
+    for param in model.parameters():
+        param.data = torch.randn(param.shape)
+    model.table = torch.arange(3.0)
+    return pack(model, kernels, quantization)
+
+
+def pack(model, kernels, quantization):
+    for module in (model.embed, model.linear, model.experts):
+        module.pack(kernels, quantization)
+    return model
+
+
+def on_meta():
+    with torch.device("meta"):
+        return Small()
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """cache(**changes) -> a WeightCache of the same file."""
+
+    def make(key="a", **changes):
+        options = {"max_bytes": 2**30, "min_bytes": 0, **changes}
+        return WeightCache(tmp_path / "weights", key, **options)
+
+    return make
+
+
+@pytest.fixture
+def kept(cache, kernels):
+    """The path of a file that is whole."""
+    own = cache()
+    own.keep(packed(kernels, "int8"))
+    own.wait()
+    return own._path
+
+
+def restored(cache, kernels, memory=None):
+    model = on_meta()
+    own = cache()
+    return model if own.restore(model, kernels, memory or kernels.memory) else None
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_a_restored_model_computes_the_same(cache, kernels, quantization, is_mapped, monkeypatch):
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.keeps_large_pages", lambda: is_mapped)
+    monkeypatch.setattr(file, "keeps_large_pages", lambda: is_mapped)
+    model, ids = packed(kernels, quantization), torch.tensor([0, 5, 95])
+    first = cache()
+    first.keep(model)
+    first.wait()
+    own, found = cache(), on_meta()
+    assert own.exists
+    assert own.restore(found, kernels, kernels.memory)
+    assert (own.mapped_bytes > 0) is is_mapped
+    found.table = torch.arange(3.0)
+    assert own.is_complete(found)
+    assert torch.equal(pack(found, kernels, quantization)(ids), model(ids))
+    own.keep(found)  # which is there
+    assert own._writer is None
+
+
+def test_a_buffer_that_depends_on_packed_weights_is_seen(cache, kernels, kept):
+    own, model = cache(), on_meta()
+    assert own.restore(model, kernels, kernels.memory)
+    model.table = torch.zeros(3)
+    assert not own.is_complete(model)
+    kept.unlink()
+    own.keep(packed(kernels, "int8"))
+    assert not kept.exists()
+
+
+def damaged(data, at):
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(MAGIC)],
+        lambda data: data[:-1],
+        lambda data: data[:-4096],
+        lambda data: data + b"\0",
+        lambda data: bytes(len(data)),
+        lambda data: damaged(data, 3),
+        lambda data: damaged(data, len(MAGIC)),
+        lambda data: damaged(data, len(MAGIC) + 20),
+        lambda data: damaged(data, len(data) // 2),
+        lambda data: damaged(data, len(data) - 30),
+        lambda data: data[:8192] + data[12288:16384] + data[8192:12288] + data[16384:],
+        lambda data: data[: len(MAGIC)] + b"\xff" * 8 + data[len(MAGIC) + 8 :],
+    ],
+)
+def test_a_damaged_file_is_told_and_written_again(cache, kernels, kept, damage, caplog):
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert restored(cache, kernels) is None
+    assert "cannot be used and is written again" in caplog.text
+    assert not kept.exists()
+    own = cache()
+    own.keep(packed(kernels, "int8"))
+    own.wait()
+    assert restored(cache, kernels) is not None
+
+
+def test_a_file_under_another_name_is_not_used(cache, kernels, kept):
+    kept.rename(kept.with_stem("b"))
+    assert not cache("b").restore(on_meta(), kernels, kernels.memory)
+
+
+def test_a_file_of_another_model_leaves_the_model_alone(cache, kernels, kept, caplog):
+    with torch.device("meta"):
+        other = Linear(SIZE, 10)
+    assert not cache().restore(other, kernels, kernels.memory)
+    assert "another model" in caplog.text
+    assert other.weight.is_meta
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+def test_what_others_may_write_is_not_used(cache, kernels, kept, which, caplog):
+    place = kept if which == "file" else kept.parent
+    place.chmod(place.stat().st_mode | 0o020)
+    own = cache()
+    assert not own.restore(on_meta(), kernels, kernels.memory)
+    assert "whose weights would be used; run: chmod go-w" in caplog.text
+    before = kept.stat()
+    own.keep(packed(kernels, "int8"))
+    assert kept.stat() == before
+    assert len(caplog.records) == 1
+
+
+def test_what_belongs_to_others_is_not_used(cache, kernels, kept, monkeypatch, caplog):
+    monkeypatch.setattr("mmdeploy_llm.portable.files.own_user", lambda: 12345)
+    monkeypatch.setattr(os, "fstat", lambda fd, own=os.fstat: _owned(own(fd), 54321))
+    kept.parent.chmod(0o755)
+    if kept.stat().st_uid == 0:
+        assert not cache().restore(on_meta(), kernels, kernels.memory)
+        assert "belongs to user 54321" in caplog.text
+
+
+def _owned(status, user):
+    values = list(status)
+    values[4] = user
+    return os.stat_result(values)
+
+
+def test_links_are_not_followed(cache, kernels, kept, caplog):
+    kept.rename(kept.with_suffix(".real"))
+    kept.symlink_to(kept.with_suffix(".real"))
+    assert not cache().restore(on_meta(), kernels, kernels.memory)
+    assert caplog.records
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path, kernels, caplog):
+    (tmp_path / "weights").write_text("a file")
+    own = WeightCache(tmp_path / "weights", "a", max_bytes=2**30, min_bytes=0)
+    assert not own.exists
+    own.keep(packed(kernels, None))
+    assert "not kept for the next start" in caplog.text
+
+
+def test_a_disk_that_becomes_full_is_told(cache, kernels, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.write", full)
+    own = cache()
+    own.keep(packed(kernels, None))
+    own.wait()
+    assert "No space left" in caplog.text
+    assert folder_size(own._path.parent).num_files == 0
+
+
+@pytest.mark.parametrize("case", ["disk", "bound"])
+def test_a_file_that_does_not_fit_is_not_begun(cache, kernels, monkeypatch, caplog, case):
+    caplog.set_level(logging.INFO)
+    if case == "disk":
+        usage = folder.shutil.disk_usage("/")._replace(total=100_000, free=20_000)
+        monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: usage)
+    own = cache(max_bytes=2**30 if case == "disk" else 5000)
+    own.keep(packed(kernels, None))
+    assert own._writer is None
+    assert ("the disk has" if case == "disk" else "more than the cache may have") in caplog.text
+
+
+def test_a_small_model_is_not_kept(cache, kernels):
+    own = cache(min_bytes=2**30)
+    own.keep(packed(kernels, None))
+    assert own._writer is None
+
+
+def test_one_of_two_writers_writes(cache, kernels):
+    own = cache()
+    folder.make_folder(own._path.parent, 1, 2**30)
+    other = folder.open_new(own._path)
+    own.keep(packed(kernels, None))
+    own.wait()
+    assert not own.exists
+    other.close()  # as when its process ends
+    own.keep(packed(kernels, None))
+    own.wait()
+    assert restored(cache, kernels) is not None
+
+
+def test_a_stopped_writer_leaves_nothing(cache, kernels):
+    own = cache()
+    own._stop.set()
+    own.keep(packed(kernels, None))
+    own.wait()
+    assert folder_size(own._path.parent).num_files == 0
+
+
+def test_files_that_were_not_used_for_longest_leave(cache, kernels):
+    paths = []
+    for number, key in enumerate("abc"):
+        own = cache(key)
+        own.keep(packed(kernels, None))
+        own.wait()
+        paths.append(own._path)
+        os.utime(own._path, (number, number))
+    size = paths[0].stat().st_size
+    assert cache("a").restore(on_meta(), kernels, kernels.memory)  # used now
+    last = cache("d", max_bytes=3 * size)
+    last.keep(packed(kernels, None))
+    last.wait()
+    assert [path.exists() for path in (*paths, last._path)] == [True, False, True, True]
+    assert folder_size(paths[0].parent).num_bytes == 3 * size
+
+
+class OwnLinear(Linear):
+    def pack(self, kernels, quantization):
+        super().pack(kernels, quantization)
+
+
+@pytest.mark.parametrize("case", ["layer", "weight", "model", "device"])
+def test_what_plugins_pack_themselves_is_not_kept(kernels, case):
+    model = packed(kernels, None)
+    if case == "layer":
+        model.linear = OwnLinear(SIZE, 10)
+    if case == "weight":
+        model.linear.packed = object()
+    if case == "model":
+        model.is_cacheable = False
+    if case == "device":
+        model.norm = nn.Parameter(torch.empty(3, device="meta"), requires_grad=False)
+    with pytest.raises(NotKeptError):
+        record(model)
+
+
+def test_the_folder_of_an_option(monkeypatch):
+    assert cache_folder(False) is None
+    assert cache_folder("~/x") == Path.home() / "x"
+    assert cache_folder(True).name == "weights"
+    assert isinstance(keeps_large_pages(), bool)
+    assert folder_size(Path("/nowhere")).num_files == 0
+    with pytest.raises(ConfigError, match="path of the folder is empty"):
+        EngineConfig(model="x", weight_cache="")
