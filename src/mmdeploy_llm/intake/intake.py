@@ -20,13 +20,13 @@ from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.guarding.calls import CallGuard
-from mmdeploy_llm.hooks import BoxRule, EncoderPrompts, MediaInput, MediaLimits
+from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
-from mmdeploy_llm.media_loading.outside import divided
+from mmdeploy_llm.media_loading.outside import Expanded, divided
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
@@ -39,7 +39,7 @@ from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .documents import Documents, Group
 from .parts import TemplateParts
-from .placeholders import Expanded, Placeholders
+from .placeholders import Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
 from .reasoning_ends import ReasoningEnds
 from .rendered import Rendered, TokenCount
@@ -349,7 +349,7 @@ class Intake:
         """Writes the media into the prompt: into the text where an item's prompt_text is more
         than placeholder tokens, else into the ids. A family with an encoder has its own rule."""
         if self._kinds.encoder is not None:
-            return self._divided(self._kinds.encoder, rendered, media)
+            return divided(self._kinds.encoder, rendered, media, self._tokenizer.encode)
         if not media:
             return Expanded(ids=list(rendered.ids), spans=())
         if not rendered.pieces or all(item.prompt_text is None for item in media):
@@ -360,13 +360,6 @@ class Intake:
         else:
             ids = self._tokenizer.encode_prompt(filled[0])
         return self._placeholders.locate(self._checked(ids), media)
-
-    def _divided(
-        self, rule: EncoderPrompts, rendered: Rendered, media: Sequence[MediaInput]
-    ) -> Expanded:
-        text = rendered.text if rendered.pieces else None
-        ids, spans = divided(rule, text, rendered.ids, media, self._tokenizer.encode)
-        return Expanded(ids=ids, spans=spans)
 
     def _template(self, own: str | None) -> str:
         """Returns the template given with this prompt, else the engine's."""

@@ -79,8 +79,7 @@ class ForwardPass:
     ) -> None:
         """num_axes: see CheckedModel. states: None for a model whose layers keep none."""
         self._pooler, self._has_cross = pooler, model.has_cross
-        self._states = states
-        self._adapters = adapters
+        self._states, self._adapters = states, adapters
         self._model = model
         self._backend = backend
         self._cache = cache

@@ -11,7 +11,6 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginContractError, UnsupportedMediaError
 from mmdeploy_llm.hooks import (
     BoxRule,
-    EncoderPrompts,
     KindTable,
     MediaProcessor,
     MediaProcessorSpec,
@@ -22,6 +21,7 @@ from mmdeploy_llm.hooks.names import did_you_mean, normalise
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
+from mmdeploy_llm.media_loading.outside import encoder_rule
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES
 from mmdeploy_llm.params import SamplingParams
@@ -79,7 +79,7 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
         },
         part_texts={kind: spec.part_text for kind, spec in specs.items() if spec.part_text},
         encoded=files.spec.media,
-        encoder=encoder_rule_of(files),
+        encoder=encoder_rule(files.spec, files.checkpoint, files.plugins.owner(files.spec)),
         owners={kind: plugins.described(spec) for kind, spec in specs.items()},
     )
 
@@ -179,18 +179,6 @@ def box_rule_of(files: ModelFiles) -> BoxRule | None:
     if not isinstance(found, BoxRule):
         raise PluginContractError(f"{about} must be a BoxRule, got {type(found).__name__}")
     return found
-
-
-def encoder_rule_of(files: ModelFiles) -> EncoderPrompts | None:
-    """Returns how a prompt is divided between encoder and decoder; None for a model without an
-    encoder of its own. Raises PluginError for a rule that cannot be imported or built."""
-    name = files.spec.encoder
-    if name is None:
-        return None
-    owner = files.plugins.owner(files.spec)
-    about = f"{name}, the encoder's rule of model {files.spec.name!r} of plugin {owner!r},"
-    rule: EncoderPrompts = imported_for(name, about)(files.checkpoint)
-    return rule
 
 
 def check_boxes(config: EngineConfig, params: SamplingParams) -> None:
