@@ -29,8 +29,8 @@ TOLERANCE = 2e-4
 QUICK = {"mistral": "base", "qwen3": "labels"}
 CASES = [
     pytest.param(name, kind, marks=() if QUICK.get(name) == kind else pytest.mark.full)
-    for name in generating()
-    if families()[name].encoder is None  # else its vectors would be the decoder's
+    for name, spec in generating().items()
+    if spec.encoder is None  # else its vectors would be the decoder's
     for kind in ("base", "labels")
 ]
 
