@@ -32,9 +32,9 @@ from mmdeploy_llm.records.outcome import counted
 from mmdeploy_llm.records.record import Record, key_of
 from mmdeploy_llm.shown import duration
 from mmdeploy_llm.sinks.base import RecordSink
+from mmdeploy_llm.telling.clock import Clock
 from mmdeploy_llm.telling.teller import Tell, silent
 
-from .clock import Clock
 from .sources import Source
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"

@@ -15,8 +15,8 @@ from mmdeploy_llm.model_folder.gguf import has_tokenizer, tokenizer_file, withou
 from mmdeploy_llm.model_folder.text_sizes import text_config
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.rendering import Encoder
+from mmdeploy_llm.rendering.tokenizer_steps import check_steps
 
-from .tokenizer_steps import check_steps
 from .unicode_text import check_unicode
 
 MAX_WORD_LISTS = 16  # lists of bad_words whose ids are kept

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from mmdeploy_llm.batch.clock import Clock
 from mmdeploy_llm.batch.order import FEWEST, mixed, sizes_of
 from mmdeploy_llm.batch.sources import open_files
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.shown import duration
+from mmdeploy_llm.telling.clock import Clock
 
 
 def simulated(costs, num_slots, sizes=None):
