@@ -170,7 +170,7 @@ def build_intake(
         limits=media_limits(runtime.options),
         vocab_size=files.text.vocab_size,
         eos_token_ids=files.eos_token_ids,
-        chat_template=files.chat_template,
+        chat_template=files.chat_template or media.template,
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
         check_processors=files.logits_processors.check,
