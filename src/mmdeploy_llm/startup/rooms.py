@@ -163,8 +163,7 @@ def build_intake(
 ) -> Intake:
     """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
     one. abilities: of the model."""
-    processors, known = media.processors.values(), files.text.vocab_size
-    tokenizer, vocab_size = with_placeholders(files.tokenizer, processors, known)
+    tokenizer, vocab_size = with_placeholders(files.tokenizer, media, files.text.vocab_size)
     return Intake(
         tokenizer=tokenizer,
         media=media,
