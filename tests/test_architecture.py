@@ -109,6 +109,11 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.transformers_media",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
+    # Their decoders attend to an encoder, which transformers runs.
+    "mmdeploy_llm_plugins.florence": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     # Their sounds are processed, and their towers for sounds are run, as transformers does.
     "mmdeploy_llm_plugins.qwen": (
         "mmdeploy_llm_plugins.transformers_media",
@@ -148,6 +153,8 @@ IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "src/mmdeploy_llm_processors/remote/stores.py"),
+    ("lance", "src/mmdeploy_llm/opening/lance_store.py"),
+    ("pyarrow", "src/mmdeploy_llm/opening/lance_store.py"),
     ("pyarrow", "src/mmdeploy_llm/sinks/parquet.py"),
 }
 MAY_USE_TRITON = "src/mmdeploy_llm/cuda/"
