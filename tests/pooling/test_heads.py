@@ -30,7 +30,7 @@ QUICK = {"mistral": "base", "qwen3": "labels"}
 CASES = [
     pytest.param(name, kind, marks=() if QUICK.get(name) == kind else pytest.mark.full)
     for name, spec in generating().items()
-    if spec.encoder is None  # else its vectors would be the decoder's
+    if spec.encoder is None  # whose vectors would be the decoder's
     for kind in ("base", "labels")
 ]
 

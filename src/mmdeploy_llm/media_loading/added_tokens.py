@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from mmdeploy_llm.hooks import MediaProcessor
+from .kinds import ModelMedia
 
 Tokenizer = TypeVar("Tokenizer", bound=Any)
 
 
 def with_placeholders(
-    tokenizer: Tokenizer, processors: Iterable[MediaProcessor], vocab_size: int
+    tokenizer: Tokenizer, media: ModelMedia, vocab_size: int
 ) -> tuple[Tokenizer, int]:
     """Returns a tokenizer with the placeholders that it lacks, after its vocabulary, and the number
     of ids that prompts may have. vocab_size: this number without them."""
-    alone = [processor.token for processor in processors if processor.is_whole_prompt]
+    alone = [one.token for one in media.processors.values() if one.is_whole_prompt]
     new = [token for token in alone if tokenizer.token_id(token) is None]
     if not new:
         return tokenizer, vocab_size

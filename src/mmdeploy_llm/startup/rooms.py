@@ -163,8 +163,7 @@ def build_intake(
 ) -> Intake:
     """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
     one. abilities: of the model."""
-    processors, known = media.processors.values(), files.text.vocab_size
-    tokenizer, vocab_size = with_placeholders(files.tokenizer, processors, known)
+    tokenizer, vocab_size = with_placeholders(files.tokenizer, media, files.text.vocab_size)
     return Intake(
         tokenizer=tokenizer,
         media=media,
@@ -173,7 +172,7 @@ def build_intake(
         limits=media_limits(runtime.options),
         vocab_size=vocab_size,
         eos_token_ids=files.eos_token_ids,
-        chat_template=files.chat_template,
+        chat_template=files.chat_template or media.template,
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
         check_processors=files.logits_processors.check,
