@@ -148,6 +148,8 @@ IN_ONE_FILE |= {"backports", "datasets", "gguf", "lance", "fsspec", "pillow_heif
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
     ("fsspec", "src/mmdeploy_llm_processors/remote/stores.py"),
+    ("lance", "src/mmdeploy_llm/opening/lance_store.py"),
+    ("pyarrow", "src/mmdeploy_llm/opening/lance_store.py"),
     ("pyarrow", "src/mmdeploy_llm/sinks/parquet.py"),
 }
 MAY_USE_TRITON = "src/mmdeploy_llm/cuda/"

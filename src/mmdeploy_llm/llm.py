@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
 from .adapter_ref import AnyAdapter
-from .bulk.client import BulkClient
+from .bulk.embedding import EmbeddingClient
 from .bulk.vectors import VectorClient
 from .client.answering import OnError, ParamsLike
 from .client.arguments import (
@@ -39,7 +39,7 @@ _ELSEWHERE = {
 
 @naming_elsewhere(_ELSEWHERE)
 @explaining_keywords
-class LLM(BulkClient, VectorClient):
+class LLM(EmbeddingClient, VectorClient):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of

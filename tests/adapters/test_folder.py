@@ -94,6 +94,7 @@ def test_layers_without_a_pattern_are_the_first_numbers(tmp_path):
         ({"lora_alpha": float("inf")}, ["lora_alpha", "finite"]),
         ({"lora_alpha": float("nan")}, ["NaN"]),
         ({"lora_alpha": "8"}, ["lora_alpha"]),
+        ({"lora_alpha": 1e300}, ["lora_alpha", "1073741824"]),
         ({"lora_alpha": None}, ["lora_alpha"]),
         ({"alpha_pattern": {"q_proj": "x"}}, ["alpha_pattern"]),
         ({"alpha_pattern": {"q_proj": float("inf")}}, ["alpha_pattern"]),

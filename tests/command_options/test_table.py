@@ -15,7 +15,8 @@ from mmdeploy_llm.command_options.desk import DeskOptions
 from mmdeploy_llm.command_options.groups import Group, Groups, with_groups
 
 COMMANDS = typer.main.get_group(app).commands
-OWN = {"output", "max_tokens"}  # each command has a file of its own
+# Each command has a file of its own; `search` takes the model that its file names.
+OWN = {"output", "max_tokens", "model"}
 
 
 def options_of(command):

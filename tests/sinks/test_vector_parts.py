@@ -35,7 +35,7 @@ def written(
     return [entry.record for entry in open_sink(path, **options).entries()]  # type: ignore[arg-type]
 
 
-FORMATS = ("jsonl", "parquet", "tar", "npy")
+FORMATS = ("jsonl", "lance", "parquet", "tar", "npy")
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -51,7 +51,7 @@ def test_token_vectors_of_several_lengths_come_back(tmp_path: Path, suffix: str)
     assert written(tmp_path / f"v.{suffix}", records) == records
 
 
-@pytest.mark.parametrize("suffix", FORMATS[1:])
+@pytest.mark.parametrize("suffix", FORMATS[2:])
 def test_a_part_without_vectors_has_the_column_of_the_others(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"v.{suffix}"
     records = [failed(1), failed(2), made(3), made(4), failed(5)]
@@ -112,7 +112,7 @@ def test_a_damaged_npy_part_is_told(
         list(open_sink(tmp_path / "v.npy").entries())
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "npy"])
+@pytest.mark.parametrize("suffix", ["parquet", "npy", "lance"])
 def test_an_item_that_is_done_again_has_its_new_vector_only(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"v.{suffix}"
     written(path, [made(1), failed(2), made(3)])
@@ -141,3 +141,54 @@ def test_a_carried_column_of_the_same_name_keeps_its_values(tmp_path: Path) -> N
 def test_a_record_with_no_vector_in_its_place_is_refused(value: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Vector.from_json(value)
+
+
+@pytest.fixture
+def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lance")
+    monkeypatch.setattr("mmdeploy_llm.opening.lance_store.MAX_LINES", 2)
+
+
+@pytest.mark.usefixtures("small_journal")
+def test_a_lance_output_grows_version_by_version(tmp_path: Path) -> None:
+    import lance
+
+    records = [failed(1), failed(2), made(3), made(4), failed(5)]
+    assert written(tmp_path / "v.lance", records) == records
+    table = lance.dataset(str(tmp_path / "v.lance")).to_table()
+    assert table.column("id").to_pylist() == [record.id for record in records]
+    assert str(table.schema.field("embedding").type).startswith("fixed_size_list<")
+    assert [row is None for row in table.column("embedding").to_pylist()] == [
+        *(True, True, False, False, True)
+    ]
+    assert not (tmp_path / "v.lance.journal").exists()
+
+
+@pytest.mark.usefixtures("small_journal")
+def test_a_killed_lance_run_has_lost_nothing(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path / "v.lance")
+    writer = sink.writer("new", Kept())
+    for number in range(1, 6):
+        writer.write(made(number), number)
+    writer.close()
+    journal = tmp_path / "v.lance.journal"
+    # What a kill leaves between a new version and the end of the journal, and a torn line.
+    copy = b"0\tvoid: the dataset has it\n" + journal.read_bytes() + b'9\t{"id": "to'
+    journal.write_bytes(copy)
+    sink = open_sink(tmp_path / "v.lance")
+    assert [entry.record.id for entry in sink.entries()] == [f"item {n}" for n in range(1, 6)]
+    assert journal.read_bytes() == copy
+    assert next(iter(sink.records_at([4]))) == made(5)
+    again = written(tmp_path / "v.lance", [made(6)], "resume")
+    assert again == [made(number) for number in range(1, 7)]
+
+
+def test_other_lance_datasets_are_refused(tmp_path: Path) -> None:
+    lance, pyarrow = pytest.importorskip("lance"), pytest.importorskip("pyarrow")
+    lance.write_dataset(pyarrow.table({"a": [1]}), str(tmp_path / "a.lance"))
+    with pytest.raises(ConfigError, match="that `embed` has not written"):
+        open_sink(tmp_path / "a.lance").check("resume")
+    (tmp_path / "b.lance").mkdir()
+    (tmp_path / "b.lance" / "x").write_text("")
+    with pytest.raises(ConfigError, match="is no Lance dataset"):
+        open_sink(tmp_path / "b.lance").check("resume")

@@ -45,7 +45,7 @@ def read(*names: str, column: str | None = None) -> tuple[list[int], np.ndarray]
     return numbers, np.concatenate([block.rows for block in blocks])
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "npy", "tar"])
+@pytest.mark.parametrize("suffix", ["jsonl", "lance", "parquet", "npy", "tar"])
 @pytest.mark.parametrize("tokens", [(), (3,)])
 def test_an_output_is_read_whatever_its_format(
     tmp_path: Path, suffix: str, tokens: tuple[int, ...]
@@ -53,7 +53,7 @@ def test_an_output_is_read_whatever_its_format(
     own = [random(*tokens, 4, seed=number) for number in range(5)]
     vectors = [own[0], None, own[1], own[2], None, own[3], own[4]]
     path = tmp_path / f"v.{suffix}"
-    name = write(path, vectors, **({} if suffix == "jsonl" else {"part_items": 2}))
+    name = write(path, vectors, **({} if suffix in ("jsonl", "lance") else {"part_items": 2}))
     numbers, rows = read(name)
     assert numbers == [0, 2, 3, 5, 6]
     np.testing.assert_array_equal(rows, np.concatenate([np.atleast_2d(each) for each in own]))

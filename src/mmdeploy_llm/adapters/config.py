@@ -20,7 +20,8 @@ CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 
 Rank = Annotated[int, Field(ge=1, strict=True)]
-Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+MAX_ALPHA = 2**30  # what is larger makes every answer infinite
+Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=-MAX_ALPHA, le=MAX_ALPHA)]
 Names = list[StrictStr]
 Tokens = list[Annotated[int, Field(ge=0, strict=True)]]
 

@@ -9,6 +9,7 @@ from mmdeploy_llm.datasets.names import is_url
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.finding.page_choice import PAGE_COLUMNS
 from mmdeploy_llm.finding.walk import base_path
+from mmdeploy_llm.opening.choose import check_holds
 from mmdeploy_llm.records.record import Record
 from mmdeploy_llm.sidecars.places import Spot
 from mmdeploy_llm.sidecars.run import RunSidecars
@@ -36,6 +37,7 @@ def check_beside(settings: BatchSettings, sink: Sink, *, is_corpus: bool) -> Non
     have is not known before."""
     lists = {"--log-json": settings.telling.log_json, "--skipped": settings.finding.skipped}
     check_lists(lists, sink)
+    check_holds(sink, vectors=settings.asks.wanted is not None)
     if settings.sidecars is not None and settings.schema is None and not is_corpus:
         of_pages = PAGE_COLUMNS if settings.finding.pages.by_page else ()
         settings.sidecars.text.check((*settings.asks.questions, *of_pages))

@@ -23,7 +23,6 @@ from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX
 from mmdeploy_llm.sidecars.places import Places, Spot, read_sidecar
 
 from .corpus.columns import check_no_columns
-from .corpus.questions import description_of
 from .items import with_system
 from .order import mixed, sizes_of
 
@@ -110,7 +109,7 @@ class FileSource:
     def _item(self, own: str) -> Item | BadItem:
         file = self._files[own]
         try:
-            return self._good(own, file)
+            return self._asks.shaped(self._good(own, file), is_ours=True)
         except RequestError as error:  # its sidecar, its text
             return BadItem(
                 line=self.ids[own],
@@ -194,7 +193,7 @@ class FileSource:
 
     def _plain(self, file: FoundFile) -> str:
         """Returns the only question about a file."""
-        return self._question or description_of(file.kind)
+        return self._question or self._asks.described(file.kind)
 
     def _given(self, file: FoundFile) -> Any:
         """Returns a file as a part of a message has it."""

@@ -90,8 +90,8 @@ class RunCounts:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second."""
-        return self.num_output_tokens / max(self.elapsed, 1e-9)
+        """Generated tokens per second; those of prompts where nothing is generated."""
+        return (self.num_output_tokens or self.num_prompt_tokens) / max(self.elapsed, 1e-9)
 
 
 def in_numbers(counts: RunCounts) -> dict[str, Any]:

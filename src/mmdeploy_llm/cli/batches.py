@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -24,7 +24,9 @@ from .shards import shard_names
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings
     from mmdeploy_llm.batch.sources import Source
+    from mmdeploy_llm.command_options.vectors import EmbedOptions
 
+Desk = TypeVar("Desk", bound="DeskOptions | EmbedOptions")
 Paths = Annotated[
     list[str] | None,
     typer.Argument(metavar="PATH", help="Images, videos and other media, their folders, or globs."),
@@ -77,6 +79,18 @@ def batch(
 
     Results are appended to the output as they finish. Sampling options on the command line are
     defaults; a line's own "sampling_params" win."""
+    run_input(ctx, input, desk, output, columns)
+
+
+def run_input(
+    ctx: typer.Context,
+    input: str | None,
+    desk: DeskOptions | EmbedOptions,
+    output: str,
+    columns: ColumnChoices,
+    after: After = nothing_more,
+) -> None:
+    """Runs a corpus, or the files that --files-from lists; see start."""
     from mmdeploy_llm.batch.job import plan_batch, plan_source, source_of
 
     desk, output, page = named(desk, output, None)
@@ -91,15 +105,15 @@ def batch(
         source = files or source_of(given, settings)
         return show_estimate(source, output, settings, desk, options, page)
     job = plan_source(files, output, settings) if files else plan_batch(given, output, settings)
-    start(ctx, job, desk, options, page)
+    start(ctx, job, desk, options, page, after=after)
 
 
-def files_of(desk: DeskOptions, *paths: str) -> list[str]:
+def files_of(desk: DeskOptions | EmbedOptions, *paths: str) -> list[str]:
     """Returns the paths that the command line names and lists. Raises ConfigError for none."""
     listed = desk.selection.files_from
     found = [*paths, *([] if listed is None else listed_files(listed))]
     if not found:
-        raise ConfigError("nothing to caption: give PATHs, or a list of files with --files-from")
+        raise ConfigError("nothing to read: give PATHs, or a list of files with --files-from")
     return found
 
 
@@ -140,7 +154,7 @@ def start(
     run_and_report(job, desk, options, page, is_caption=is_caption, after=after)
 
 
-def named(desk: DeskOptions, output: str, page: str | None) -> tuple[DeskOptions, str, str | None]:
+def named(desk: Desk, output: str, page: str | None) -> tuple[Desk, str, str | None]:
     """Returns the options, the output and the report of this process, see shard_names. page: the
     report without --report. Raises ConfigError."""
     shown, chosen = desk.shown, desk.selection

@@ -15,6 +15,7 @@ from mmdeploy_llm.command_options.batch_help import BATCH_EPILOG, CAPTION_EPILOG
 from mmdeploy_llm.command_options.command import Command, CommandGroup
 from mmdeploy_llm.command_options.count_help import COUNT_EPILOG
 from mmdeploy_llm.command_options.values import FROM_ENVIRONMENT
+from mmdeploy_llm.command_options.vector_help import DEDUPE_EPILOG, EMBED_EPILOG, SEARCH_EPILOG
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.terminal.interrupts import interrupted_code
 
@@ -24,6 +25,7 @@ from .bench import BENCH_EPILOG, bench
 from .count import count
 from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
+from .embed import embed
 from .exits import STOPPED, USAGE, print_error
 from .exports import EXPORT_EPILOG, export
 from .jobs import MORE_WORDS, RUN_EPILOG, run
@@ -33,6 +35,7 @@ from .quantize import QUANTIZE_EPILOG, quantize
 from .read import EPILOG as READ_EPILOG
 from .read import read
 from .reports import REPORT_EPILOG, report
+from .search import dedupe, search
 from .talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
 from .wording import in_options
 
@@ -181,6 +184,9 @@ def program(
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
 app.command(cls=Command, epilog=READ_EPILOG)(read)
+app.command(cls=Command, epilog=EMBED_EPILOG)(embed)
+app.command(cls=Command, epilog=SEARCH_EPILOG)(search)
+app.command(cls=Command, epilog=DEDUPE_EPILOG)(dedupe)
 app.command(cls=Command, epilog=RUN_EPILOG, context_settings=MORE_WORDS)(run)
 app.command(cls=Command, epilog=REPORT_EPILOG)(report)
 app.command(cls=Command, epilog=EXPORT_EPILOG)(export)

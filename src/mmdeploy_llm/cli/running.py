@@ -71,10 +71,12 @@ def run_and_report(
     if desk.shown.table:
         make_console().print(caption_table(list(summary.records())))
         typer.echo()
-    typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
+    has_vectors = job.settings.asks.wanted is not None
+    done = "captioned" if is_caption else "embedded" if has_vectors else "done"
+    typer.echo(batch_summary(summary, done=done))
     for line in after(summary):
         typer.echo(printable(line))
-    what = "captions:" if is_caption else "results: "
+    what = "captions:" if is_caption else "vectors: " if has_vectors else "results: "
     typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
     if fault is not None:
         raise fault

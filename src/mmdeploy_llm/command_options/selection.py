@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import os
 import sys
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class SelectionOptions(Group):
         typer.Option(
             metavar="ID",
             help="Do only the item with this id, or those of @FILE. The file has an id on each "
-            "line; @@ stands for a literal @; may be repeated.",
+            "line, or is a table of `dedupe`, NAME.csv; @@ is a literal @; may be repeated.",
         ),
     ] = None
     files_from: Annotated[
@@ -104,9 +105,27 @@ def listed_ids(given: list[str] | None) -> list[str] | None:
     found: list[str] = []
     for text in given:
         is_list = text.startswith("@") and not text.startswith("@@")
+        if is_list and text.lower().endswith(".csv"):
+            found += _kept_ids(text[1:])
+            continue
         whole = text_value("--only", text) or ""
         found += [line for line in whole.splitlines() if line] if is_list else [whole]
     return found
+
+
+def _kept_ids(path: str) -> list[str]:
+    """Returns the ids of the items that a table of `dedupe` keeps. Raises ConfigError."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            rows = csv.DictReader(file)
+            if not {"id", "keep"} <= set(rows.fieldnames or ()):
+                raise ConfigError(
+                    f"--only: {path!r} has no columns id and keep, as the tables of `dedupe` have; "
+                    "a list of ids has one on each line, in a file that does not end in .csv"
+                )
+            return [row["id"] for row in rows if row["keep"] == "yes"]
+    except (OSError, csv.Error) as error:
+        raise ConfigError(f"--only: the table {path!r} cannot be read: {error}") from error
 
 
 def listed_files(given: str) -> list[str]:

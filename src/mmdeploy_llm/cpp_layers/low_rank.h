@@ -2,7 +2,7 @@
 //     out = (out + (scale * x a^T) b^T) * factor + shift
 //
 //     rows, sorted by adapter --> strips of up to 6 rows of one adapter
-//       many strips: in parallel; few: their panels of 256 columns are
+//       many strips: in parallel; few: their panels of 64 columns are, four at a time
 //
 // A matrix of the model holds `parts` of the checkpoint, such as q_proj, k_proj and v_proj. Each has
 // `rank` columns of a, and its own columns of out. No result depends on other rows: every sum is
@@ -20,7 +20,8 @@
 
 namespace mm {
 
-constexpr int64_t LOW_RANK_PANEL = 256;
+constexpr int64_t LOW_RANK_PANEL = 64;  // columns of a tile of one row, so that b is read in order
+constexpr int64_t PANELS_AT_ONCE = 4;
 constexpr int64_t SMALL_B = 32 * 1024;  // values that one thread adds sooner than several
 
 // A row of the table, whose fields native/low_rank.py fills in; see LowRank in calls.h.
@@ -164,10 +165,14 @@ void low_rank(const LowRank& args) {
     parallel_for(num_strips, args.num_threads,
                  [&](int64_t at) { low_rank_hidden<T>(args, strips[at], of_strip(at)); });
     const int64_t num_values = num_strips * args.n * rank;
-    parallel_for(num_strips * num_panels, num_values < SMALL_B ? 1 : args.num_threads,
+    const int64_t num_parts = (num_panels + PANELS_AT_ONCE - 1) / PANELS_AT_ONCE;
+    parallel_for(num_strips * num_parts, num_values < SMALL_B ? 1 : args.num_threads,
                  [&](int64_t at) {
-                     const int64_t own = at / num_panels;
-                     low_rank_add<T>(args, strips[own], panels[at % num_panels], of_strip(own));
+                     const int64_t own = at / num_parts, first = at % num_parts * PANELS_AT_ONCE;
+                     const int64_t end = std::min(first + PANELS_AT_ONCE, num_panels);
+                     for (int64_t panel = first; panel < end; ++panel) {
+                         low_rank_add<T>(args, strips[own], panels[panel], of_strip(own));
+                     }
                  });
 }
 

@@ -12,7 +12,7 @@ from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, WeightRounder, layout_of, rounded
 from mmdeploy_llm.weight_formats import rounds_inputs
 
-from . import codes, heads, int8, rows
+from . import codes, heads, int8, low_rank, rows
 from . import experts as experts_module
 
 ROUNDED = (torch.bfloat16, torch.float32)  # dtypes of weights that are rounded
@@ -21,12 +21,12 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 class CudaKernels:
     """Launches kernels on the current CUDA stream without waiting for the device; see
-    kernels.Kernels for the interface. They have one capability, `experts`: attention and sampling
-    on CUDA are chosen in attention/ and sampling/."""
+    kernels.Kernels for the interface. They have two capabilities, `experts` and `adapters`:
+    attention and sampling on CUDA are chosen in attention/ and sampling/."""
 
     samples_on_device = True
     memory = inputs = attention = activations = norms = states = None
-    adapters = draws = pixels = threads = None
+    draws = pixels = threads = None
 
     def __init__(self, device: torch.device, rounder: WeightRounder | None = None) -> None:
         """device: where the tensors are; a CPU only with Triton's interpreter. rounder: rounds
@@ -38,6 +38,16 @@ class CudaKernels:
     @property
     def experts(self) -> CudaKernels:
         return self
+
+    @property
+    def adapters(self) -> CudaKernels:
+        return self
+
+    def low_rank_table(
+        self, num_slots: int, starts: Sequence[int], k: int, dtype: torch.dtype
+    ) -> low_rank.Table:
+        """See kernels.low_rank.LowRankKernels."""
+        return low_rank.Table(num_slots, starts, k, dtype, self._device)
 
     def takes(self, *tensors: Tensor) -> bool:
         dtype = tensors[0].dtype

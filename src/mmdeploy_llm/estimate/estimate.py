@@ -155,7 +155,9 @@ def _logged(llm: Estimated) -> Iterator[StepLog]:
 def _warm_up(drawn: Drawn, llm: Estimated) -> None:
     """Has a short answer computed, so that what is made at first use counts in no step."""
     first = next((item for item in drawn.items if isinstance(item, Item)), None)
-    if first is not None:
+    if first is not None and first.wanted is not None:  # generates nothing
+        _answered([first], llm)
+    elif first is not None:
         params = first.params.model_copy(update={"max_tokens": WARM_UP_TOKENS, "min_tokens": 0})
         _answered([replace(first, params=params)], llm)
 
@@ -202,11 +204,14 @@ def _machine(llm: Estimated, records: Sequence[Record]) -> Machine:
 def _without_steps(records: Sequence[Record], spent: float, llm: Estimated) -> StepCosts:
     """Returns costs for engines in other processes, whose steps are not seen: all time goes with
     the tokens that were generated, shared by as many sequences as were computed at once."""
-    tokens = max(1, sum(record.num_output_tokens for record in records))
+    tokens = sum(record.num_output_tokens for record in records)
     busy = sum(record.timings.total or 0.0 for record in records)
     at_once = max(1.0, busy / max(spent, 1e-9))
     machine = _machine(llm, records)
     gain = max(1.0, min(machine.max_seqs, 2 * at_once) / at_once)
+    if not tokens:  # vectors: it goes with the tokens of prompts
+        prompts = max(1, sum(record.num_prompt_tokens for record in records))
+        return StepCosts(fixed=0.0, token=0.0, prefill=spent / prompts / gain, media=0.0)
     return StepCosts(fixed=0.0, token=spent / tokens / gain, prefill=0.0, media=0.0)
 
 

@@ -16,7 +16,7 @@ None on the other:
     activations    x           functions of single values
     norms          x           norms with weights centred on zero
     states         x           layers with a state of each sequence
-    adapters       x           low-rank changes of products, for each row its own
+    adapters       x     x     low-rank changes of products, for each row its own
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
 a block, E experts, k experts of a token.

@@ -14,7 +14,7 @@ from mmdeploy_llm.kernels.low_rank import Change
 from .library import Library
 
 BLOCK = 16  # as in dot.h
-PANEL = 256  # as in low_rank.h
+PANEL = 64  # as in low_rank.h
 NUM_FIELDS = 7  # of LowRankEntry
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable, OutputSinkSpec
-from mmdeploy_llm.hooks.records import Provided
+from mmdeploy_llm.hooks.records import PluginOrigin, Provided
 from mmdeploy_llm.sinks.base import Sink
 from mmdeploy_llm.sinks.csv_table import CsvSink
 from mmdeploy_llm.sinks.formats import PartFormat
@@ -34,6 +34,15 @@ ALL_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", **SUFFIXES
 FORMATS = ("jsonl", "csv", "openai", "parquet", "webdataset", "npy")
 ONE_FILE = {"jsonl": JsonlSink, "csv": CsvSink, "openai": OpenAISink}
 OWN_PARTS: dict[str, type[ParquetParts | NpyParts]] = {"parquet": ParquetParts, "npy": NpyParts}
+# Its library commits whole versions, so it keeps records as a plugin's format does.
+LANCE = Provided(
+    spec=OutputSinkSpec(
+        name="lance",
+        suffixes=(".lance",),
+        factory="mmdeploy_llm.opening.lance_store:LanceStore",
+    ),
+    origin=PluginOrigin(name="lance", module="mmdeploy_llm.opening", is_builtin=True),
+)
 LOCAL_SCHEMES = ("file", "local")
 
 logger = logging.getLogger(__name__)
@@ -105,12 +114,16 @@ def stored_format(name: str, form: str | None, kinds: KindTable) -> Provided[Out
     if form is not None:
         if form in FORMATS:
             return None
+        if form == LANCE.spec.name:
+            return LANCE
         named = (own for own in kinds.outputs.values() if own.spec.name == form)
         return next(named, None)
     lower = name.rstrip("/").lower()
     suffixes = sorted(kinds.outputs, key=len, reverse=True)
     suffix = next((own for own in suffixes if lower.endswith(own)), None)
     found = None if suffix is None else kinds.output_of(suffix)
+    if suffix is None and lower.endswith(LANCE.spec.suffixes):
+        return LANCE
     if found is None or suffix not in ALL_SUFFIXES:
         return found
     if found.spec.priority < 0:
@@ -145,6 +158,22 @@ def format_of(name: str, form: str | None, kinds: KindTable = BUILT_IN_KINDS) ->
             f"or give the format, one of {formats} (--format)"
         )
     return found
+
+
+def check_holds(sink: Sink, *, vectors: bool) -> None:
+    """Raises ConfigError for an output whose format does not hold what is written: vectors, or
+    answers."""
+    if vectors and isinstance(sink, (CsvSink, OpenAISink)):
+        raise ConfigError(
+            f"{sink.name!r} holds no vectors: write NAME.parquet, NAME.npy (arrays of numpy) "
+            "or NAME.jsonl"
+        )
+    is_npy = isinstance(sink, PartsSink) and sink.form.name == "npy"
+    if not vectors and (is_npy or (isinstance(sink, StoreSink) and sink.provided is LANCE)):
+        raise ConfigError(
+            f"{sink.name!r} holds vectors, which `mmdeploy-llm embed` writes, and no answers: "
+            "write NAME.jsonl or NAME.parquet"
+        )
 
 
 def is_remote(name: str) -> bool:

@@ -52,7 +52,7 @@ class StoreSink:
     def __init__(self, path: Path, provided: Provided[OutputSinkSpec]) -> None:
         self.path, self.name = path, str(path)
         self.about = f"{describe(provided.spec)} of {provided.origin}"
-        self._provided = provided
+        self.provided = provided
         self.configurations = ConfigurationFile.beside(path)
         self.state_file = path.with_name(f"{path.name}.state.json")
 
@@ -134,7 +134,7 @@ class StoreSink:
         with self.writing() if is_written else self.reading():
             try:
                 store: RecordStore = build(
-                    self._provided.spec, self._provided.origin, (self.path, is_written)
+                    self.provided.spec, self.provided.origin, (self.path, is_written)
                 )
             except PluginError as error:
                 raise error.__cause__ or error from None  # what the store says of the output
@@ -189,7 +189,7 @@ class StoreSink:
             ) from error
 
     def _imported(self) -> None:
-        origin, spec = self._provided.origin, self._provided.spec
+        origin, spec = self.provided.origin, self.provided.spec
         if origin.file is not None:
             load_named(origin.file, spec.factory.partition(":")[0])
         resolve(spec, origin)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.file_source import Fate, FileSource
 from mmdeploy_llm.batch.items import MAX_QUESTION
 from mmdeploy_llm.datasets.rows import BadItem
@@ -179,7 +178,7 @@ class PageSource(FileSource):
             return self._question
         assert isinstance(file, PageFile)
         is_page = file.index is not None
-        return description_of(self._documents.part_name(file.kind) if is_page else file.kind)
+        return self._asks.described(self._documents.part_name(file.kind) if is_page else file.kind)
 
     def _given(self, file: FoundFile) -> Any:
         assert isinstance(file, PageFile)

@@ -1,4 +1,5 @@
-"""Asks: the questions about each item of a batch, by the names that their answers get.
+"""Asks: what is asked about each item of a batch: questions, by the names that their answers get,
+or a vector.
 
 {"caption": "Describe.", "tags": "List tags."}  -->  "answers": {"caption": ..., "tags": ...}
 """
@@ -7,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.records.item import Question
+from mmdeploy_llm.records.item import Item, Question
+from mmdeploy_llm.wanted import Wanted
 
 MAX_ASKS = 64
 MAX_SHOWN = 40  # characters of a wrong value
@@ -25,9 +27,12 @@ class Asks:
     """Holds the questions about every item, where it is more than one.
 
     questions: texts by name, with columns in them as in `prompt`; {}: only one question is asked.
+    wanted: a vector of each item instead of answers; the question is then the text that is embedded
+        with its media.
     """
 
     questions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    wanted: Wanted | None = None
 
     @classmethod
     def given(cls, ask: Any = None) -> Asks:
@@ -46,11 +51,63 @@ class Asks:
             )
 
     def values(self) -> dict[str, Any]:
-        """Returns the questions for a configuration."""
+        """Returns the questions for a configuration, or how vectors are made."""
+        if self.wanted is not None:
+            return vector_values(self.wanted)
         return {f"ask.{name}": text for name, text in self.questions.items()}
+
+    @property
+    def done(self) -> str:
+        """The verb for an item that is done."""
+        return "answered" if self.wanted is None else "embedded"
+
+    def described(self, kind: str) -> str:
+        """Returns what is asked about media of a kind where there is no question."""
+        return description_of(kind) if self.wanted is None else ""
+
+    def shaped(self, item: Item, *, is_ours: bool) -> Item:
+        """Returns an item as it is asked. is_ours: whether the conversation in it was made of its
+        media and the question; a vector is made of these. Raises RequestError for a line with
+        several questions, where a vector is wanted."""
+        if self.wanted is None:
+            return item
+        if item.questions:
+            raise RequestError("the line has several questions (ask), and a vector answers none")
+        prompt = plain_prompt(item.prompt) if is_ours else item.prompt
+        return replace(item, prompt=prompt, wanted=self.wanted)
 
 
 NO_ASKS = Asks()
+
+
+def description_of(kind: str) -> str:
+    """Returns the question about an item of a kind that is asked when there is none."""
+    return f"Describe the {kind}."
+
+
+def vector_values(wanted: Wanted) -> dict[str, Any]:
+    """Returns for a configuration how vectors are made, without what the model's folder says."""
+    given = {name: value for name, value in asdict(wanted).items() if value}
+    if wanted.normalize is False:
+        given["normalize"] = False
+    return {"vectors.what": "vector", **{f"vectors.{name}": own for name, own in given.items()}}
+
+
+def plain_prompt(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the media and the text of a conversation with one message as a prompt without one."""
+    (message,) = prompt["messages"]
+    media: dict[str, list[Any]] = {}
+    texts = []
+    for part in message["content"]:
+        kind = part["type"]
+        if kind == "text":
+            texts.append(part["text"])
+        else:
+            media.setdefault(kind, []).append(part[kind])
+    kept = ("messages", "chat_template_kwargs")
+    plain = {name: value for name, value in prompt.items() if name not in kept}
+    plain |= {"prompt": "\n".join(texts)} if texts else {}
+    return {**plain, **({"multimodal_data": media} if media else {})}
 
 
 def read_asks(given: Any) -> dict[str, str]:

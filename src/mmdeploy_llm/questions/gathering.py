@@ -35,7 +35,7 @@ def asks_of(item: Item) -> Iterator[Ask]:
     """Yields what is asked about an item. Questions about one item are a group: its media are
     encoded once, and what the prompts have in common is computed once."""
     if not item.questions:
-        yield Ask(prompt=item.prompt, params=item.params, item=item)
+        yield Ask(prompt=item.prompt, params=item.params, item=item, wanted=item.wanted)
     for question in item.questions:
         part = Part(item=item, name=question.name)
         yield Ask(prompt=question.prompt, params=item.params, item=part, group=item.line)

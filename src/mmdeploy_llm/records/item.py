@@ -9,6 +9,7 @@ from typing import Any
 
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class Item:
     size: bytes of its file, where the source knows those of all its items.
     endpoint: that a line of OpenAI's format was meant for; "" for others.
     questions: all questions where they have names; `prompt` is the first one's then.
+    wanted: a vector of the prompt instead of an answer.
     """
 
     line: int
@@ -77,3 +79,4 @@ class Item:
     size: int | None = None
     questions: tuple[Question, ...] = ()
     endpoint: str = ""
+    wanted: Wanted | None = None

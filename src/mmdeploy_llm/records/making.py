@@ -10,10 +10,12 @@ from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ABORTED, InvalidAnswerError
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.pooled_outputs import PooledOutput
 
 from .item import Item
-from .outcome import verdict_of
+from .outcome import Verdict, verdict_of
 from .record import ItemError, Record, Timings
+from .vectors import Vector
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 LOWEST_LOGPROB = -1e30
@@ -48,7 +50,8 @@ def record_of(
     failed = None if output.is_ok else next((own for own in samples if not own.is_ok), first)
     message = None if failed is None else output.error_msg or "no message was given"
     code = output.error_code
-    verdict = verdict_of(samples, item.params)
+    vector = output.vector if isinstance(output, PooledOutput) else None
+    verdict = verdict_of(samples, item.params) if vector is None else Verdict(outcome="ok")
     return Record(
         id=item.id,
         line=None if item.path is not None else item.line,
@@ -79,6 +82,7 @@ def record_of(
         config_digest=config_digest,
         columns=item.columns,
         endpoint=item.endpoint,
+        embedding=None if vector is None else Vector.of(vector),
     )
 
 

@@ -15,19 +15,20 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmdeploy_llm.batch.corpus.questions import description_of
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.opening.merged import MergedOutputs
 from mmdeploy_llm.progress_bars import UseTqdm, open_bar
+from mmdeploy_llm.questions.asks import description_of
 from mmdeploy_llm.records.files import Folder, OutputLostError
 from mmdeploy_llm.records.outcome import LACKING
 from mmdeploy_llm.records.record import Record
@@ -43,6 +44,7 @@ from .pictures import (
     url_of,
 )
 from .previews import FilePreviews, MakePreviews, roots_of
+from .strips import Strips, Thumb, thumbs_of
 from .target import check_page
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
@@ -106,11 +108,13 @@ def report_batch(
     is_caption: bool = False,
     kinds: Iterable[str] = (),
     made: Made | None = None,
+    strips: Strips = (),
+    facts: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a report of all items of the batch, including those of earlier runs.
 
     about: further settings to list. kinds: see head_of. made: the cards that the run has made
-    already.
+    already. strips: of items that are near to each other. facts: see ReportHead.
     """
     run = summary.run
     speeds = {
@@ -120,7 +124,7 @@ def report_batch(
     head = replace(
         head_of(settings, model, about, is_caption=is_caption, kinds=kinds),
         speeds=speeds if run.num_items else {},
-        facts={"input": "; ".join(summary.notes)} if summary.notes else {},
+        facts={**({"input": "; ".join(summary.notes)} if summary.notes else {}), **(facts or {})},
     )
     num_shown = min(summary.num_records, MAX_CARDS)
     write_report(
@@ -134,6 +138,7 @@ def report_batch(
         use_tqdm=settings.use_tqdm,
         made=made,
         roots=roots_of(summary.sink),
+        strips=strips,
     )
 
 
@@ -159,7 +164,7 @@ def head_of(
         created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
         version=metadata.version("mmdeploy-llm"),
         unit="file" if is_caption else "item",
-        done="captioned" if is_caption else "answered",
+        done="captioned" if is_caption else settings.asks.done,
         settings={name: str(value) for name, value in options.items()},
         running=running,
     )
@@ -188,13 +193,14 @@ def write_report(
     use_tqdm: UseTqdm | None = None,
     made: Made | None = None,
     roots: Collection[str] = (),
+    strips: Strips = (),
 ) -> None:
     """Writes the page atomically: it is complete or absent.
 
     records: the `num_shown` records of the page, in order; `index` has the totals of all records.
     make: makes previews. rules: see PicturesInFiles. made: rows that exist already. roots: see
-    media_of. Raises
-    ConfigError as `check_page` does, and OutputLostError when an output changed while it was read.
+    media_of. strips: shown above the cards. Raises ConfigError as `check_page` does, and
+    OutputLostError when an output changed while it was read.
     """
     check_page(path)
     with (
@@ -208,11 +214,19 @@ def write_report(
             found = _rows(records, pictures, pool, maker, made, roots)
             return _counted(found, num_shown, bar.update)
 
-        page = Page(parent=parent, name=path.name, head=head, index=index, num_shown=num_shown)
+        page = Page(
+            parent=parent,
+            name=path.name,
+            head=head,
+            index=index,
+            num_shown=num_shown,
+            thumbs=partial(thumbs_of, strips, roots=roots),
+        )
         if num_shown > EMBEDDED_CARDS or (made is not None and made.are_in_files):
             page.write_large(rows, make, rules)
         else:
-            page.write_single(rows(EmbeddedPictures(make)))
+            pictures = EmbeddedPictures(make)
+            page.write_single(rows(pictures), page.thumbs(pictures))
         parent.check_in_place()
 
 
@@ -225,10 +239,11 @@ class Page:
     head: ReportHead
     index: RecordIndex
     num_shown: int
+    thumbs: Callable[[Pictures], list[list[Thumb]]] = lambda pictures: []
 
-    def write_single(self, rows: Iterable[Row]) -> None:
+    def write_single(self, rows: Iterable[Row], thumbs: list[list[Thumb]]) -> None:
         """Writes one self-contained file and removes the files of an earlier, larger report."""
-        self.write(rows, [])
+        self.write(rows, [], thumbs=thumbs)
         beside = self.parent.existing(self.beside)
         if beside is None:  # or a link, which leads to files of somebody else
             return
@@ -252,7 +267,8 @@ class Page:
                 for row in first:
                     pictures.keep(row.html)
                 names = _write_chunks(beside, shown, pictures)
-                self.write(first, [f"{url}/{name}" for name in names], has_files=True)
+                chunks = [f"{url}/{name}" for name in names]
+                self.write(first, chunks, has_files=True, thumbs=self.thumbs(pictures))
                 pictures.finish()
             _remove_old_chunks(beside, set(names))
             beside.check_in_place()
@@ -262,37 +278,43 @@ class Page:
         """The name of the folder beside the page."""
         return f"{Path(self.name).stem}_files"
 
-    def write(self, rows: Iterable[Row], chunks: list[str], *, has_files: bool = False) -> None:
+    def write(
+        self,
+        rows: Iterable[Row],
+        chunks: list[str],
+        *,
+        has_files: bool = False,
+        thumbs: Sequence[Sequence[Thumb]] = (),
+    ) -> None:
         """Writes the page itself, which loads the chunks. has_files: whether it may show files."""
-        page = _page(self.head, self.index, self.num_shown, rows, chunks, self.beside, has_files)
+        page = self._text(rows, chunks, has_files, thumbs)
         self.parent.write(self.name, _encoded(page))
 
-
-def _page(
-    head: ReportHead,
-    index: RecordIndex,
-    num_shown: int,
-    rows: Iterable[Row],
-    chunks: list[str],
-    folder: str,
-    has_files: bool,
-) -> Iterator[str]:
-    values = {
-        "head": head,
-        # For file://, browsers treat the page and the files beside it as different origins.
-        "head_sources": " 'self' file:" if has_files else "",
-        "num_items": len(index),
-        "num_failed": index.num_failed,
-        "lacking": {name: index.outcomes[name] for name in LACKING if index.outcomes[name]},
-        "failures": dict(index.failures.most_common()),
-        "num_shown": num_shown,
-        "num_output_tokens": index.num_output_tokens,
-        "num_media_tokens": index.num_media_tokens,
-        "rows": rows,
-        "chunks": chunks,
-        "folder": folder,
-    }
-    return environment().get_template("report.html").generate(values)
+    def _text(
+        self,
+        rows: Iterable[Row],
+        chunks: list[str],
+        has_files: bool,
+        thumbs: Sequence[Sequence[Thumb]],
+    ) -> Iterator[str]:
+        index = self.index
+        values = {
+            "head": self.head,
+            "strips": thumbs,
+            # For file://, browsers treat the page and the files beside it as different origins.
+            "head_sources": " 'self' file:" if has_files else "",
+            "num_items": len(index),
+            "num_failed": index.num_failed,
+            "lacking": {name: index.outcomes[name] for name in LACKING if index.outcomes[name]},
+            "failures": dict(index.failures.most_common()),
+            "num_shown": self.num_shown,
+            "num_output_tokens": index.num_output_tokens,
+            "num_media_tokens": index.num_media_tokens,
+            "rows": rows,
+            "chunks": chunks,
+            "folder": self.beside,
+        }
+        return environment().get_template("report.html").generate(values)
 
 
 def _write_chunks(folder: Folder, rows: Iterator[Row], pictures: PicturesInFiles) -> list[str]:

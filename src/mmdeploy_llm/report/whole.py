@@ -10,11 +10,14 @@ from typing import Any
 
 from mmdeploy_llm.batch.job import BatchJob, OpenLLM, run_batch
 from mmdeploy_llm.batch.summary import BatchSummary
+from mmdeploy_llm.errors import ConfigError
 
 from .growing import GrowingReport
 from .live import LiveReport
+from .nearest import strips_of
 from .page import head_of, report_batch
 from .previews import FilePreviews
+from .strips import Strips
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class RunReport:
         """Writes the page of the run that has ended. One that was interrupted is not waited for:
         pictures that are not there are made by the next run. Raises as write_report does."""
         self.close(is_hurried=summary.ending == "interrupted")
+        strips, facts = self._near(summary)
         if summary.num_records:
             report_batch(
                 summary,
@@ -87,7 +91,20 @@ class RunReport:
                 is_caption=self._options.is_caption,
                 kinds=self._kinds,
                 made=self._growing,
+                strips=strips,
+                facts=facts,
             )
+
+    def _near(self, summary: BatchSummary) -> tuple[Strips, dict[str, str]]:
+        """Returns the nearest neighbours of some items of an output of vectors, or why there are
+        none."""
+        settings = self.job.settings
+        if settings.asks.wanted is None or summary.ending == "interrupted":
+            return (), {}
+        try:
+            return strips_of(summary.sink.name, settings.finding.wanted().table), {}
+        except ConfigError as error:  # such as vectors of two sizes
+            return (), {"nearest neighbours": str(error)}
 
     def close(self, *, is_hurried: bool = True) -> None:
         """Ends what runs beside the run."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mmdeploy_llm.outputs import RequestOutput, ToolCall
     from mmdeploy_llm.params import SamplingParams
     from mmdeploy_llm.records.record import Record
+    from mmdeploy_llm.vectors.search import Found
 
 WIDTH_WITHOUT_TERMINAL = 100
 CHAT_HELP = (
@@ -84,12 +85,16 @@ def caption_table(records: Sequence[Record]) -> Table:
     top = os.path.commonpath(folders) if folders else ""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("file" if paths else "item", no_wrap=True, overflow="ellipsis", max_width=36)
-    table.add_column("caption", overflow="fold")
+    table.add_column(
+        "vector" if any(own.embedding for own in records) else "caption", overflow="fold"
+    )
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     for record in records:
         fault = record.error
         words = record.text if fault is None else f"failed ({fault.code}): {fault.message}"
+        if record.embedding is not None:
+            words = f"{' x '.join(map(str, record.embedding.shape))} numbers"
         if record.lack is not None:
             words = f"({record.lack}) {words}"
         table.add_row(
@@ -98,6 +103,22 @@ def caption_table(records: Sequence[Record]) -> Table:
             str(record.num_prompt_tokens + record.num_output_tokens) if fault is None else "",
             seconds(record.timings.total) if fault is None else "",
         )
+    return table
+
+
+def hit_table(found: Sequence[Found]) -> Table:
+    """Builds a table of what a search has found: rank, score, item, and the start of its text."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("item", overflow="fold")
+    if has_text := any(own.record.prompt for own in found):
+        table.add_column("text", overflow="ellipsis", no_wrap=True)
+    for rank, own in enumerate(found, 1):
+        cells: list[str | Text] = [str(rank), f"{own.score:.4f}", Text(printable(own.id))]
+        if has_text:
+            cells.append(Text(printable(" ".join((own.record.prompt or "").split()))))
+        table.add_row(*cells)
     return table
 
 

@@ -48,11 +48,6 @@ PATHLESS = frozenset(("bytes", "path"))  # the struct of Hugging Face's datasets
 NUM_LOOKED_AT = 8  # first rows, to find the column of the media
 
 
-def description_of(kind: str) -> str:
-    """Returns the question about an item of a kind that is asked when there is none."""
-    return f"Describe the {kind}."
-
-
 class QuestionReader:
     """Builds the items of one corpus.
 
@@ -78,6 +73,7 @@ class QuestionReader:
                 "each other; give one of them"
             )
         self._reader, self._options, self._rows, self._kinds = reader, options, rows, kinds
+        self._asks = asks
         texts = asks.questions if question is None else {"": question}
         self._templates = {name: Template(text) for name, text in texts.items()}
         self._media = options.media_columns
@@ -103,11 +99,16 @@ class QuestionReader:
         if isinstance(row, BadItem):
             return row if row.id is not None else replace(row, id=self._known_id(row.values))
         try:
-            return self._read_openai(row) if is_openai_line(row.values) else self._read(row)
+            if is_openai_line(row.values):
+                return self._shaped(self._read_openai(row), is_ours=False)
+            return self._read(row)
         except RequestError as error:
             kind, code = type(error).__name__, error.code
             own = self._known_id(row.values) if row.key is None else row.key
             return BadItem(line=row.line, id=own, message=str(error), kind=kind, code=code)
+
+    def _shaped(self, item: Item | BadItem, *, is_ours: bool) -> Item | BadItem:
+        return item if isinstance(item, BadItem) else self._asks.shaped(item, is_ours=is_ours)
 
     def _known_id(self, values: Any) -> str | int | None:
         """Returns the id that the column with ids, or the key `id`, has."""
@@ -192,9 +193,10 @@ class QuestionReader:
                 raise RequestError(f"{_missing(media, values)}; the columns are {shown(values)}")
             names = [cell.name for cell in cells]
             fields = _asked(values, [cell.part for cell in cells], asked)
-        return self._reader.read(
+        item = self._reader.read(
             row.line, self._with_id(row, fields), folder=row.folder, names=names, columns=columns
         )
+        return self._shaped(item, is_ours=asked is not None)
 
     def _names_carried(self, values: Mapping[str, Any], media: tuple[Column, ...]) -> Iterator[str]:
         """Yields the columns that the record repeats. ALL are those without media and bytes that
@@ -231,7 +233,7 @@ class QuestionReader:
             return dict(values["ask"])
         if isinstance(values.get("prompt"), str):
             return {"": values["prompt"]}
-        return {"": description_of(media[0].kind)}
+        return {"": self._asks.described(media[0].kind)}
 
     def _with_id(self, row: Row, fields: dict[str, Any]) -> dict[str, Any]:
         if self._options.id is not None:
@@ -280,7 +282,7 @@ def _asked(
         )
     fields = {name: values[name] for name in KEPT if values.get(name) is not None}
     if set(asked) == {""}:
-        content = [*parts, {"type": "text", "text": asked[""]}]
+        content = [*parts, *([{"type": "text", "text": asked[""]}] if asked[""] else [])]
         return {**fields, "messages": [{"role": "user", "content": content}]}
     return {**fields, "messages": [{"role": "user", "content": parts}], "ask": asked}
 

@@ -1,0 +1,35 @@
+"""Says what is asked for a vector of each item of a batch."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.questions.asks import Asks
+from mmdeploy_llm.wanted import Pooling, Wanted
+
+
+def vector_asks(
+    *,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    instruction: str | None = None,
+    pooling: str | None = None,
+) -> Asks:
+    """Returns what is asked for vectors. pooling: see Wanted, or "tokens". Raises ConfigError."""
+    known = (*get_args(Pooling), "tokens")
+    if pooling not in (None, *known):
+        raise ConfigError(f"pooling must be one of {', '.join(known)}, got {pooling!r:.40}")
+    if dimensions is not None and dimensions < 1:
+        raise ConfigError(f"dimensions must be at least 1, got {dimensions}")
+    is_many = pooling == "tokens"
+    found = next((own for own in get_args(Pooling) if own == pooling), None)
+    return Asks(
+        wanted=Wanted(
+            what="token_vectors" if is_many else None if pooling is None else "vector",
+            pooling=found,
+            normalize=normalize,
+            dimensions=dimensions,
+            instruction=instruction,
+        )
+    )
