@@ -47,8 +47,8 @@ def describe_engine(config: EngineConfig) -> Configuration:
         values["tokenizer"] = model_digest(folder)
     if config.chat_template is not None:
         values["chat_template"] = load_template(config.chat_template)
-    for name, folder in config.adapters.items():
-        values[f"adapters.{name}"] = model_digest(resolve_adapter(folder))
+    for name, source in config.adapters.items():
+        values[f"adapters.{name}"] = model_digest(resolve_adapter(source))
     if plugins := dict(_other_plugins(config)):
         values["plugins"] = plugins
     files = {path: sha256(check_file(Path(path))).hexdigest() for path in config.plugin_files}
