@@ -16,19 +16,26 @@ class Abilities:
 
     can_generate: whether it has a head of its vocabulary that is trained to continue texts.
     pooling: its own; "tokens": a vector for each token; None: it is a generating model.
-    can_score: whether it scores its prompt. rules: of its folder.
+    can_score: whether it scores its prompt. text_length: tokens to which texts are filled with
+        padding. rules: of its folder.
     """
 
     can_generate: bool = True
     is_bidirectional: bool = False
     pooling: Pooling | Literal["tokens"] | None = None
     can_score: bool = False
+    text_length: int | None = None
     rules: EmbeddingRules = NO_RULES
 
     @property
     def can_embed(self) -> bool:
         """Whether vectors of it have a meaning: a model that only scores has none."""
         return self.can_generate or self.gives_vectors
+
+    def instruction_of(self, wanted: Wanted) -> str | None:
+        """Returns the instruction of a request, of a document that has none the folder's."""
+        is_open = wanted.is_document and wanted.instruction is None
+        return self.rules.document_prompt if is_open else wanted.instruction
 
     @property
     def gives_vectors(self) -> bool:
@@ -61,5 +68,6 @@ def abilities_of(model: Any, rules: EmbeddingRules = NO_RULES) -> Abilities:
         is_bidirectional=is_encoder,
         pooling=getattr(model, "default_pooling", None),
         can_score=callable(getattr(model, "score", None)) or rules.score_tokens is not None,
+        text_length=getattr(model, "text_length", None),
         rules=rules,
     )
