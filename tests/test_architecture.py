@@ -109,6 +109,11 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.transformers_media",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
+    # Their decoders attend to an encoder, which transformers runs.
+    "mmdeploy_llm_plugins.florence": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     # Their sounds are processed, and their towers for sounds are run, as transformers does.
     "mmdeploy_llm_plugins.qwen": (
         "mmdeploy_llm_plugins.transformers_media",

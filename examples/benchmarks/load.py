@@ -1,19 +1,21 @@
 """Measures the time to the first token, and the memory that loading needs.
 
-    load.py MODEL[:QUANTIZATION]... [--runs 3] [--num-threads N]
+    load.py MODEL[:QUANTIZATION]... [--runs 3] [--num-threads N] [--cache FOLDER]
 
-Each run is a new Python process, with the files in the page cache. The cases take turns. Medians;
-megabytes are 10^6 bytes:
+Each run is a new Python process, with the files in the page cache. The cases take turns. With
+--cache the runs are second starts, which map the weights that the first one has kept in FOLDER;
+else none keeps any. Medians; megabytes are 10^6 bytes:
 
-first token   seconds from the start of the process, imports, loading and warm-up included
+first token   seconds from the start of the process, imports and loading included
+CPU           seconds of CPU until then, which other work on the machine changes less
 imports       seconds until `LLM` is imported, torch and the config classes of transformers included
-LLM()         seconds to load: config, tokenizer, weights, KV cache, warm-up
-weights       those of LLM() in which weights are read, rounded and packed
+LLM()         seconds to load: more imports, config, tokenizer, weights, KV cache
+weights       those of LLM() in which weights are read, rounded and packed, or mapped
 peak          MB of memory in use at most, until after the first token (VmHWM)
 imported      MB in use before loading
 anonymous     MB in use after the first token that are no part of a file, such as weights
-mapped        MB in use after the first token that are mapped from files: libraries, since weights
-              are read and not mapped
+mapped        MB in use after the first token that are mapped from files: libraries, and with
+              --cache the weights
 files         MB of weights on disk
 rest          peak less files; the KV cache of so short a request takes about 1 MB of it
 """
@@ -50,7 +52,7 @@ def timed(function):
     return call
 
 seconds = []
-loaded.build_model = timed(loaded.build_model)
+loaded._weighted = timed(loaded._weighted)
 loaded.install_kernels = timed(loaded.install_kernels)
 imported_at, imported = time.time(), memory("VmRSS")
 llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
@@ -58,7 +60,8 @@ loaded_at = time.time()
 params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 assert llm.generate([[21, 22, 23, 24]], params, use_tqdm=False)[0].is_ok
 print(json.dumps({
-    "first token": time.time(), "imports": imported_at, "LLM()": loaded_at - imported_at,
+    "first token": time.time(), "CPU": time.process_time(),
+    "imports": imported_at, "LLM()": loaded_at - imported_at,
     "weights": sum(seconds), "peak": memory("VmHWM"), "imported": imported,
     "anonymous": memory("RssAnon"), "mapped": memory("RssFile"),
 }))
@@ -90,12 +93,15 @@ def main() -> None:
     parser.add_argument("cases", nargs="+", metavar="MODEL[:QUANTIZATION]")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--cache", metavar="FOLDER")
     args = parser.parse_args()
-    options = {} if args.num_threads is None else {"num_threads": args.num_threads}
+    options: dict[str, object] = {"weight_cache": args.cache or False}
+    if args.num_threads is not None:
+        options["num_threads"] = args.num_threads
     for case in args.cases:  # brings the files into the page cache
         measure(case, options)
     runs = [{case: measure(case, options) for case in args.cases} for _ in range(args.runs)]
-    times = ("first token", "imports", "LLM()", "weights")
+    times = ("first token", "CPU", "imports", "LLM()", "weights")
     sizes = ("peak", "imported", "anonymous", "mapped", "files", "rest")
     print("| case | " + " | ".join((*times, *sizes)) + " |")
     print("|---" * (1 + len(times) + len(sizes)) + "|")

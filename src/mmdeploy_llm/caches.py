@@ -4,6 +4,8 @@
     SharedKV    nothing: the layer reads the keys and values of another layer
     State       tensors of a fixed size, however long the sequence is
 
+CrossKV is what layers read of an encoder's item: keys and values that are computed once.
+
 A model without an attribute `cache` keeps the same PagedKV in all layers.
 """
 
@@ -56,6 +58,29 @@ class State:
 
 
 LayerCache = PagedKV | SharedKV | State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossKV:
+    """Keys and values that an encoder writes once for each of its items, and that every token of
+    the requests with that item attends to. They are kept in the encoder cache, counted by its
+    tokens, while a running request has the item, and for the next ones while there is room.
+
+    num_layers: layers of the decoder with cross attention, each with heads of its own.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+    def shape(self, num_tokens: int) -> tuple[int, ...]:
+        """Returns the shape of an item of this many tokens: keys, then values, of each layer."""
+        return self.num_layers, 2, num_tokens, self.num_kv_heads, self.head_dim
+
+    @property
+    def token_size(self) -> int:
+        """Values of one token of the encoder."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
 def head_dims(model: Any) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmdeploy_llm.kernels import Kernels
+
 
 class AttentionContext(Protocol):
     """Causal attention of this step's tokens over all tokens of their sequences so far.
@@ -164,6 +166,18 @@ class StateContext(Protocol):
         caches.State."""
 
 
+class CrossContext(Protocol):
+    """The keys and values that this step's tokens have of their requests' encoder items, for models
+    with an attribute `cross`, a caches.CrossKV."""
+
+    def attend(
+        self, layer: int, q: Tensor, kernels: Kernels | None = None, *, scale: float | None = None
+    ) -> Tensor:
+        """Returns attention of `q` [T, H, D] to all keys of each token's items as [T, H, D]; zeros
+        for a token whose request has none. layer: of the CrossKV. kernels: those of the calling
+        layer. scale: D ** -0.5 when None."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardInputs:
     """All tokens of one step: those of the first sequence, then those of the next, and so on.
@@ -179,6 +193,7 @@ class ForwardInputs:
         the step has no media.
     is_long: [T] bool, tokens of sequences that have more than `long_after` tokens, an attribute of
         the model; None for a model without it. A sequence that grows beyond is computed again.
+    cross: of a model with cross attention, None for all others.
     token_types: [T] int64, 0 for the first and 1 for the second text of a pair; None where no
         request of the step has them, and all are 0.
     adapters: what says which tokens have an adapter; None where none has.
@@ -194,6 +209,7 @@ class ForwardInputs:
     states: StateContext | None = None
     is_long: Tensor | None = None
     token_types: Tensor | None = None
+    cross: CrossContext | None = None
     adapters: AdapterRows | None = None
 
     def merge_media(self, hidden: Tensor) -> Tensor:

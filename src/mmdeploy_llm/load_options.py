@@ -24,8 +24,8 @@ class LoadOptions(AdapterOptions):
     weight_cache: str | bool = Field(
         default=True,
         description="whether packed and rounded weights are kept in a file, which the next start "
-        "on a CPU maps; a path: the folder of these files, which only this user may write; True: "
-        "~/.cache/mmdeploy_llm/weights",
+        "on a CPU maps; a path: the folder of these files, which only this user may write; off is "
+        "False; True: ~/.cache/mmdeploy_llm/weights",
     )
     weight_cache_size: int = Field(
         default=CACHE_BYTES,
@@ -43,6 +43,8 @@ class LoadOptions(AdapterOptions):
     @field_validator("weight_cache", mode="before")
     @classmethod
     def _path_as_text(cls, value: Any) -> Any:
+        if value == "off":
+            return False
         return fspath(value) if isinstance(value, PathLike) else value
 
     @field_validator("weight_cache")

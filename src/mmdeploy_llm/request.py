@@ -35,6 +35,7 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
+ENDLESS = 2**62  # after every token of a sequence
 ITEM_NUMBER = "\ue000"  # a character for private use, so no text that is meant holds it
 
 
@@ -83,7 +84,8 @@ class MediaSpan:
 
     rows: indices, relative to `offset`, of the tokens that take the item's embeddings: ascending,
         the first is 0, num_tokens in all. None when all of them do. Tokens of prompt_text before
-        the first and after the last placeholder are not part of the span.
+        the first and after the last placeholder are not part of the span. (): the item stands
+        outside of the prompt, and all tokens of the sequence attend to it, see caches.CrossKV.
     """
 
     offset: int
@@ -93,13 +95,15 @@ class MediaSpan:
     @property
     def end(self) -> int:
         """First token position after the span."""
+        if self.rows == ():
+            return ENDLESS
         return self.offset + (self.item.num_tokens if self.rows is None else self.rows[-1] + 1)
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
         """(first, last + 1) token positions of each contiguous run of embeddings."""
-        if self.rows is None:
-            return ((self.offset, self.end),)
+        if not self.rows:
+            return () if self.rows == () else ((self.offset, self.end),)
         cuts = [at for at, (a, b) in enumerate(pairwise(self.rows), 1) if b != a + 1]
         bounds = [0, *cuts, len(self.rows)]
         return tuple(
@@ -156,6 +160,12 @@ class Request:
     def num_tokens(self) -> int:
         """Number of prompt and generated tokens."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def has_media_outside(self) -> bool:
+        """Whether its media stand outside of the prompt, all of them: it needs all at once, from
+        its first token to its last."""
+        return bool(self.media) and all(span.rows == () for span in self.media)
 
     def num_media_tokens(self, kind: str) -> int:
         """Returns the placeholder tokens of all media of one kind, without markers around them."""

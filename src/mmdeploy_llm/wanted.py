@@ -24,6 +24,8 @@ class Wanted:
     label: the text whose likelihood after the prompt is wanted.
     instruction: for what the vector is, a text or the name of a prompt that the model's folder has;
         None: the model's default. It is in the prompt when the intake is done.
+    is_document: whether that default is the one for documents that are searched, where the folder
+        has one.
     """
 
     what: What | None = None
@@ -33,6 +35,7 @@ class Wanted:
     num_skipped: int = 0
     instruction: str | None = None
     label: str | None = None
+    is_document: bool = False
 
     def first_needed(self, num_tokens: int) -> int:
         """Returns the first token of a prompt of num_tokens whose state is needed, which no prefix

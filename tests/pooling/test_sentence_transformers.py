@@ -10,6 +10,7 @@ import transformers
 from tokenizers.processors import TemplateProcessing
 
 from mmdeploy_llm import LLM
+from mmdeploy_llm.tiny import write_tiny
 
 pytestmark = pytest.mark.full
 TEXTS = ["a cat", "the quick brown fox jumps over the lazy dog " * 4, "x", "Hello, World! 12345"]
@@ -131,6 +132,25 @@ def test_vectors_of_conversations(st, tiny_folder, tmp_path):
         assert_same(theirs.encode(TEXTS), llm.embed(TEXTS))
         assert_same(theirs.encode(TEXTS, prompt="Hm."), llm.embed(TEXTS, instruction="Hm."))
         assert_same(theirs.encode(TEXTS, prompt=""), llm.embed(TEXTS, instruction=""))
+
+
+def test_attention_in_both_directions(st, tmp_path):
+    """As EmbeddingGemma: the mean, two dense layers; windows in most layers."""
+    folder = write_tiny("gemma3_text", tmp_path / "tiny", use_bidirectional_attention=True)
+    first = st.Transformer(write(folder, tmp_path / "plain"))
+    size = first.get_embedding_dimension()
+    identity = torch.nn.Identity()
+    wide, narrow = (
+        st.Dense(*sizes, bias=False, activation_function=identity)
+        for sizes in ((size, 96), (96, size))
+    )
+    modules = [first, st.Pooling(size, "mean"), wide, narrow, st.Normalize()]
+    made = st.Vectors(modules=modules, prompts={"query": "task: search result | query: "})
+    made.save(str(tmp_path / "model"))
+    theirs = st.Vectors(str(tmp_path / "model"), device="cpu")
+    with load(tmp_path / "model") as llm:
+        assert_same(theirs.encode(TEXTS), llm.embed(TEXTS))
+        assert_same(theirs.encode_query(TEXTS), llm.embed(TEXTS, instruction="query"))
 
 
 def compare_pairs(st, folder, **prompt):

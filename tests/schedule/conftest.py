@@ -29,6 +29,7 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 IMAGE_TOKEN = 999
 NUM_TOKENS = 60  # the fake model's vocabulary
 POISON = -1
+FIELDS = ("prompt_token_ids", "output_token_ids")
 SHORT, LONG = 0, 1  # the cell before the first one, by the length of the sequence
 
 
@@ -79,7 +80,13 @@ def make_config(**changes):
 
 
 def content_of(request, position):
-    """Returns what the fake model reads at `position`."""
+    """Returns what the fake model reads at `position`: every token sees items that stand outside of
+    the prompt."""
+    outside = [span.item.key for span in request.media if span.rows == ()]
+    if outside:
+        rest = SimpleNamespace(**{name: getattr(request, name) for name in FIELDS})
+        rest.media = [span for span in request.media if span.rows != ()]
+        return hash((zlib.crc32(repr(outside).encode()), content_of(rest, position)))
     for span in request.media:
         if span.offset <= position < span.end:
             return zlib.crc32(span.item.key.encode()) * 1000 + position - span.offset

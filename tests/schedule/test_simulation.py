@@ -114,6 +114,19 @@ SCENES = {
         "max_idle_states": 10,
     },
 }
+# All media stand outside of the prompts.
+OUTSIDE = {
+    "outside": {"num_blocks": 200, "max_num_batched_tokens": 64, "max_num_seqs": 8},
+    "outside, tiny encoder cache": {"encoder_cache_tokens": 13, "num_blocks": 40},
+    "outside, tiny pool": {"num_blocks": 17, "encoder_cache_tokens": 24},
+    "outside, whole prompts": {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 64,
+        "encoder_cache_tokens": 18,
+    },
+    "outside, drafts": {"speculates": True, "encoder_cache_tokens": 30},
+}
+SCENES |= OUTSIDE
 SCENES |= {
     f"{scene}, growing long": {**SCENES[scene], "long_after": long_after}
     for scene, long_after in (
@@ -133,6 +146,7 @@ FIRST = (
     "atomic media",
     "states, atomic media",
     "windows, atomic media",
+    "outside, tiny encoder cache",
     "roomy, growing long",
 )
 NUM_REQUESTS = 250  # of the quick scenes; 40 % in the others, which differ less
@@ -148,8 +162,8 @@ def stops(request, tokens):
 class Traffic:
     """Random requests: shared prefixes, shared media, late arrivals, some that can never run."""
 
-    def __init__(self, kit, seed):
-        self.kit = kit
+    def __init__(self, kit, seed, is_outside=False):
+        self.kit, self.is_outside = kit, is_outside
         self.rng, self.urgency = random.Random(seed), random.Random(seed + 2)
         self.sharing, self.wishes = random.Random(seed + 3), random.Random(seed + 4)
         self.prefixes = [[100 * n + i for i in range(24)] for n in range(1, 4)]
@@ -163,6 +177,10 @@ class Traffic:
         for _ in range(rng.choice([0, 0, 1, 2, 3])):
             key = rng.randrange(6)
             size = 3 + key  # 3 to 8 tokens
+            if self.is_outside:
+                if len(media) < 2:
+                    media.append((0, f"image-{key}", size, ()))
+                continue
             if len(prompt) + size < 50:
                 # Text of one token within some images, always the same, like their content.
                 rows = [row + (key % 2 and row >= size // 2) for row in range(size)]
@@ -202,9 +220,10 @@ class Traffic:
         return Deadline(seconds=seconds, end=now + seconds)
 
 
-def simulate(kit, config, seed, num_requests=NUM_REQUESTS):
+def simulate(kit, config, seed, num_requests=NUM_REQUESTS, *, is_outside=False):
     """Runs the traffic to its end, with aborts, failures and broken steps."""
-    loop, traffic, rng = kit.Loop(config, stops), Traffic(kit, seed), random.Random(seed + 1)
+    traffic, rng = Traffic(kit, seed, is_outside), random.Random(seed + 1)
+    loop = kit.Loop(config, stops)
     requests = []
     while len(requests) < num_requests or loop.scheduler.has_work:
         while len(requests) < num_requests and rng.random() < 0.4:
@@ -263,7 +282,8 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
     config = kit.make_config(**SCENES[scene])
     guess_with_mistakes(kit, config, monkeypatch)
     num_requests = NUM_REQUESTS if scene in FIRST else 100
-    loop, requests = simulate(kit, config, zlib.crc32(scene.encode()), num_requests)
+    seed = zlib.crc32(scene.encode())
+    loop, requests = simulate(kit, config, seed, num_requests, is_outside=scene in OUTSIDE)
     assert set(loop.ended) == {request.request_id for request in requests}
     assert all(request.status is RequestStatus.FINISHED for request in requests)
     assert loop.scheduler.stats().num_free_blocks == config.num_blocks

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import pytest
 from mmdeploy_llm.command_options.selection import listed_ids
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.pooling.abilities import Abilities
+from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.record import ItemError, Record
 from mmdeploy_llm.records.vectors import Vector
 from mmdeploy_llm.sinks.scan import Kept
 from mmdeploy_llm.vectors.origin import Origin, origin_of
 from mmdeploy_llm.vectors.search import dedupe, number_of, open_vectors, search, vectors_at
+from mmdeploy_llm.vectors.wish import vector_asks
 
 
 def write(path: Path, rows: dict[str, np.ndarray | None], *configs: Configuration) -> str:
@@ -155,3 +159,25 @@ def test_vectors_of_two_models_have_no_origin(output: str, tmp_path: Path) -> No
         origin_of(open_vectors(name))
     other = write(tmp_path / "x.jsonl", {"a": np.ones(3)}, made("m"), made("m", prompt="p"))
     assert isinstance(origin_of(open_vectors(other)), Origin)
+
+
+def test_items_of_a_corpus_are_documents_and_queries_are_none() -> None:
+    asks = vector_asks(dimensions=8, normalize=False)
+    assert asks.wanted is not None
+    values = asks.values()
+    assert values == {"vectors.what": "vector", "vectors.dimensions": 8, "vectors.normalize": False}
+    query = Origin(model="m", values=values).query()
+    assert not query.is_document
+    abilities = Abilities(rules=EmbeddingRules(document_prompt="document", query_prompt="query"))
+    assert abilities.instruction_of(asks.wanted) == "document"
+    assert abilities.instruction_of(vector_asks(instruction="x").wanted) == "x"
+    assert abilities.instruction_of(query) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"pooling": "max"}, "pooling must be one of"), ({"dimensions": 0}, "must be at least 1")],
+)
+def test_a_wish_that_is_none_is_told(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        vector_asks(**given)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers import Embedding, Experts, Linear
 from mmdeploy_llm.native import load
+from mmdeploy_llm.portable.files import make_fifo
 from mmdeploy_llm.weight_cache import WeightCache, cache_folder, file, folder, folder_size
+from mmdeploy_llm.weight_cache.cache import _wait
 from mmdeploy_llm.weight_cache.file import MAGIC, keeps_large_pages
 from mmdeploy_llm.weight_cache.record import NotKeptError, record
 
@@ -202,9 +205,10 @@ def test_links_are_not_followed(cache, kernels, kept, caplog):
     assert caplog.records
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path, kernels, caplog):
+@pytest.mark.parametrize("name", ["weights", "weights/below", "nul\0"])
+def test_a_folder_that_cannot_be_made_is_told(tmp_path, kernels, caplog, name):
     (tmp_path / "weights").write_text("a file")
-    own = WeightCache(tmp_path / "weights", "a", max_bytes=2**30, min_bytes=0)
+    own = WeightCache(tmp_path / name, "a", max_bytes=2**30, min_bytes=0)
     assert not own.exists
     own.keep(packed(kernels, None))
     assert "not kept for the next start" in caplog.text
@@ -271,11 +275,16 @@ def test_files_that_were_not_used_for_longest_leave(cache, kernels):
         os.utime(own._path, (number, number))
     size = paths[0].stat().st_size
     assert cache("a").restore(on_meta(), kernels, kernels.memory)  # used now
+    left, begun = (paths[0].with_name(name) for name in ("killed.new", "begun.new"))
+    for path in (left, begun):
+        path.write_text("")
+    os.utime(left, (0, 0))
     last = cache("d", max_bytes=3 * size)
     last.keep(packed(kernels, None))
     last.wait()
     assert [path.exists() for path in (*paths, last._path)] == [True, False, True, True]
     assert folder_size(paths[0].parent).num_bytes == 3 * size
+    assert [path.exists() for path in (left, begun)] == [False, True]
 
 
 class OwnLinear(Linear):
@@ -298,7 +307,20 @@ def test_what_plugins_pack_themselves_is_not_kept(kernels, case):
         record(model)
 
 
-def test_the_folder_of_an_option(monkeypatch):
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_what_is_no_file_is_not_used(cache, kernels, kept, kind, caplog):
+    kept.unlink()
+    if kind == "folder":
+        kept.mkdir()
+    else:
+        make_fifo(kept)
+    assert not cache().restore(on_meta(), kernels, kernels.memory)
+    assert caplog.records
+
+
+def test_the_folder_of_an_option():
+    assert EngineConfig(model="x", weight_cache="off").weight_cache is False
+    assert EngineConfig(model="x", weight_cache=Path("/y")).weight_cache == "/y"
     assert cache_folder(False) is None
     assert cache_folder("~/x") == Path.home() / "x"
     assert cache_folder(True).name == "weights"
@@ -306,3 +328,14 @@ def test_the_folder_of_an_option(monkeypatch):
     assert folder_size(Path("/nowhere")).num_files == 0
     with pytest.raises(ConfigError, match="path of the folder is empty"):
         EngineConfig(model="x", weight_cache="")
+
+
+def test_the_end_of_the_program_waits_and_then_stops_it(monkeypatch):
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.MAX_WAIT", 0.05)
+    stop = threading.Event()
+    writer = threading.Thread(target=stop.wait, args=(10,))
+    writer.start()
+    _wait(writer, stop)
+    assert stop.is_set()
+    writer.join(5)
+    assert not writer.is_alive()

@@ -84,7 +84,7 @@ def _inside(value: float, most: int) -> float:
 def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
     """Yields label and numbers of each box, as they are written; no numbers for one that is
     half-written."""
-    count, has_json = 2 * rule.corners, False
+    count, has_json = None if rule.has_both else 2 * rule.corners, False
     if rule.keys:
         names = "|".join(map(re.escape, rule.keys))
         key = re.compile(rf'"(?:{names})"\s*:\s*(\[[-\d\s.,\[\]]*)')
@@ -105,12 +105,16 @@ def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
             yield line, numbers
 
 
-def _groups(text: str, count: int) -> Iterator[list[float]]:
-    """Yields the numbers of each box; none for one that is half-written. "[]" is no box."""
+def _groups(text: str, count: int | None) -> Iterator[list[float]]:
+    """Yields the numbers of each box; none for one that is half-written. "[]" is no box. count: of
+    a box; None: as its numbers tell, see BoxRule.has_both."""
     numbers = [float(number) for number in NUMBER.findall(text)]
-    for start in range(0, len(numbers), count):
-        own = numbers[start : start + count]
-        yield own if len(own) == count else []
+    start = 0
+    while start < len(numbers):
+        own = numbers[start : start + 8]
+        size = count or (8 if len(own) == 8 and own[6] < own[4] else 4)
+        start += size
+        yield own[:size] if len(own) >= size else []
     if not numbers and "]" not in text:
         yield []
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "../cpp_products/dot.h"
@@ -86,17 +87,26 @@ void low_rank_hidden(const LowRank& args, const LowRankStrip& strip, Left<T>* hi
     const LowRankEntry& own = *strip.entry;
     static thread_local std::vector<Left<T>> gathered;
     static thread_local std::vector<float> sums;
-    gathered.resize(STRIP * args.k);
     sums.resize(STRIP * own.columns);
     const T* x = static_cast<const T*>(args.x);
-    for (int64_t i = 0; i < strip.num; ++i) {
-        const T* from = x + strip.rows[i] * args.x_stride;
-        Left<T>* to = gathered.data() + i * args.k;
-#pragma omp simd
-        for (int64_t c = 0; c < args.k; ++c) to[c] = convert<Left<T>>(from[c]);
+    const bool is_adjacent = strip.rows[strip.num - 1] - strip.rows[0] == strip.num - 1;
+    const auto multiply = [&](const Left<T>* left, int64_t stride) {
+        dot<T>(left, stride, reinterpret_cast<const T*>(own.a), own.columns,
+               args.k / UNIT_VALUES<T>, sums.data(), own.columns, strip.num, false);
+    };
+    if constexpr (std::is_same_v<Left<T>, T>) {
+        if (is_adjacent) multiply(x + strip.rows[0] * args.x_stride, args.x_stride);
     }
-    dot<T>(gathered.data(), args.k, reinterpret_cast<const T*>(own.a), own.columns,
-           args.k / UNIT_VALUES<T>, sums.data(), own.columns, strip.num, false);
+    if (!std::is_same_v<Left<T>, T> || !is_adjacent) {
+        gathered.resize(STRIP * args.k);
+        for (int64_t i = 0; i < strip.num; ++i) {
+            const T* from = x + strip.rows[i] * args.x_stride;
+            Left<T>* to = gathered.data() + i * args.k;
+#pragma omp simd
+            for (int64_t c = 0; c < args.k; ++c) to[c] = convert<Left<T>>(from[c]);
+        }
+        multiply(gathered.data(), args.k);
+    }
     const auto* scales = reinterpret_cast<const float*>(own.scales);
     for (int64_t i = 0; i < strip.num; ++i) {
         for (int64_t part = 0; part < args.parts; ++part) {

@@ -10,6 +10,7 @@ from mmdeploy_llm.plugin_objects.attention import (
 )
 from mmdeploy_llm.plugin_objects.boxes import BoxRule
 from mmdeploy_llm.plugin_objects.chat_parts import ChatPartContext, ChatPartSpec
+from mmdeploy_llm.plugin_objects.encoder_prompts import EncoderPrompt, EncoderPrompts
 from mmdeploy_llm.plugin_objects.logits import (
     LogitsContext,
     LogitsProcessor,
@@ -18,6 +19,7 @@ from mmdeploy_llm.plugin_objects.logits import (
 )
 from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
+from mmdeploy_llm.plugin_objects.pixels import PixelKernels
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
@@ -30,7 +32,6 @@ from .contracts import (
     MediaProcessor,
     MediaProcessorSpec,
     ModelSpec,
-    PixelKernels,
     ReasoningParserSpec,
     ToolParserSpec,
 )
@@ -54,6 +55,8 @@ __all__ = [
     "CorpusFile",
     "CorpusFormatSpec",
     "DamagedRow",
+    "EncoderPrompt",
+    "EncoderPrompts",
     "EngineInfo",
     "KindTable",
     "LogitsContext",

@@ -11,16 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.guarding.folder_files import read_object
 from mmdeploy_llm.plugin_objects.declared import FirstBytes
+from mmdeploy_llm.plugin_objects.pixels import PixelKernels
 from mmdeploy_llm.request import MediaInput
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,9 @@ class ModelSpec:
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
         makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
+    encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a model with encoder
+        and decoder divides a prompt between them. Its media have no placeholders, and its Model has
+        the attribute `cross`. None: media stand in the prompt.
     tiny: "module:FAMILY", a Family of mmdeploy_llm.tiny: how to write a tiny checkpoint of
         the family, and how transformers takes its media; imported by tests only.
     sampling: what is usual for the family's answers, where a request does not say otherwise: values
@@ -65,6 +69,7 @@ class ModelSpec:
     deterministic: bool = False
     gguf: str | None = None
     boxes: str | None = None
+    encoder: str | None = None
     vectors: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -224,26 +229,6 @@ class MediaLimits:
                 f"{name} has {num_bytes} bytes{more}, {self.max_bytes} are allowed; shrink it or "
                 "raise max_media_bytes"
             )
-
-
-class PixelKernels(Protocol):
-    """The CPU kernels for pixels."""
-
-    def patchify(
-        self,
-        pixels: Tensor,
-        table: Tensor,
-        out: Tensor,
-        *,
-        patch_size: int,
-        merge_size: int,
-        frames: range,
-    ) -> None:
-        """Looks up uint8 `pixels` [H, W, 3] in `table` [3, 256] float32 and writes the values into
-        `frames` of the patch rows `out` [N, 3, T, P, P] float32.
-
-        All tensors are contiguous. Patches are ordered in blocks of merge_size x merge_size.
-        """
 
 
 class MediaProcessor(ABC):

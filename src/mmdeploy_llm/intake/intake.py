@@ -26,6 +26,7 @@ from mmdeploy_llm.media_loading.embeds import EmbedsReader
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
+from mmdeploy_llm.media_loading.outside import Expanded, divided
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
@@ -38,7 +39,7 @@ from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .documents import Documents, Group
 from .parts import TemplateParts
-from .placeholders import Expanded, Placeholders
+from .placeholders import Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
 from .reasoning_ends import ReasoningEnds
 from .rendered import Rendered, TokenCount
@@ -88,8 +89,8 @@ class Intake:
         abilities: Abilities = GENERATES,
     ) -> None:
         self._box_rule, self._tokenizer, self._kinds = box_rule, tokenizer, media
-        self._placeholders = Placeholders(media, tokenizer)
-        self._documents = Documents(media, tokenizer)
+        self._placeholders = Placeholders(media.inside, tokenizer)
+        self._documents = Documents(media.inside, tokenizer)
         self._renderer, self._parts = Renderer(), TemplateParts(media, self._rendered_text)
         self.media = MediaLoader(
             media=media,
@@ -193,8 +194,8 @@ class Intake:
         media = self.media.count(rendered.items)
         expanded = self._expand(rendered, media)
         sums = Counter[str]()
-        for item in media:
-            sums[item.kind] += item.num_tokens
+        for span in expanded.spans:
+            sums[span.item.kind] += span.item.num_tokens
         return TokenCount(
             num_prompt_tokens=len(expanded.ids),
             num_input_image_tokens=sums["image"],
@@ -346,7 +347,9 @@ class Intake:
 
     def _expand(self, rendered: Rendered, media: Sequence[MediaInput]) -> Expanded:
         """Writes the media into the prompt: into the text where an item's prompt_text is more
-        than placeholder tokens, else into the ids."""
+        than placeholder tokens, else into the ids. A family with an encoder has its own rule."""
+        if self._kinds.encoder is not None:
+            return divided(self._kinds.encoder, rendered, media, self._tokenizer.encode)
         if not media:
             return Expanded(ids=list(rendered.ids), spans=())
         if not rendered.pieces or all(item.prompt_text is None for item in media):

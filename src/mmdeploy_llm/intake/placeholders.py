@@ -14,22 +14,15 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mmdeploy_llm.errors import CheckpointError, MediaError, PluginContractError
 from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput, MediaProcessor, MediaSpan
 from mmdeploy_llm.media_loading.kinds import ModelMedia
+from mmdeploy_llm.media_loading.outside import Expanded
 
 from .clashes import check_clashes
 from .tokenizer import PromptTokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expanded:
-    """A prompt's final token ids and the spans of its media, in order."""
-
-    ids: list[int]
-    spans: tuple[MediaSpan, ...]
 
 
 class Placeholders:

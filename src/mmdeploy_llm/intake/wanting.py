@@ -125,6 +125,7 @@ class Wanting:
             pooling="last" if pooling == "tokens" else pooling,
             normalize=rules.normalize if wanted.normalize is None else wanted.normalize,
             dimensions=wanted.dimensions or rules.dimensions,
+            instruction=own.instruction_of(wanted),
         )
 
     def sized(self, params: SamplingParams, num_tokens: int) -> SamplingParams:

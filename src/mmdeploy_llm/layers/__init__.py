@@ -5,6 +5,7 @@ Every module takes and returns plain tensors on one device. Its weights come fro
 values of a new module are undefined until weights.load has filled it.
 """
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear
 from mmdeploy_llm.basic_layers.mlp import MLP, Activation, GatedMLP, quick_gelu
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
@@ -69,6 +70,7 @@ __all__ = [
     "GatedShortConv",
     "Grid",
     "GridLM",
+    "KernelLayer",
     "LayerNorm",
     "Linear",
     "Mamba2",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from mmdeploy_llm.hooks import MediaProcessor, MediaSplitter
+from mmdeploy_llm.hooks import EncoderPrompts, MediaProcessor, MediaSplitter
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 
@@ -20,6 +20,8 @@ class ModelMedia:
     part_texts: what stands for an item where a chat template renders none, unless it is the
         first marker of the kind's processor.
     encoded: the kinds that the model encodes; items of others bring their embeddings. None: all.
+    encoder: how a model with an encoder divides prompts; its media have no placeholders. None: for
+        all other models.
     owners: names processors and splitters in messages; those that are not named are by their class.
     """
 
@@ -31,6 +33,12 @@ class ModelMedia:
     part_texts: Mapping[str, str] = field(default_factory=dict)
     encoded: tuple[str, ...] | None = None
     owners: Mapping[str, str] = field(default_factory=dict)
+    encoder: EncoderPrompts | None = None
+
+    @property
+    def inside(self) -> ModelMedia:
+        """The media that have placeholders in prompts: none of a model with an encoder."""
+        return self if self.encoder is None else replace(self, processors={}, splitters={})
 
     @property
     def read(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmdeploy_llm.caches import SharedKV, State, layer_caches
 from mmdeploy_llm.forward import ForwardInputs, SequenceRows
+from mmdeploy_llm.plugin_objects.model import cross_of
 from mmdeploy_llm.request import MediaSpan
 
 
@@ -52,6 +53,8 @@ class DenseSequence:
     def embed_at(self, index: int) -> Tensor | None:
         """Returns the media embedding of token `index`, or None for a text token."""
         for span in self.media:
+            if span.rows == ():
+                continue  # outside of the prompt
             row = index - span.offset
             if not span.offset <= index < span.end:
                 continue
@@ -219,6 +222,29 @@ class DenseStates:
                 sequence.states[layer] = tuple(x[self.write[row]].clone() for x in columns)
 
 
+class DenseCross:
+    """The keys and values of the encoder's items of one step; see forward.CrossContext."""
+
+    def __init__(self, pieces: Sequence[tuple[DenseSequence, int]]) -> None:
+        self._pieces = pieces
+
+    def attend(
+        self, layer: int, q: Tensor, kernels: object = None, *, scale: float | None = None
+    ) -> Tensor:
+        """See forward.CrossContext."""
+        out, start = [], 0
+        for sequence, count in self._pieces:
+            rows = q[start : start + count]
+            start += count
+            if not sequence.embeds:
+                out.append(torch.zeros_like(rows))
+                continue
+            keys, values = torch.cat([*sequence.embeds.values()], 2)[layer]
+            all_visible = torch.ones(count, len(keys), dtype=torch.bool)
+            out.append(_attend(rows, keys, values, all_visible, scale, None, None))
+        return torch.cat(out)
+
+
 class DenseRunner:
     """Runs one model (see hooks.Model) on any number of sequences.
 
@@ -232,6 +258,7 @@ class DenseRunner:
         self.has_atomic_media = has_atomic_media
         self.device = device or torch.device("cpu")
         self._is_bidirectional = bool(getattr(model, "is_bidirectional", False))
+        self._has_cross = cross_of(model) is not None
         layers = list(enumerate(layer_caches(model)))
         self._owners = [
             layer.layer if isinstance(layer, SharedKV) else index for index, layer in layers
@@ -316,4 +343,5 @@ class DenseRunner:
             media_rows=torch.tensor(rows).to(self.device) if rows else None,
             media_embeds=torch.stack(embeds) if rows else None,
             states=self._states(pieces),
+            cross=DenseCross(pieces) if self._has_cross else None,
         )

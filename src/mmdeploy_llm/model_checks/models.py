@@ -19,7 +19,7 @@ from mmdeploy_llm.hooks.factories import missing_parts
 from mmdeploy_llm.model_checks.dense import DenseRunner
 from mmdeploy_llm.model_checks.paged import PagedRunner
 from mmdeploy_llm.model_checks.reference import Reference
-from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.weights import build_model
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import find_weights
@@ -302,7 +302,9 @@ def _check_embeddings(model: Any, name: str, media: Sequence[MediaSpan]) -> None
         "one per item, in order",
     )
     for span, embed in zip(media, embeds, strict=True):
-        shape = (span.item.num_tokens, media_size(model))
+        shape: tuple[int, ...] = (span.item.num_tokens, media_size(model))
+        if (cross := cross_of(model)) is not None:
+            shape = cross.shape(span.item.num_tokens)
         demand(
             tuple(embed.shape) == shape,
             f"case {name!r}: encode_media returns {tuple(embed.shape)} for an item of "

@@ -19,6 +19,8 @@ def make_prompt(
     """Returns token ids and media of a prompt: random text with one media item per grid, each
     between the start and end markers of its family."""
     form = form_of(config.architectures)
+    if form.prompt is not None:
+        return form.prompt(config, grids, seed)
     generator = torch.Generator().manual_seed(seed)
     vocab_size = config.get_text_config().vocab_size
 

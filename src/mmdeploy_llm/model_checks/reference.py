@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ class Reference:
     def logits(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:
         """Returns the logits [len(prompt), vocab]."""
         ids = torch.tensor([list(prompt)])
-        logits: Tensor = self.model(input_ids=ids, **self._media_inputs(ids, media)).logits[0]
+        inputs = {"input_ids": ids, **self._media_inputs(ids, media)}
+        logits: Tensor = self.model(**_given(inputs)).logits[0]
         return logits
 
     @torch.inference_mode()
@@ -39,13 +40,11 @@ class Reference:
     ) -> list[int]:
         """Generates exactly `num_tokens` greedy tokens, ignoring end-of-sequence."""
         ids = torch.tensor([list(prompt)])
+        inputs = _given({"input_ids": ids, **self._media_inputs(ids, media)})
+        if "input_ids" in inputs:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         out = self.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            eos_token_id=None,
-            **self._media_inputs(ids, media),
+            do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, **inputs
         )
         tokens: list[int] = out[0, len(prompt) :].tolist()
         return tokens
@@ -61,6 +60,11 @@ class Reference:
     def _media_inputs(self, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
         """Returns the media arguments of a multimodal model, as its processor would."""
         return self.form.inputs(self.config, ids, media) if media else {}
+
+
+def _given(inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Returns the arguments without those that the model has not: an encoder may read no ids."""
+    return {name: value for name, value in inputs.items() if value is not None}
 
 
 def random_media(

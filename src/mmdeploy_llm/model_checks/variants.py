@@ -8,7 +8,7 @@ the first checkpoint that sets it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError
-from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks import Checkpoint, MediaSpan
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.tiny import randomize
@@ -203,12 +203,12 @@ def _compare(subject: ModelSubject, variants: list[Variant]) -> str:
     CheckSkipped when none can be."""
     if sum(path.stat().st_size for path in find_weights(subject.folder)) > MAX_COPY_BYTES:
         raise CheckSkipped("the checkpoint is too large to make others of its kind: nothing to add")
-    ids, _ = subject.make_prompt(subject.config, (), seed=0)
+    ids, media = subject.make_prompt(subject.config, (), seed=0)
     tried, left = [], []
     for variant in variants:
         with TemporaryDirectory() as folder:
             reason = _write(subject, variant, Path(folder)) or _differs(
-                subject, variant, Path(folder), list(ids)
+                subject, variant, Path(folder), list(ids), media
             )
         tried += [variant.name] * (reason is None)
         left += [f"{variant.name}: {reason}"] * (reason is not None)
@@ -250,17 +250,23 @@ def _write(subject: ModelSubject, variant: Variant, folder: Path) -> str | None:
     return None
 
 
-def _differs(subject: ModelSubject, variant: Variant, folder: Path, ids: list[int]) -> str | None:
+def _differs(
+    subject: ModelSubject,
+    variant: Variant,
+    folder: Path,
+    ids: list[int],
+    media: Sequence[MediaSpan],
+) -> str | None:
     """Compares the logits; returns why they cannot be compared, None when they are equal."""
     try:
-        expected: Tensor = subject.make_reference(folder).logits(ids, ())
+        expected: Tensor = subject.make_reference(folder).logits(ids, media)
     except CheckSkipped:
         raise
     except Exception as error:  # transformers knows no such config
         return f"the reference does not run it ({_first_line(error)})"
     if (
         not variant.has_other_weights
-        and max_difference(expected, subject.reference.logits(ids, ())) < subject.tolerance
+        and max_difference(expected, subject.reference.logits(ids, media)) < subject.tolerance
     ):
         return "it changes nothing in the reference"
     what = f"with {variant.name} ({_told(subject, folder)})"
@@ -271,7 +277,7 @@ def _differs(subject: ModelSubject, variant: Variant, folder: Path, ids: list[in
         except (ModelNotSupportedError, ConfigError) as error:
             return f"the model refuses it ({error})"
         runner = DenseRunner(model, has_atomic_media=subject.spec.atomic_media)
-        found = runner.run(runner.add(ids))
+        found = runner.run(runner.add(ids, media))
     largest = max_difference(found, expected)
     demand(
         largest < subject.tolerance,

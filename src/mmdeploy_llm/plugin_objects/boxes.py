@@ -19,6 +19,8 @@ class BoxRule:
         the model sees it.
     order: of the four numbers of a box.
     corners: points of a box: 2, or 4 of a quadrangle, of which the upright rectangle is taken.
+    has_both: boxes of 2 points and of 4 occur; eight numbers whose last point lies left of the one
+        before are a quadrangle, since no box runs back.
     is_special: the numbers are special tokens, so that answers need skip_special_tokens=False.
     """
 
@@ -27,4 +29,5 @@ class BoxRule:
     scale: int | None = 1000
     order: Order = "xyxy"
     corners: Literal[2, 4] = 2
+    has_both: bool = False
     is_special: bool = False

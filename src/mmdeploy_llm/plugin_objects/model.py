@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from mmdeploy_llm.caches import CrossKV
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ class Model(Protocol):
     media_size: width of the rows of `encode_media` where it is not hidden_size; see `media_size`.
     cache: what each layer keeps where that is not the same keys and values in all; see
         `caches.layer_caches`.
+    cross: a caches.CrossKV, of a decoder that attends to an encoder's items: `encode_media` then
+        returns the keys and values of an item, `CrossKV.shape(num_tokens)`, and layers read them by
+        `inputs.cross`; see also `ModelSpec.encoder`.
     max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
     has_sinks: True where its attention has sinks; see `forward.AttentionContext.attend`.
     has_softcaps: True where it caps attention scores, likewise.
@@ -89,4 +93,13 @@ class Model(Protocol):
 def media_size(model: Model) -> int:
     """Returns the width of a row of `model.encode_media`: the embedding, followed by whatever
     else the model adds at media positions (for example features for the first layers)."""
+    cross = cross_of(model)
+    if cross is not None:
+        return cross.token_size
     return int(getattr(model, "media_size", model.hidden_size))
+
+
+def cross_of(model: Model) -> CrossKV | None:
+    """Returns what the layers of a model with cross attention keep of an encoder's item."""
+    found: CrossKV | None = getattr(model, "cross", None)
+    return found

@@ -30,6 +30,11 @@ class Abilities:
         """Whether vectors of it have a meaning: a model that only scores has none."""
         return self.can_generate or self.gives_vectors
 
+    def instruction_of(self, wanted: Wanted) -> str | None:
+        """Returns the instruction of a request, of a document that has none the folder's."""
+        is_open = wanted.is_document and wanted.instruction is None
+        return self.rules.document_prompt if is_open else wanted.instruction
+
     @property
     def gives_vectors(self) -> bool:
         """Whether it was made for vectors. A head that scores has a pooling of its own."""

@@ -88,6 +88,7 @@ def description_of(kind: str) -> str:
 def vector_values(wanted: Wanted) -> dict[str, Any]:
     """Returns for a configuration how vectors are made, without what the model's folder says."""
     given = {name: value for name, value in asdict(wanted).items() if value}
+    given.pop("is_document", None)  # every vector of a corpus is one
     if wanted.normalize is False:
         given["normalize"] = False
     return {"vectors.what": "vector", **{f"vectors.{name}": own for name, own in given.items()}}

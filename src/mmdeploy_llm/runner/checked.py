@@ -9,6 +9,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.plugin_objects.model import cross_of
 from mmdeploy_llm.request import MediaSpan
 
 
@@ -17,13 +18,14 @@ class CheckedModel:
     shape, in which the runner might read rows of other requests.
 
     name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
-    positions; 0 where token i has position i.
+    positions; 0 where token i has position i. has_cross: whether layers attend to an encoder.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:
         self._model = model
         self._name = name
         self._vocab_size = vocab_size
+        self.has_cross = cross_of(model) is not None
         first = model.positions(1, ())
         self.num_axes = 0 if first is None else len(first)
 

@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.request import MediaInput
 from mmdeploy_llm.transfer import to_device
 
@@ -36,8 +36,8 @@ def values_per_call(device: torch.device) -> int:
 
 
 class EncoderCache:
-    """Holds embeddings [num_tokens, media_size] of media that running requests still need. The
-    runner is its only writer."""
+    """Holds embeddings [num_tokens, media_size] of media that running requests still need, or their
+    keys and values, see caches.CrossKV. The runner is its only writer."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EncoderCache:
         self._name = name
         self._device = device
         self._copies = MediaCopies(device)
-        self._media_size = media_size(model)
+        self._media_size, self._cross = media_size(model), cross_of(model)
         self._embeds: dict[str, Tensor] = {}
         self._failures: dict[str, str] = {}
 
@@ -124,10 +124,13 @@ class EncoderCache:
                 "items"
             )
         for item, rows in zip(items, embeds, strict=True):
-            if tuple(rows.shape) != (item.num_tokens, self._media_size):
+            shape: tuple[int, ...] = (item.num_tokens, self._media_size)
+            if self._cross is not None:
+                shape = self._cross.shape(item.num_tokens)
+            if tuple(rows.shape) != shape:
                 raise PluginContractError(
                     f"encode_media of {self._name} returned {tuple(rows.shape)} for an item of "
-                    f"{item.num_tokens} tokens, must be {(item.num_tokens, self._media_size)}"
+                    f"{item.num_tokens} tokens, must be {shape}"
                 )
         for item, rows in zip(items, embeds, strict=True):
             # A copy, so that a small item does not keep the output of the whole call alive.

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
+from mmdeploy_llm.attention.cross import CrossItems
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.pooling.pooler import Pooler
@@ -77,9 +78,8 @@ class ForwardPass:
         states: StateTable | None = None,
     ) -> None:
         """num_axes: see CheckedModel. states: None for a model whose layers keep none."""
-        self._pooler = pooler
-        self._states = states
-        self._adapters = adapters
+        self._pooler, self._has_cross = pooler, model.has_cross
+        self._states, self._adapters = states, adapters
         self._model = model
         self._backend = backend
         self._cache = cache
@@ -137,11 +137,12 @@ class ForwardPass:
     def record_graphs(self, sizes: Sequence[int], recorder: Recorder) -> None:
         """Records decode steps of these sizes. Where that is impossible, logs why, and all steps
         run without recordings."""
-        if not self._backend.can_capture:
+        if not self._backend.can_capture or self._has_cross:
             logger.warning(
-                "no CUDA graphs, decoding is slower without: the attention backend %r cannot be "
-                "recorded",
-                self._backend.name,
+                "no CUDA graphs, decoding is slower without: %s cannot be recorded",
+                "cross attention"
+                if self._has_cross
+                else f"the attention backend {self._backend.name!r}",
             )
             return
         graphs = DecodeGraphs(recorder, self._peers)
@@ -193,6 +194,17 @@ class ForwardPass:
             states=None if self._states is None else self._states.step(batch.scheduled),
             is_long=is_long,
             token_types=token_types(batch.scheduled, self._slots, self._device),
+            cross=self._cross_items(batch) if self._has_cross else None,
+        )
+
+    def _cross_items(self, batch: StepBatch) -> CrossItems:
+        """Returns the keys and values that each request's tokens have of an encoder's item."""
+        return CrossItems(
+            [
+                (item.num_tokens, [span.item.key for span in self._slots[item.request_id].media])
+                for item in batch.scheduled
+            ],
+            self._embeds,
         )
 
     def _decode_states(

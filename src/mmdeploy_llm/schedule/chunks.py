@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 
 from mmdeploy_llm.request import MediaInput, MediaSpan, Request
@@ -47,13 +48,18 @@ def next_chunk(
         end = whole_runs_end(request, start, end)
     spans = spans_between(request, start, end)
     media = tuple(span.item for span in spans)
-    num_holdable = encoder.num_holdable(request.request_id, media) if media else 0
+    num_holdable = _num_holdable(request, media, encoder) if media else 0
     waits = num_holdable < len(spans)
     if waits:
         end = max(start, spans[num_holdable].offset)
     if end < request.num_tokens and not config.enable_chunked_prefill:
         end, num_holdable = start, 0
     return Chunk(start=start, end=end, media=media[:num_holdable], waits_for_encoder=waits)
+
+
+def _num_holdable(request: Request, media: tuple[MediaInput, ...], encoder: EncoderBudget) -> int:
+    whole = request.has_media_outside
+    return encoder.num_holdable(request.request_id, media, is_whole=whole)
 
 
 def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
@@ -69,8 +75,15 @@ def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
     return found
 
 
+def are_apart(request: Request) -> bool:
+    """Whether the spans follow one another, or all stand outside of the prompt."""
+    pairs = pairwise(request.media)
+    return request.has_media_outside or all(one.end <= two.offset for one, two in pairs)
+
+
 def split_spans(request: Request) -> list[MediaSpan]:
-    """Returns the span, if any, of which only the first part is computed."""
+    """Returns the spans of which only the first part is computed: at most one that is inside of
+    the prompt."""
     end = request.num_computed_tokens
     return [span for span in spans_between(request, end, end + 1) if span.offset < end]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mmdeploy_llm.request import MediaInput
 
@@ -18,8 +18,9 @@ class EncoderBudget:
                +------------- evicted, least recently used first ---------------+   -> plan.forget
 
     A request holds an item from the step that computes the item's first token to the step that
-    computes its last. Between steps it holds at most one item, and needs no other item to finish
-    that one, so holders never wait for each other. Held and idle tokens together stay within
+    computes its last. Between steps it holds at most one item, or all of those outside of its
+    prompt, which it holds from its first step on; it needs no other item to finish these, so
+    holders never wait for each other. Held and idle tokens together stay within
     `capacity`. A step encodes at most `step_capacity` tokens, or one item if that item is larger.
     The scheduler is the only writer.
     """
@@ -48,8 +49,11 @@ class EncoderBudget:
         """Accepts no more items in this step, so that the first one refused is served first."""
         self._is_closed = True
 
-    def num_holdable(self, request_id: str, items: Sequence[MediaInput]) -> int:
-        """Returns how many of `items`, from the first on, the request could hold in this step."""
+    def num_holdable(
+        self, request_id: str, items: Sequence[MediaInput], *, is_whole: bool = False
+    ) -> int:
+        """Returns how many of `items`, from the first on, the request could hold in this step.
+        is_whole: it needs all of them at once, so that together they count as one item."""
         own = self._held.get(request_id, {})
         num_held, num_encode = self.num_held_tokens, self._num_encode_tokens
         counted: set[str] = set()
@@ -60,7 +64,8 @@ class EncoderBudget:
             if item.key not in self._holders:
                 num_held += item.num_tokens
             if item.key not in self._num_tokens:
-                if num_encode and num_encode + item.num_tokens > self.step_capacity:
+                others = self._num_encode_tokens if is_whole else num_encode
+                if others and num_encode + item.num_tokens > self.step_capacity:
                     return index
                 num_encode += item.num_tokens
             if self._is_closed or num_held > self.capacity:
@@ -69,16 +74,17 @@ class EncoderBudget:
 
     def hold(self, request_id: str, items: Sequence[MediaInput]) -> None:
         """Holds `items`, with which the request computes in this step; encodes those not cached."""
-        assert self.num_holdable(request_id, items) == len(items), "more media than the cache holds"
+        holdable = self.num_holdable(request_id, items, is_whole=True)
+        assert holdable == len(items), "more media than the cache holds"
         for item in sorted(items, key=lambda item: item.key not in self._num_tokens):
             # Cached items first: an item that is held already is not evicted for the next one.
             if item.key not in self._num_tokens:
                 self._add(item)
             self._pin(item.key, request_id)
 
-    def keep_only(self, request_id: str, key: str | None = None) -> None:
-        """Releases all items of the request, except the one with `key`."""
-        for held in [held for held in self._held.get(request_id, ()) if held != key]:
+    def keep_only(self, request_id: str, keys: Collection[str] = ()) -> None:
+        """Releases all items of the request, except those with `keys`."""
+        for held in [held for held in self._held.get(request_id, ()) if held not in keys]:
             self._release(held, request_id)
 
     def discard(self, request_id: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from operator import attrgetter
 
 from mmdeploy_llm.metrics import EngineStats
@@ -15,7 +14,7 @@ from mmdeploy_llm.request import Request, RequestStatus
 
 from .adapters import AdapterBudget
 from .blocks import BlockPool
-from .chunks import split_spans
+from .chunks import are_apart, split_spans
 from .encoder_budget import EncoderBudget
 from .limits import SchedulerConfig
 from .prefix import PrefixKeys
@@ -82,7 +81,7 @@ class Lifecycle:
     def add(self, request: Request) -> RequestState:
         """Queues a request."""
         assert request.request_id not in self.states, f"{request.request_id} is already here"
-        assert all(one.end <= two.offset for one, two in pairwise(request.media)), "spans overlap"
+        assert not request.media or are_apart(request), "spans overlap"
         self._num_added += 1
         state = RequestState.of(request, self._num_added, self._config)
         self.states[request.request_id] = state
@@ -158,8 +157,8 @@ class Lifecycle:
         if self.rows is not None:
             self.rows.commit(state)
         if request.media and item.start < request.media[-1].end:
-            split = split_spans(request)
-            self.encoder.keep_only(request.request_id, split[0].item.key if split else None)
+            split = [span.item.key for span in split_spans(request)]
+            self.encoder.keep_only(request.request_id, split)
 
     def preempt(self, state: RequestState) -> None:
         """Sends a running request back to the queue; content that the prefix cache loses until

@@ -136,10 +136,13 @@ def _media_error(request: Request, config: SchedulerConfig) -> RequestError | No
             f"a media item has {longest} tokens, which this model must compute in one step of "
             f"{config.max_num_batched_tokens}; use a smaller one or raise max_num_batched_tokens"
         )
-    if not config.enable_chunked_prefill and sum(sizes.values()) > config.encoder_cache_tokens:
+    is_outside = request.has_media_outside
+    is_together = is_outside or not config.enable_chunked_prefill
+    if is_together and sum(sizes.values()) > config.encoder_cache_tokens:
         return MediaLimitError(
             f"the media of the prompt have {sum(sizes.values())} tokens, needed in one step "
-            f"without chunked prefill, and the encoder cache holds {config.encoder_cache_tokens}; "
-            "use fewer, raise encoder_cache_memory or set enable_chunked_prefill=True"
+            f"{'by this model' if is_outside else 'without chunked prefill'}, and the encoder "
+            f"cache holds {config.encoder_cache_tokens}; use fewer, raise encoder_cache_memory"
+            f"{'' if is_outside else ' or set enable_chunked_prefill=True'}"
         )
     return None

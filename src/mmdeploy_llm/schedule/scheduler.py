@@ -303,6 +303,8 @@ class Scheduler:
             return False
         chunk = self._next_chunk(state, len(matched) * size, draft)
         if not chunk.num_tokens:
+            if chunk.waits_for_encoder and request.has_media_outside:
+                self._refused = state  # running requests hold such items until they end
             return False
         self._requests.start(state, matched, num_new, now)
         self._num_reserved += may_grow(state, size)

@@ -21,6 +21,7 @@ from mmdeploy_llm.hooks.names import did_you_mean, normalise
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
+from mmdeploy_llm.media_loading.outside import encoder_rule
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES
 from mmdeploy_llm.params import SamplingParams
@@ -78,6 +79,7 @@ def build_media(files: ModelFiles, config: EngineConfig) -> ModelMedia:
         },
         part_texts={kind: spec.part_text for kind, spec in specs.items() if spec.part_text},
         encoded=files.spec.media,
+        encoder=encoder_rule(files.spec, files.checkpoint, files.plugins.owner(files.spec)),
         owners={kind: plugins.described(spec) for kind, spec in specs.items()},
     )
 

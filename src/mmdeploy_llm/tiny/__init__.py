@@ -162,6 +162,7 @@ def write_family(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
+        decoder_start_token_id=getattr(config.get_text_config(), "decoder_start_token_id", None),
     )
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder

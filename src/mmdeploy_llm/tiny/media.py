@@ -103,6 +103,8 @@ class MediaForm:
     merge_size: (config) -> the patches along a side of the block that becomes a token.
     has_tiles: an image may be several tiles, and the config names no markers around it.
     has_text_between: text stands between the frames of a video, or the tiles of an image.
+    prompt: (config, grids, seed) -> token ids and spans, for a family whose media stand outside of
+        its prompts; None: they stand in them.
     video_token: the kind whose placeholder token a video has in transformers' prompts.
     """
 
@@ -111,3 +113,7 @@ class MediaForm:
     has_tiles: bool = False
     has_text_between: bool = False
     video_token: str = "video"
+    prompt: (
+        Callable[[Any, Sequence[tuple[int, int, int]], int], tuple[list[int], list[MediaSpan]]]
+        | None
+    ) = None

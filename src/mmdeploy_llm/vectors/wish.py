@@ -31,5 +31,6 @@ def vector_asks(
             normalize=normalize,
             dimensions=dimensions,
             instruction=instruction,
+            is_document=True,
         )
     )

@@ -4,8 +4,8 @@ its first."""
 from __future__ import annotations
 
 import logging
+import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -28,7 +28,7 @@ from .record import NotKeptError, Record, fill, has_buffers, record
 
 logger = logging.getLogger(__name__)
 
-LEAST_WAIT = 10.0  # seconds that the end of the program waits for the file to be whole
+MAX_WAIT = 10.0  # seconds that the end of the program waits for the file to be whole
 
 
 class WeightCache:
@@ -40,7 +40,7 @@ class WeightCache:
         of a model that is kept."""
         self._path = place / f"{key}{folder.SUFFIX}"
         self._max_bytes, self._min_bytes = max_bytes, min_bytes
-        self._is_usable, self._begin = True, time.monotonic()
+        self._is_usable = True
         self._found: Record | None = None
         self._stop = threading.Event()
         self._writer: threading.Thread | None = None
@@ -49,7 +49,7 @@ class WeightCache:
     @property
     def exists(self) -> bool:
         """Whether there is a file, whole or not."""
-        return self._path.exists()
+        return os.path.exists(self._path)  # False too where nobody may look
 
     def restored(
         self,
@@ -78,7 +78,7 @@ class WeightCache:
             file, size = folder.open_kept(self._path)
         except FileNotFoundError:
             return False
-        except (OSError, BuildError) as error:
+        except (OSError, ValueError, BuildError) as error:
             return self._refuse(f"{error}. Until then the weights are read from the model's files")
         try:
             with closing(file):
@@ -109,8 +109,7 @@ class WeightCache:
 
     def keep(self, model: nn.Module) -> None:
         """Starts to write the model's file, where it is not there yet; the program may go on, and
-        waits for it at its end about as long as the model took to load. What prevents it is
-        logged."""
+        waits for it at its end, for seconds. What prevents it is logged."""
         if not self._is_usable or self.exists:
             return
         try:
@@ -121,7 +120,7 @@ class WeightCache:
             folder.make_folder(self._path.parent, size, self._max_bytes)
         except (NotKeptError, folder.NoRoomError) as error:
             logger.info("the weights are not kept for the next start: %s", error)
-        except (OSError, BuildError) as error:
+        except (OSError, ValueError, BuildError) as error:
             self._refuse(f"the weights are not kept for the next start: {error}")
         else:
             self._start(kept)
@@ -131,7 +130,7 @@ class WeightCache:
             target=self._write, args=(kept,), name="weight-cache", daemon=True
         )
         self._writer.start()
-        finalize_here(self._writer, _wait, self._writer, self._stop, time.monotonic() - self._begin)
+        finalize_here(self._writer, _wait, self._writer, self._stop)
 
     def wait(self) -> None:
         """Waits until the file is written."""
@@ -161,8 +160,8 @@ class WeightCache:
         logger.info("the weights are kept for the next start in %s", self._path)
 
 
-def _wait(writer: threading.Thread, stop: threading.Event, seconds: float) -> None:
-    """Waits for the writer, then has it stop."""
-    writer.join(max(LEAST_WAIT, seconds))
+def _wait(writer: threading.Thread, stop: threading.Event) -> None:
+    """Waits for the writer, and then has it stop."""
+    writer.join(MAX_WAIT)
     stop.set()
-    writer.join(LEAST_WAIT)
+    writer.join(MAX_WAIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from mmdeploy_llm.portable import files, locks
 SUFFIX, UNFINISHED = ".weights", ".new"
 HARM = "whose weights would be used"
 FREE_SHARE = 20  # a twentieth of the disk stays free
+MAX_AGE = 86400  # seconds after which an unfinished file is one that a killed process has left
 
 
 class NoRoomError(Exception):
@@ -113,14 +115,17 @@ def discard(path: Path) -> None:
 
 
 def make_room(kept: Path, max_bytes: int) -> list[Path]:
-    """Removes the files that were not used for longest until the others fit; never `kept`. Returns
-    the removed ones. Processes that use one keep it until they end."""
+    """Removes what killed processes have left, and the files that were not used for longest until
+    the others fit; never `kept`. Returns the removed ones. Processes that use one keep it until
+    they end."""
     found = sorted(_files(kept.parent), key=lambda each: each[1].st_mtime_ns)
     total, removed = sum(each.st_size for _, each in found), []
     for path, each in found:
-        if total <= max_bytes:
-            break
-        if path.name != kept.name and path.suffix == SUFFIX:
+        if path.suffix == UNFINISHED:
+            is_left = time.time() - each.st_mtime > MAX_AGE
+        else:
+            is_left = total > max_bytes and path.name != kept.name
+        if is_left:
             with suppress(OSError):
                 path.unlink()
                 removed.append(path)

@@ -49,6 +49,7 @@ class GemmaForCausalLM(CausalLM):
         decoder = decoder_config(config)
         decoder = decoder if is_tied is None else replace(decoder, is_tied=is_tied)
         super().__init__(decoder)
+        self.is_bidirectional = _is_bidirectional(config)  # EmbeddingGemma
         ignored = ("^lm_head",) if decoder.is_tied else ()
         renames = RENAMES if decoder.post_norms else ()
         self.weight_map = WeightMap(self, renames=renames, ignored=ignored)
@@ -56,13 +57,12 @@ class GemmaForCausalLM(CausalLM):
 
 def decoder_config(config: Any) -> DecoderConfig:
     """Converts the config of one of the versions. Raises ModelNotSupportedError for another
-    activation and for attention in both directions."""
+    activation."""
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
-    if activation != ACTIVATION or getattr(config, "use_bidirectional_attention", None):
+    if activation != ACTIVATION:
         raise ModelNotSupportedError(
-            f"hidden_activation {activation!r} and use_bidirectional_attention "
-            f"{config.use_bidirectional_attention!r} of this {config.model_type} model are not "
-            f"supported, only {ACTIVATION!r} and attention to earlier tokens"
+            f"hidden_activation {activation!r} of this {config.model_type} model is not "
+            f"supported, only {ACTIVATION!r}"
         )
     refuse_unread(config, OWN_KEYS)
     is_first = config.model_type == "gemma"
@@ -84,7 +84,7 @@ def decoder_config(config: Any) -> DecoderConfig:
         qk_norm=config.model_type == "gemma3_text",
         zero_centered_norms=True,
         post_norms=not is_first,
-        windows=None if is_first else layer_windows(config),
+        windows=None if is_first else _windows(config),
         activation=ACTIVATION,
         embed_scale=config.hidden_size**0.5,
         score_scale=scalar**-0.5,
@@ -92,3 +92,16 @@ def decoder_config(config: Any) -> DecoderConfig:
         score_softcap=config.attn_logit_softcapping if config.model_type == "gemma2" else None,
         logit_softcap=getattr(config, "final_logit_softcapping", None),
     )
+
+
+def _is_bidirectional(config: Any) -> bool:
+    return bool(getattr(config, "use_bidirectional_attention", None))
+
+
+def _windows(config: Any) -> tuple[int | None, ...] | None:
+    """Returns the window of each layer. Where attention has both directions, transformers' config
+    holds how far a token sees to each side, itself included; ours is both sides together."""
+    windows = layer_windows(config)
+    if windows is None or not _is_bidirectional(config):
+        return windows
+    return tuple(None if window is None else 2 * (window - 1) for window in windows)

@@ -1,0 +1,69 @@
+"""Divides prompts between an encoder and a decoder, by the rule of the model's family: media then
+have no placeholders, and stand outside of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.hooks import (
+    Checkpoint,
+    EncoderPrompt,
+    EncoderPrompts,
+    MediaInput,
+    MediaSpan,
+    ModelSpec,
+)
+from mmdeploy_llm.hooks.factories import imported_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded:
+    """A prompt's final token ids and the spans of its media, in order."""
+
+    ids: list[int]
+    spans: tuple[MediaSpan, ...]
+
+
+class Written(Protocol):
+    """A prompt as text and ids. pieces: of the text; () for a prompt given as ids."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def ids(self) -> Sequence[int]: ...
+    @property
+    def pieces(self) -> Sequence[str]: ...
+
+
+def encoder_rule(spec: ModelSpec, checkpoint: Checkpoint, owner: str) -> EncoderPrompts | None:
+    """Returns how a model's prompts are divided; None for a model without an encoder. owner: the
+    plugin of the spec. Raises PluginError for a rule that cannot be imported."""
+    if spec.encoder is None:
+        return None
+    about = f"{spec.encoder}, the encoder's rule of model {spec.name!r} of plugin {owner!r},"
+    rule: EncoderPrompts = imported_for(spec.encoder, about)(checkpoint)
+    return rule
+
+
+def divided(
+    rule: EncoderPrompts,
+    written: Written,
+    media: Sequence[MediaInput],
+    encode: Callable[[str], list[int]],
+) -> Expanded:
+    """Returns the decoder's tokens, and what the encoder reads as spans outside of them.
+
+    Raises RequestError for a prompt that the rule refuses, PluginContractError for a rule that
+    gives nothing to continue.
+    """
+    text = written.text if written.pieces else None
+    found = rule.divide(text, written.ids, media, encode)
+    if not isinstance(found, EncoderPrompt) or not found.ids:
+        raise PluginContractError(
+            f"divide of {type(rule).__name__} must return an EncoderPrompt with at least one id"
+        )
+    spans = tuple(MediaSpan(offset=0, item=item, rows=()) for item in found.items)
+    return Expanded(ids=list(found.ids), spans=spans)

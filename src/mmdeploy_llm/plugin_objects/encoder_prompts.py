@@ -1,0 +1,42 @@
+"""EncoderPrompts: what a model with an encoder and a decoder makes of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mmdeploy_llm.request import MediaInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderPrompt:
+    """A prompt in two parts.
+
+    ids: the tokens that the decoder continues, at least one.
+    items: what the encoder reads. They stand outside of the tokens: all tokens attend to them.
+    """
+
+    ids: tuple[int, ...]
+    items: tuple[MediaInput, ...]
+
+
+class EncoderPrompts(Protocol):
+    """The rule of a family, built as factory(checkpoint), see `ModelSpec.encoder`. One instance per
+    engine, called from several threads at once."""
+
+    def divide(
+        self,
+        text: str | None,
+        ids: Sequence[int],
+        media: Sequence[MediaInput],
+        encode: Callable[[str], list[int]],
+    ) -> EncoderPrompt:
+        """Divides a prompt between encoder and decoder.
+
+        text: of the prompt; None where the caller gave ids. ids: its tokens, with those that the
+        tokenizer adds by itself to a text. media: processed, in the order of the prompt; of a
+        prompt that is only counted, items without tensors. encode: text to ids, without any that
+        the tokenizer adds. An item that depends on the text has a key that does, too. Raises
+        RequestError for a prompt that the model cannot take.
+        """

@@ -1,0 +1,6 @@
+"""How Florence-2 writes boxes: a label, then four tokens from <loc_0> to <loc_999> for each of its
+boxes, all in one line; text in a picture has eight, the corners of a quadrangle."""
+
+from mmdeploy_llm.hooks import BoxRule
+
+RULE = BoxRule(pattern=r"(?:<loc_\d{1,3}>)+", has_both=True, is_special=True)

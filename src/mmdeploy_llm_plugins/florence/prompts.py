@@ -1,0 +1,96 @@
+"""How Florence-2 reads a prompt: the encoder gets the picture and the question, the decoder begins
+with tokens of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+import torch
+
+from mmdeploy_llm.errors import PromptTooLongError, RequestError
+from mmdeploy_llm.hooks import Checkpoint, EncoderPrompt, MediaInput
+from mmdeploy_llm_plugins.encoder_decoder.prompts import one_item, setting, start_id
+
+MARKER = "<image>"
+# Tasks -> what the model was trained to be asked, as in transformers' Florence2Processor.
+TASKS = {
+    "<OCR>": "What is the text in the image?",
+    "<OCR_WITH_REGION>": "What is the text in the image, with regions?",
+    "<CAPTION>": "What does the image describe?",
+    "<DETAILED_CAPTION>": "Describe in detail what is shown in the image.",
+    "<MORE_DETAILED_CAPTION>": "Describe with a paragraph what is shown in the image.",
+    "<OD>": "Locate the objects with category name in the image.",
+    "<DENSE_REGION_CAPTION>": "Locate the objects in the image, with their descriptions.",
+    "<REGION_PROPOSAL>": "Locate the region proposals in the image.",
+}
+TASKS_WITH_INPUT = {
+    "<CAPTION_TO_PHRASE_GROUNDING>": "Locate the phrases in the caption: {}",
+    "<REFERRING_EXPRESSION_SEGMENTATION>": "Locate {} in the image with mask",
+    "<REGION_TO_SEGMENTATION>": "What is the polygon mask of region {}",
+    "<OPEN_VOCABULARY_DETECTION>": "Locate {} in the image.",
+    "<REGION_TO_CATEGORY>": "What is the region {}?",
+    "<REGION_TO_DESCRIPTION>": "What does the region {} describe?",
+    "<REGION_TO_OCR>": "What text is in the region {}?",
+}
+
+
+class FlorencePrompts:
+    """See hooks.EncoderPrompts. Raises CheckpointError where nothing says how a decoder begins."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = checkpoint.config
+        text = config.text_config
+        self._most = text.max_position_embeddings
+        self._image_id = config.image_token_id
+        self._frame = text.bos_token_id, text.eos_token_id
+        first = setting(checkpoint, text, "forced_bos_token_id")
+        self._begin = start_id(checkpoint, config, text), *(() if first is None else (first,))
+
+    def divide(
+        self,
+        text: str | None,
+        ids: Sequence[int],
+        media: Sequence[MediaInput],
+        encode: Callable[[str], list[int]],
+    ) -> EncoderPrompt:
+        """Joins picture and question to one item of the encoder."""
+        item = one_item(media, "image")
+        if text is not None:
+            bos, eos = self._frame
+            ids = [bos, *encode(question(text)), eos]
+        own = torch.tensor([token for token in ids if token != self._image_id])
+        if item.num_tokens + len(own) > self._most:
+            raise PromptTooLongError(
+                f"the question has {len(own)} tokens and the image {item.num_tokens}, but the "
+                f"encoder takes {self._most} together; shorten the question"
+            )
+        key = blake2b(f"{item.key}\0{own.tolist()}".encode(), digest_size=20).hexdigest()
+        joined = replace(
+            item,
+            tensors={**item.tensors, "input_ids": own},
+            num_tokens=item.num_tokens + len(own),
+            key=key if item.key else "",
+            prompt_text=None,
+        )
+        return EncoderPrompt(ids=self._begin, items=(joined,))
+
+
+def question(text: str) -> str:
+    """Returns what the model is asked by a prompt: a task's name stands for its question, with what
+    follows it. Raises RequestError for a task with text that it does not take, or without text that
+    it needs."""
+    text = text.replace(MARKER, "").strip()
+    for task, asked in TASKS.items():
+        if task in text:
+            if text != task:
+                raise RequestError(f"the task {task} takes no further text, found {text!r:.80}")
+            return asked
+    for task, asked in TASKS_WITH_INPUT.items():
+        if task in text:
+            given = text.replace(task, "").strip()
+            if not given:
+                raise RequestError(f"the task {task} needs a text after it")
+            return asked.format(given)
+    return text

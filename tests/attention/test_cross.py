@@ -1,0 +1,60 @@
+"""Cross attention over the items of a step: plain torch and kernels against one request alone."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.attention.cross import CrossItems
+
+LAYERS, HEADS, SIZE = 2, 4, 16
+ITEMS = {"a": 5, "b": 33, "c": 1, "d": 70}
+REQUESTS = [(1, ["a"]), (1, ["b"]), (3, ["b"]), (2, ["d"]), (1, ["a", "c"])]
+
+
+def make(num_kv_heads=HEADS, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    kept = {
+        key: torch.randn(LAYERS, 2, count, num_kv_heads, SIZE, generator=generator).to(dtype)
+        for key, count in ITEMS.items()
+    }
+    rows = sum(count for count, _ in REQUESTS) + 2
+    return kept, torch.randn(rows, HEADS, SIZE, generator=generator).to(dtype)
+
+
+def alone(q, kept, layer, scale):
+    """Attention of one row, written out."""
+    keys, values = (
+        x.repeat_interleave(HEADS // x.shape[1], 1).double() for x in kept[layer].unbind()
+    )
+    weights = (torch.einsum("hd,khd->hk", q.double(), keys) * scale).softmax(-1)
+    return torch.einsum("hk,khd->hd", weights, values)
+
+
+@pytest.mark.parametrize("num_kv_heads", [HEADS, 2])
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("uses_kernels", [False, True])
+def test_each_row_sees_all_of_its_items_and_nothing_else(
+    num_kv_heads, scale, uses_kernels, request
+):
+    kernels = request.getfixturevalue("kernels") if uses_kernels else None
+    kept, q = make(num_kv_heads)
+    context = CrossItems([*REQUESTS, (2, [])], kept.__getitem__)
+    found, row = context.attend(1, q, kernels, scale=scale), 0
+    for count, keys in REQUESTS:
+        own = torch.cat([kept[key] for key in keys], 2)
+        for _ in range(count):
+            expected = alone(q[row], own, 1, scale or SIZE**-0.5)
+            assert (found[row] - expected).abs().max() < 1e-5
+            row += 1
+    assert not found[row:].any()  # of a request without an item
+
+
+def test_requests_with_one_item_share_a_call(monkeypatch):
+    kept, q = make()
+    calls = []
+    monkeypatch.setattr(
+        "mmdeploy_llm.attention.cross._attend", lambda q, *rest: calls.append(len(q)) or q
+    )
+    CrossItems(REQUESTS, kept.__getitem__).attend(0, q[:8])
+    assert calls == [1, 4, 2, 1]
+    CrossItems([(1, ["b"])] * 8, kept.__getitem__).attend(0, q[:8])
+    assert calls[4:] == [8]

@@ -1,0 +1,183 @@
+"""Florence-2 against transformers: the model with the checks of every family, its images, prompts
+and whole answers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.florence2.processing_florence2 import Florence2Processor
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.boxes.reading import find_boxes
+from mmdeploy_llm.errors import MediaError, PromptTooLongError, RequestError
+from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
+from mmdeploy_llm_plugins import florence
+from mmdeploy_llm_plugins.florence.boxes import RULE
+from mmdeploy_llm_plugins.florence.image import FlorenceImageProcessor
+from mmdeploy_llm_plugins.florence.prompts import (
+    TASKS,
+    TASKS_WITH_INPUT,
+    FlorencePrompts,
+    question,
+)
+
+(SPEC,) = florence.provide_models()
+(IMAGES,) = florence.provide_media_processors()
+
+
+@pytest.mark.full
+class TestModel(ModelConformance):
+    spec = SPEC
+    family = "florence2"
+
+
+def picture(seed, size=(80, 50)):
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
+
+
+def theirs(folder):
+    """Returns transformers' processor of the folder, on Pillow alone."""
+    return Florence2Processor(
+        image_processor=CLIPImageProcessorPil.from_pretrained(folder),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
+    )
+
+
+def item(num_tokens=17, key="a"):
+    return MediaInput(kind="image", tensors={}, num_tokens=num_tokens, key=key)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder):
+    return tiny_folder("florence2")
+
+
+@pytest.fixture(scope="module")
+def rule(folder):
+    return FlorencePrompts(read_checkpoint(folder))
+
+
+def test_pixels_and_tokens_equal_those_of_transformers(folder):
+    processor = FlorenceImageProcessor(read_checkpoint(folder), {})
+    made = processor.prepare(picture(1), {})
+    expected = theirs(folder)(text="<OD>", images=picture(1), return_tensors="pt")
+    assert torch.equal(made.tensors["pixel_values"], expected["pixel_values"])
+    count = int((expected["input_ids"] == theirs(folder).image_token_id).sum())
+    assert made.text == processor.token * count
+
+
+@pytest.mark.parametrize("task", [*TASKS, *TASKS_WITH_INPUT])
+def test_the_encoder_reads_what_transformers_makes_of_a_task(folder, rule, task):
+    text = task if task in TASKS else f"{task} a red circle"
+    processor = theirs(folder)
+    ids = processor(text=text, images=picture(1), return_tensors="pt")["input_ids"][0]
+    own = rule.divide(text, (), (item(),), lambda text: processor.tokenizer.encode(text))
+    assert own.items[0].tensors["input_ids"].tolist() == ids[17:].tolist()
+    assert own.items[0].num_tokens == len(ids)
+    assert question(f"<image>{text}") == question(text) != text
+
+
+def test_a_prompt_that_no_task_takes(rule):
+    with pytest.raises(RequestError, match=r"<OD> takes no further text, found '<OD> cats'"):
+        question("<OD> cats")
+    with pytest.raises(RequestError, match="<REGION_TO_OCR> needs a text after it"):
+        question("<REGION_TO_OCR>")
+    with pytest.raises(MediaError, match="one image in each prompt, found 0"):
+        rule.divide("<OD>", (), (), len)
+    with pytest.raises(PromptTooLongError, match=r"300 tokens and the image 17.* takes 256"):
+        rule.divide(None, [7] * 300, (item(),), len)
+
+
+def test_the_key_of_an_item_holds_the_question(rule):
+    keys = {
+        rule.divide(text, (), (item(key=key),), lambda text: [len(text)]).items[0].key
+        for text in ("<OD>", "<OCR>")
+        for key in "ab"
+    }
+    assert len(keys) == 4
+    assert rule.divide("<OD>", (), (item(key=""),), lambda text: []).items[0].key == ""
+
+
+def test_the_decoder_begins_as_generation_config_says(folder):
+    given = {"decoder_start_token_id": 5, "forced_bos_token_id": 0}
+    checkpoint = replace(read_checkpoint(folder), generation=given)
+    assert FlorencePrompts(checkpoint).divide(None, [7], (item(),), len).ids == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("car<loc_100><loc_200><loc_300><loc_400>", [("car", 10, 40, 30, 80)]),
+        (
+            "car<loc_0><loc_0><loc_10><loc_10><loc_500><loc_500><loc_900><loc_900>door<loc_1>"
+            "<loc_2><loc_3><loc_4>",
+            [("car", 0, 0, 1, 2), ("car", 50, 100, 90, 180), ("door", 0.1, 0.4, 0.3, 0.8)],
+        ),
+        (  # text: four corners, clockwise from the upper left one
+            "</s><s>EXIT<loc_10><loc_20><loc_90><loc_21><loc_91><loc_60><loc_11><loc_59>",
+            [("EXIT", 1, 4, 9.1, 12)],
+        ),
+        ("car<loc_100><loc_200><loc_300>", []),
+    ],
+)
+def test_location_tokens_are_boxes(text, expected):
+    found = find_boxes(text, RULE, (100, 200))
+    assert [(box.label, box.x0, box.y0, box.x1, box.y1) for box in found.boxes] == expected
+    assert found.num_unread == (not expected)
+
+
+PROMPTS = [("<CAPTION>", 0), ("<OD>", 1), ("<OCR>", 2), ("Where is a circle?", 0), ("<CAPTION>", 0)]
+SAMPLING = SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=24, ignore_eos=True)
+TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 40}
+FEW = {"encoder_cache_memory": 60 * 2 * 3 * 64 * 4}  # bytes: two items of about 27 tokens
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """The tokens of transformers, from the prompt as text to the end."""
+    processor = theirs(folder)
+    model = transformers.Florence2ForConditionalGeneration.from_pretrained(folder).eval()
+    found = []
+    for text, seed in PROMPTS:
+        inputs = processor(text=text, images=picture(seed), return_tensors="pt")
+        out = model.generate(
+            **inputs, max_new_tokens=24, eos_token_id=None, repetition_penalty=1.3, do_sample=False
+        )
+        found.append(out[0, 1:].tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"native_kernels": False}, marks=pytest.mark.full),
+        pytest.param({"max_num_batched_tokens": 3, "max_num_seqs": 3}, marks=pytest.mark.full),
+        pytest.param(TIGHT, marks=pytest.mark.full, id="preempted"),
+        pytest.param(FEW, marks=pytest.mark.full, id="few items at a time"),
+    ],
+)
+def test_answers_equal_those_of_transformers(folder, expected, options):
+    prompts = [
+        {"prompt": text, "multimodal_data": {"image": picture(seed)}} for text, seed in PROMPTS
+    ]
+    options = {"kv_cache_memory": 2**22, **options}
+    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
+        assert [out.outputs.token_ids for out in llm.generate(prompts, SAMPLING)] == expected
+        count = llm.count_tokens(prompts[0])
+        assert (count.num_prompt_tokens, count.num_input_image_tokens) == (1, 17 + 21)
+        wrong = llm.generate({"prompt": "<OD>"}, SAMPLING)[0]
+        assert (wrong.error_code, "one image" in wrong.error_msg) == (400, True)
+
+
+@pytest.mark.full
+class TestImages(MediaProcessorConformance):
+    spec = IMAGES
+    other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
