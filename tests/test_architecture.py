@@ -103,6 +103,11 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
     "mmdeploy_llm_processors.sized": PROCESSOR_PARTS[:1],
     "mmdeploy_llm_processors.from_transformers": PROCESSOR_PARTS[:2],
     # A family whose decoder is another's.
+    "mmdeploy_llm_plugins.colpali": (
+        "mmdeploy_llm_plugins.bert",
+        "mmdeploy_llm_plugins.gemma",
+        "mmdeploy_llm_plugins.qwen",
+    ),
     "mmdeploy_llm_plugins.minicpm": ("mmdeploy_llm_plugins.qwen",),
     "mmdeploy_llm_plugins.paddleocr": ("mmdeploy_llm_plugins.ernie",),
     "mmdeploy_llm_plugins.transformers_any": (

@@ -19,7 +19,7 @@ from mmdeploy_llm.pooling.heads import add_dense
 from mmdeploy_llm.pooling.rules import DenseRule, EmbeddingRules
 from mmdeploy_llm.startup.loaded import new_model
 from mmdeploy_llm.startup.model_files import read_model_files
-from mmdeploy_llm.tiny import families
+from mmdeploy_llm.tiny import generating
 from mmdeploy_llm.weights import build_model
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ TOLERANCE = 2e-4
 QUICK = {"mistral": "base", "qwen3": "labels"}
 CASES = [
     pytest.param(name, kind, marks=() if QUICK.get(name) == kind else pytest.mark.full)
-    for name, spec in families().items()
+    for name, spec in generating().items()
     if spec.encoder is None  # whose vectors would be the decoder's
     for kind in ("base", "labels")
 ]

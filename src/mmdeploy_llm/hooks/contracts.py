@@ -239,6 +239,8 @@ class MediaProcessor(ABC):
     markers: texts that represent one item in a rendered prompt, with or without `token`; a marker
         may consist of several tokens.
     written_token: token that stands in the final prompt for each `token`; None: `token` itself.
+    is_whole_prompt: whether an item's prompt_text is all of a prompt, and a text beside it is
+        refused. The tokenizer need not have `token`.
     auto_tokens: what `image_tokens="auto"` (or video_tokens) stands for, what the family's authors
         use in their examples; None: `with_budget` is not implemented.
     """
@@ -247,6 +249,7 @@ class MediaProcessor(ABC):
     token: str
     markers: tuple[str, ...]
     written_token: str | None = None
+    is_whole_prompt: bool = False
     auto_tokens: int | None = None
 
     @abstractmethod

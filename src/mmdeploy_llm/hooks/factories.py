@@ -136,8 +136,7 @@ def _model_problem(spec: ModelSpec, built: object) -> str | None:
 
 
 def missing_parts(spec: ModelSpec, built: object) -> list[str]:
-    """Returns the methods and sizes of a Model that `built` lacks. One that gives vectors only
-    needs no logits."""
+    """Returns the methods and sizes of a Model that `built` lacks; logits only if it generates."""
     methods = [*MODEL_METHODS, *(["encode_media"] if spec.media else [])]
     if getattr(built, "is_embedder", False):
         methods.remove("logits")

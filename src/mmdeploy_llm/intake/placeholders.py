@@ -40,6 +40,7 @@ class Placeholders:
         self._tokens: dict[str, str] = {}  # marker -> placeholder token
         self._kind_of: dict[str, str] = {}  # placeholder token -> kind
         self._written: dict[str, int] = {}  # kind -> id that replaces its placeholder at the end
+        self.alone: dict[str, int] = {}  # kind whose item is a whole prompt -> placeholder id
         for kind, processor in media.processors.items():
             self._add(kind, processor, tokenizer)
         texts = sorted(self._tokens, key=len, reverse=True)
@@ -214,6 +215,8 @@ class Placeholders:
     def _add(self, kind: str, processor: MediaProcessor, tokenizer: PromptTokenizer) -> None:
         token_id = _token_id(processor.token, kind, tokenizer)
         self._kinds[token_id] = kind
+        if processor.is_whole_prompt:
+            self.alone[kind] = token_id
         if processor.written_token is not None:
             self._written[kind] = _token_id(processor.written_token, kind, tokenizer)
         self._kind_of[processor.token] = kind

@@ -17,6 +17,7 @@ from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.pooling.parts import system_message, text_parts
 from mmdeploy_llm.pooling.rules import PairRule
+from mmdeploy_llm.pooling.whole_prompts import whole_prompt
 from mmdeploy_llm.wanted import Wanted
 
 from .defaults import ParamsResolver
@@ -159,6 +160,10 @@ class Wanting:
         parts, rules = self._read(prompt), self._rules
         if wanted.what == "likelihood":
             return parts, wanted
+        known = self._placeholders
+        whole = whole_prompt(parts.text, parts.media, known.markers, known.alone)
+        if whole is not None:
+            return replace(parts, text=None, ids=whole), wanted
         if parts.messages is not None:
             return self._with_system(parts, wanted), wanted
         if parts.ids is not None:  # they are the whole prompt
@@ -167,16 +172,18 @@ class Wanting:
             return parts, wanted
         if rules.system is not None:
             return self._conversation(parts, self._system(wanted.instruction)), wanted
-        prefix = self._prefix(wanted.instruction)
+        prefix, suffix = rules.around(wanted.instruction)
         skipped = 0
         if prefix and not rules.includes_prompt:
             own, empty = map(self._tokenizer.encode_prompt, (prefix, ""))
             has_end = bool(empty) and own[-1] == empty[-1]  # a special token after every text
             skipped = len(own) - has_end
-        return (
-            replace(parts, text=self._cased(prefix + self._marked(parts))),
-            replace(wanted, num_skipped=skipped),
-        )
+        text = self._cased(prefix + self._marked(parts) + suffix)
+        parts, length = replace(parts, text=text), self._abilities.text_length
+        if length is not None:
+            own, padding = self._tokenizer.encode_prompt(text), self._tokenizer.raw.pad_token_id
+            parts = replace(parts, text=None, ids=(*own, *[padding] * (length - len(own))))
+        return parts, replace(wanted, num_skipped=skipped)
 
     def _read(self, prompt: Any) -> PromptParts:
         is_alone = isinstance(prompt, Mapping) and not any(
@@ -192,11 +199,6 @@ class Wanting:
 
     def _cased(self, text: str) -> str:
         return text.lower() if self._rules.lower_case else text
-
-    def _prefix(self, instruction: str | None) -> str:
-        rules = self._rules
-        name = rules.default_prompt if instruction is None else instruction
-        return "" if name is None else rules.prompts.get(name, name)
 
     def _system(self, instruction: str | None) -> str:
         if instruction is None:
@@ -242,7 +244,7 @@ class Wanting:
         if rule.template is None:
             if media:
                 raise RequestError("this model scores pairs of texts, without media")
-            first = self._prefix(wanted.instruction) + (query.text or "")
+            first = self._rules.around(wanted.instruction)[0] + (query.text or "")
             return PromptParts(text=self._cased(first), pair=self._cased(document.text or ""))
         values = {"instruction": wanted.instruction or rule.instruction}
         if rule.system is None:

@@ -193,11 +193,10 @@ class PositionTable(nn.Module):
 
     def _resampled(self, table: Tensor, grid: Grid, merge: int) -> Tensor:
         frames, height, width = grid
-        # torch's antialiasing is wrong for a single column, and right for a single row.
-        if width == 1:
-            cells = self.resample(table.mT, (1, height)).mT
-        else:
+        if width > 1:
             cells = self.resample(table, (height, width))
+        else:  # torch's antialiasing is right for a single row, and wrong for a single column
+            cells = self.resample(table.mT, (1, height)).mT
         blocks = cells.view(-1, height // merge, merge, width // merge, merge)
         return blocks.permute(1, 3, 2, 4, 0).reshape(height * width, -1).repeat(frames, 1)
 

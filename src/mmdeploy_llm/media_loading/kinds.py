@@ -8,6 +8,12 @@ from dataclasses import dataclass, field, replace
 from mmdeploy_llm.hooks import EncoderPrompts, MediaProcessor, MediaSplitter
 from mmdeploy_llm.messages import MEDIA_KINDS
 
+TEXTS = (
+    "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
+    "{%- for p in m.content -%}{%- if p.type == 'text' -%}{{- p.text -}}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMedia:
@@ -34,6 +40,12 @@ class ModelMedia:
     encoded: tuple[str, ...] | None = None
     owners: Mapping[str, str] = field(default_factory=dict)
     encoder: EncoderPrompts | None = None
+
+    @property
+    def template(self) -> str | None:
+        """The chat template where a checkpoint has none: the texts of a conversation, of a model
+        with an encoder, which knows no roles."""
+        return None if self.encoder is None else TEXTS
 
     @property
     def inside(self) -> ModelMedia:

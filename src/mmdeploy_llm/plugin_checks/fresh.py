@@ -40,8 +40,9 @@ for name in names:
         continue
     found[name] = [left.difference(), None]
 for name, listed in specs.items():
-    if listed:
+    if listed:  # with the libraries that transformers imports, whose changes are their own
         import torch
+        import transformers.models.auto.image_processing_auto
     left = Left()
     for spec in listed:
         try:

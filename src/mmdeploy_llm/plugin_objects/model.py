@@ -42,6 +42,8 @@ class Model(Protocol):
         of `inputs.attn.attend` is window // 2 tokens to each side. It cannot generate either.
     default_pooling: what the checkpoint's vectors are: "last", "cls" or "mean" of the states of its
         tokens, or "tokens", one for each; None for a generating model.
+    text_length: tokens to which a text is filled with the tokenizer's padding, where the model was
+        trained with texts of one length, and attends to the padding.
     embedding(pooled): maps [N, hidden], pooled or states of tokens, to vectors [N, size].
     score(pooled): maps [N, hidden] to [N, labels], the logits of a head that classifies.
 

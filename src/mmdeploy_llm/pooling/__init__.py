@@ -6,5 +6,6 @@ heads.py            fits a model to a checkpoint without an output head, or with
 pooler.py           pools hidden states, step by step
 parts.py            texts as parts of messages
 similarity.py       compares vectors
+whole_prompts.py    an item that is a prompt of its own
 abilities.py        what a loaded model can give, from its optional attributes
 """

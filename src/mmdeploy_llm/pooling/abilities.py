@@ -16,13 +16,15 @@ class Abilities:
 
     can_generate: whether it has a head of its vocabulary that is trained to continue texts.
     pooling: its own; "tokens": a vector for each token; None: it is a generating model.
-    can_score: whether it scores its prompt. rules: of its folder.
+    can_score: whether it scores its prompt. text_length: tokens to which texts are filled with
+        padding. rules: of its folder.
     """
 
     can_generate: bool = True
     is_bidirectional: bool = False
     pooling: Pooling | Literal["tokens"] | None = None
     can_score: bool = False
+    text_length: int | None = None
     rules: EmbeddingRules = NO_RULES
 
     @property
@@ -66,5 +68,6 @@ def abilities_of(model: Any, rules: EmbeddingRules = NO_RULES) -> Abilities:
         is_bidirectional=is_encoder,
         pooling=getattr(model, "default_pooling", None),
         can_score=callable(getattr(model, "score", None)) or rules.score_tokens is not None,
+        text_length=getattr(model, "text_length", None),
         rules=rules,
     )

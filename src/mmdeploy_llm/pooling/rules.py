@@ -54,6 +54,7 @@ class EmbeddingRules:
     prompts: texts by name that stand before a prompt. default_prompt: the name of the one that is
         used where a request names none. query_prompt, document_prompt: those of queries and
         documents; None: default_prompt. includes_prompt: whether the mean has its tokens.
+    suffixes: texts by the name of a prompt that stand after what it stands before.
     lower_case: whether texts are lowered before they become tokens.
     system: where vectors are made of conversations: the system message for a request without an
         instruction; an instruction takes its place. None: prompts are no conversations.
@@ -70,6 +71,7 @@ class EmbeddingRules:
     dense: tuple[DenseRule, ...] = ()
     size: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
+    suffixes: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     query_prompt: str | None = None
     document_prompt: str | None = None
@@ -84,6 +86,13 @@ class EmbeddingRules:
     score_words: tuple[str, str] | None = None
     score_tokens: tuple[int, int | None] | None = None
     activation: Activation | None = None
+
+    def around(self, instruction: str | None) -> tuple[str, str]:
+        """Returns what stands before a text and after it. instruction: as in Wanted."""
+        name = self.default_prompt if instruction is None else instruction
+        if name is None:
+            return "", ""
+        return self.prompts.get(name, name), self.suffixes.get(name, "")
 
 
 NO_RULES = EmbeddingRules()  # of a folder that says nothing of vectors

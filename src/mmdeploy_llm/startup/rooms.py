@@ -17,6 +17,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.media_loading.added_tokens import with_placeholders
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.runner.executor import ExecutorInfo
@@ -162,15 +163,16 @@ def build_intake(
 ) -> Intake:
     """Builds the intake, which needs no runner. media_size: see ExecutorInfo; None without
     one. abilities: of the model."""
+    tokenizer, vocab_size = with_placeholders(files.tokenizer, media, files.text.vocab_size)
     return Intake(
-        tokenizer=files.tokenizer,
+        tokenizer=tokenizer,
         media=media,
         fetch=files.plugins.fetch_media,
         config=runtime,
         limits=media_limits(runtime.options),
-        vocab_size=files.text.vocab_size,
+        vocab_size=vocab_size,
         eos_token_ids=files.eos_token_ids,
-        chat_template=files.chat_template,
+        chat_template=files.chat_template or media.template,
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
         check_processors=files.logits_processors.check,

@@ -16,7 +16,7 @@ class TowerImages(TransformersImages):
     """Images of one size. Raises CheckpointError where the processor's is not the tower's."""
 
     token = "<image>"
-    markers = ()
+    markers = ("<image>",)
     is_whole_prompt = True
     auto_tokens = None  # an image has one token, whatever its size
 

@@ -114,6 +114,7 @@ class SiglipModel(TwoTowers):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config, text_size(config), project_bias=True)
+        self.text_length = self.max_positions
         self.vision = QueryTower(config.vision_config)
         self.weight_map = WeightMap(self, renames=(TABLE, *RENAMES), ignored=IGNORED)
 
@@ -126,6 +127,7 @@ class Siglip2Model(TwoTowers):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config, text_size(config), project_bias=True)
+        self.text_length = self.max_positions
         self.vision = FlexibleTower(config.vision_config)
         self.weight_map = WeightMap(self, renames=(FLEXIBLE_TABLE, *RENAMES), ignored=IGNORED)
 

@@ -50,7 +50,7 @@ def _siglip(tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _siglip2(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    return _config("Siglip2Model", tokenizer, options, num_patches=16)
+    return _config("Siglip2Model", tokenizer, options, num_patches=16, patch_size=16)
 
 
 def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
@@ -96,6 +96,6 @@ SIGLIP2 = Family(
     eos_token="</s>",
     frames=END_ONLY,
     is_embedder=True,
-    files=_preprocessor("Siglip2ImageProcessor", patch_size=PATCH, max_num_patches=24),
+    files=_preprocessor("Siglip2ImageProcessor", patch_size=16, max_num_patches=256),
     media=MediaForm(inputs=_inputs),
 )

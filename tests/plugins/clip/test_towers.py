@@ -14,7 +14,7 @@ from mmdeploy_llm.testing.embedder_conformance import EmbedderConformance
 from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm_plugins.clip import provide_media_processors, provide_models
 from mmdeploy_llm_plugins.clip.image import FlexibleImages, TowerImages
-from mmdeploy_llm_plugins.clip.tiny import PATCH, SIDE
+from mmdeploy_llm_plugins.clip.tiny import SIDE
 
 SPECS = {spec.name: spec for spec in provide_models()}
 PROCESSORS = {"clip": TowerImages, "siglip": TowerImages, "siglip2": FlexibleImages}
@@ -24,7 +24,7 @@ def image(config, seed):
     """Returns random pixels of an image, of a shape of its own where the model takes any."""
     generator = torch.Generator().manual_seed(seed)
     if config.model_type == "siglip2":
-        rows = torch.randn(1, 24, 3 * PATCH * PATCH, generator=generator)
+        rows = torch.randn(1, 24, 3 * 16 * 16, generator=generator)
         shape = torch.tensor([[(4, 6), (3, 7), (24, 1)][seed % 3]])
         tensors = {"pixel_values": rows, "spatial_shapes": shape}
     else:
@@ -94,7 +94,7 @@ def test_each_model_has_a_processor():
     [
         ("clip", {"crop_size": {"height": 24, "width": 24}}, "24 x 24 pixels, .* takes 32 x 32"),
         ("siglip", {"size": {"height": 32, "width": 48}}, "48 x 32 pixels, .* takes 32 x 32"),
-        ("siglip2", {"patch_size": 4}, "patches of 4 pixels, .* takes 8"),
+        ("siglip2", {"patch_size": 4}, "patches of 4 pixels, .* takes 16"),
     ],
 )
 def test_images_of_another_size_are_refused(name, options, message, tiny_folder):

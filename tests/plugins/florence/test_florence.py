@@ -15,6 +15,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.boxes.reading import find_boxes
 from mmdeploy_llm.errors import MediaError, PromptTooLongError, RequestError
 from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.media_loading.kinds import TEXTS, ModelMedia
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import florence
@@ -139,6 +140,12 @@ TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 40}
 FEW = {"encoder_cache_memory": 60 * 2 * 3 * 64 * 4}  # bytes: two items of about 27 tokens
 
 
+def test_a_checkpoint_without_a_chat_template_has_one(rule):
+    """Published ones have none, and captioning asks in conversations."""
+    assert ModelMedia(encoder=rule).template == TEXTS
+    assert ModelMedia().template is None
+
+
 @pytest.fixture(scope="module")
 def expected(folder):
     """The tokens of transformers, from the prompt as text to the end."""
@@ -173,6 +180,9 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
         assert [out.outputs.token_ids for out in llm.generate(prompts, SAMPLING)] == expected
         count = llm.count_tokens(prompts[0])
         assert (count.num_prompt_tokens, count.num_input_image_tokens) == (1, 17 + 21)
+        parts = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "<OD>"}]
+        (told,) = llm.chat([{"role": "user", "content": parts}], SAMPLING, chat_template=TEXTS)
+        assert told.outputs.token_ids == expected[1]
         wrong = llm.generate({"prompt": "<OD>"}, SAMPLING)[0]
         assert (wrong.error_code, "one image" in wrong.error_msg) == (400, True)
 

@@ -162,6 +162,30 @@ request is refused.
 some classes of transformers ignore it: a checkpoint that states it was trained with it, and other engines apply it.
 The census compares `transformers_any`, which computes as the class does.
 
+## Models that give vectors or scores
+
+The census asks for text, so these have plugins of their own and are not in its table. Each is equal to its class in
+transformers on a small random checkpoint, in vectors and in scores of its head, for texts of several lengths in one step.
+
+| kind | classes |
+|---|---|
+| encoders (`Model`, `ForMaskedLM`, `ForSequenceClassification`) | Bert, Camembert, DistilBert, Electra, Gte, JinaEmbeddingsV3, ModernBert, MPNet, NomicBert, Roberta, XLMRoberta |
+| two towers, texts and images | CLIP, Siglip (SigLIP 2 of one size too), Siglip2 (of any size) |
+| late interaction, a vector for each token | ColPali, ColQwen2, ColModernVBert |
+
+- ColQwen2 has the M-RoPE positions of its training; transformers' class computes them only where it is given them.
+- The score of a text and an image is the cosine of their vectors, without the scale and bias of SigLIP's loss, which
+  keep the order.
+
+| left out | why |
+|---|---|
+| DeBERTa, DeBERTa v2 and v3 | attention to relative positions, with products of its own |
+| ALBERT, BigBird, Longformer, Funnel, XLNet, ConvBERT, MobileBERT, SqueezeBERT, RemBERT, EuroBERT | layers of their own; no plugin yet |
+| T5 and MT5 encoders (Sentence-T5, GTR) | an encoder with relative biases of another form |
+| Jina v2, Jina v4, NV-Embed | code of the checkpoint, which is never run |
+| AltCLIP, ChineseCLIP, MetaCLIP 2, X-CLIP, CLAP, ALIGN | other towers; no plugin yet |
+| ColQwen2.5, ColQwen3, ColIdefics3 | transformers has no class of them |
+
 `python tests/plugins/transformers_any/census/census.py` takes the census again, in about fifteen minutes, and writes
 both files.
 """  # noqa: E501 - rows of tables
