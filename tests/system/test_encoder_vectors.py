@@ -92,8 +92,9 @@ def test_pairs_have_token_types(reranker):
     assert "call LLM.rerank" in output.error_msg
     (score,) = llm.score("a", [{"prompt_token_ids": [5]}], use_tqdm=False)
     assert "must be a text" in score.error_msg
-    (told,) = llm.score("a", ["b"], use_tqdm=False, instruction="find it")
-    assert "without media or instruction" in told.error_msg
+    (told,) = llm.score("a", ["b"], use_tqdm=False, instruction="find ")
+    (plain,) = llm.score("find a", ["b"], use_tqdm=False)
+    assert told.score == plain.score
 
 
 def test_token_types_beside_prompts_without(reranker):

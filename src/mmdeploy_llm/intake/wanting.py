@@ -15,6 +15,7 @@ from mmdeploy_llm.errors import PromptTooLongError, RequestError
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import Abilities
+from mmdeploy_llm.pooling.parts import system_message, text_parts
 from mmdeploy_llm.pooling.rules import PairRule
 from mmdeploy_llm.pooling.whole_prompts import whole_prompt
 from mmdeploy_llm.wanted import Wanted
@@ -214,7 +215,7 @@ class Wanting:
 
     def _conversation(self, parts: PromptParts, system: str) -> PromptParts:
         """Returns a conversation of one message with the media and the text."""
-        messages = [*_system_message(system), {"role": "user", "content": _content(parts)}]
+        messages = [*system_message(system), {"role": "user", "content": _content(parts)}]
         kwargs = {**self._rules.chat_options, **(parts.template_kwargs or {})}
         return replace(parts, text=None, messages=messages, template_kwargs=kwargs or None)
 
@@ -229,7 +230,7 @@ class Wanting:
                     "the conversation has a system message already; leave out the instruction"
                 )
             return parts
-        return replace(parts, messages=[*_system_message(system), *messages])
+        return replace(parts, messages=[*system_message(system), *messages])
 
     def _pair(self, prompt: Mapping[str, Any], wanted: Wanted) -> PromptParts:
         rule = self._rules.pairs or PairRule()
@@ -254,7 +255,7 @@ class Wanting:
 
     def _roles(self, query: PromptParts, document: PromptParts, wanted: Wanted) -> PromptParts:
         """Returns the messages of a template that knows the roles "query" and "document"."""
-        messages = _system_message(self._system(wanted.instruction))
+        messages = system_message(self._system(wanted.instruction))
         messages.append({"role": "query", "content": _content(query)})
         messages.append({"role": "document", "content": _content(document)})
         media, options = (*query.media, *document.media), self._rules.chat_options or None
@@ -270,18 +271,10 @@ class Wanting:
             if index % 2 and piece in sides:
                 content += _content(sides[piece])
             else:
-                content += _text_parts(values[piece] if index % 2 else piece)
-        messages = [*_system_message(rule.system), {"role": "user", "content": content}]
+                content += text_parts(values[piece] if index % 2 else piece)
+        messages = [*system_message(rule.system), {"role": "user", "content": content}]
         return PromptParts(messages=messages, media=(*query.media, *document.media))
 
 
-def _system_message(text: str | None) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": _text_parts(text)}] if text else []
-
-
 def _content(parts: PromptParts) -> list[dict[str, Any]]:
-    return [*({"type": item.kind} for item in parts.media), *_text_parts(parts.text)]
-
-
-def _text_parts(text: str | None) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text}] if text else []
+    return [*({"type": item.kind} for item in parts.media), *text_parts(parts.text)]
