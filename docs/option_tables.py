@@ -34,7 +34,7 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
         max_video_seconds max_video_frames media_isolation media_timeout media_process_memory
         allowed_media_root allow_media_urls allowed_media_domains allow_private_media_addresses
         allowed_media_schemes media_fetch_timeout""",
-    "Adapters": "adapters max_adapters adapter_memory max_adapter_rank",
+    "Adapters": "adapters default_adapter max_adapters adapter_memory max_adapter_rank",
     "Answers": """seed deterministic enable_logprob max_logprobs guided_decoding_backend
         guided_decoding_timeout logits_processors early_stop_config speculative""",
 }

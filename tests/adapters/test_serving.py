@@ -7,7 +7,16 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
-from mmdeploy_llm import LLM, CheckpointError, ConfigError, LoRARequest, RequestError
+from mmdeploy_llm import (
+    LLM,
+    CheckpointError,
+    ConfigError,
+    EngineConfig,
+    LoRARequest,
+    RequestError,
+)
+from mmdeploy_llm.batch.engine import describe_engine
+from mmdeploy_llm.command_options.model import adapter_options
 from mmdeploy_llm.tiny import write_tiny
 
 from .lora import GREEDY, answers, tokens_of, write_adapter
@@ -209,3 +218,92 @@ def test_files_that_change_after_they_were_loaded_fail_their_prompts_alone(llm, 
     (again,) = llm.generate(asked[:1], GREEDY, use_tqdm=False)
     assert again.is_ok
     llm.unload_adapter("changing")
+
+
+def test_the_default_is_that_of_prompts_that_name_none(folders, oracles):
+    adapters = [f"all={folders / 'all'}", f"some={folders / 'some'}"]
+    options = {**OPTIONS, "adapters": adapters, "default_adapter": "some"}
+    with LLM(str(folders / "base"), **options) as llm:
+        asked = ["the cat", {"prompt": "the cat", "adapter": ""}]
+        one, two = llm.generate(asked, GREEDY, use_tqdm=False)
+    ids = one.prompt_token_ids
+    assert list(one.outputs.token_ids) == tokens_of(oracles["some"], ids)
+    assert list(two.outputs.token_ids) == tokens_of(oracles[""], ids)
+    with pytest.raises(ConfigError, match=r"default_adapter is 'al', which is not among adapters"):
+        EngineConfig(model="m", adapters=adapters, default_adapter="al")
+    for wrong, reason in ((["a=1", "a=2"], "gives a name twice"), ({"": "x"}, "give a name and")):
+        with pytest.raises(ConfigError, match=reason):
+            EngineConfig(model="m", adapters=wrong)
+
+
+def test_a_batch_names_adapters_and_is_resumed_with_the_same(llm, oracles, folders, tmp_path):
+    lines = [{"id": str(n), "prompt": "the cat", "adapter": n} for n in oracles if n]
+    output = tmp_path / "out.jsonl"
+    summary = llm.run_batch(lines, output, sampling_params=GREEDY, use_tqdm=False)
+    assert summary.num_failed == 0
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    expected = {n: answers(llm, {"prompt": "the cat", "adapter": n}) for n in oracles if n}
+    texts = {record["id"]: record["text"] for record in records}
+    assert len(set(texts.values())) == len(expected)
+    config = llm._config.model_copy(update={"adapters": {"all": str(folders / "rs")}})
+    one, two = describe_engine(llm._config), describe_engine(config)
+    assert {"adapters.all", "adapters.some", "adapters.rs"} <= one.values.keys()
+    assert two.values["adapters.all"] == one.values["adapters.rs"]
+    assert "max_adapters" not in one.values
+
+
+def test_the_command_takes_adapters():
+    one = adapter_options(["sql=adapters/sql"])
+    assert one == {"adapters": ["sql=adapters/sql"], "default_adapter": "sql"}
+    two = ["a=x", "b=y"]
+    assert adapter_options(two) == {"adapters": two}
+    assert adapter_options([*two, "b"]) == {"adapters": two, "default_adapter": "b"}
+    assert adapter_options([]) == {}
+    with pytest.raises(ConfigError, match="--adapter a and b: one of them"):
+        adapter_options(["a", "b"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["tensor_parallel_size", "data_parallel_size"])
+def test_engines_in_other_processes_have_adapters(folders, oracles, form):
+    prompt = list(range(5, 25))
+    with LLM(
+        str(folders / "base"), adapters={"all": folders / "all"}, **OPTIONS, **{form: 2}
+    ) as llm:
+        llm.load_adapter("rs", folders / "rs")
+        asked = [{"prompt_token_ids": prompt, "adapter": name} for name in ("all", "", "rs")]
+        assert answers(llm, asked) == [tokens_of(oracles[a["adapter"]], prompt) for a in asked]
+        assert list(llm.adapters) == ["all", "rs"]
+        llm.unload_adapter("rs")
+        (output,) = llm.generate(asked[2:], GREEDY, use_tqdm=False)
+        assert "there is no adapter 'rs'" in output.error_msg
+        with pytest.raises(CheckpointError, match="no such folder"):
+            llm.load_adapter("other", "./none")
+
+
+KINDS = {
+    "dora": {"use_dora": True},
+    "bias": {"bias": "all"},
+    "saved": {"modules_to_save": ["lm_head", "embed_tokens"]},
+    "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "head": {"target_modules": ["lm_head"]},
+    "tokens": {"trainable_token_indices": [5, 6, 9]},
+    "patterns": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
+}
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_every_kind_is_computed_as_peft_does(folders, llm):
+    prompts = [list(range(5, 25)), [7, 8, 9]]
+    models = {
+        kind: write_adapter(folders / "base", folders / kind, seed=9, **options)
+        for kind, options in KINDS.items()
+    }
+    for kind in KINDS:
+        llm.load_adapter(kind, folders / kind)
+    asked = [{"prompt_token_ids": own, "adapter": kind} for own in prompts for kind in KINDS]
+    expected = [tokens_of(models[ask["adapter"]], ask["prompt_token_ids"]) for ask in asked]
+    assert answers(llm, asked) == expected
+    for kind in KINDS:
+        llm.unload_adapter(kind)

@@ -8,8 +8,9 @@ import torch
 from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.windows import WindowAttention
+from mmdeploy_llm.basic_layers import recordings
 from mmdeploy_llm.forward import ForwardInputs
-from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig, decoder
+from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig
 from mmdeploy_llm.layers.decoder import Decoder
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
@@ -116,7 +117,7 @@ def test_recorded_steps_equal_computed_ones(kernels, monkeypatch, name, quantiza
     model = make_decoder(kernels, quantization, OPTIONS[name])
     found, are_recorded = decode(model, kernels, batch_sizes)
     assert are_recorded == {name in IS_RECORDED}
-    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, _ = decode(model, kernels, batch_sizes)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -133,7 +134,7 @@ def test_steps_with_drafts_equal_computed_ones(kernels, monkeypatch, name, windo
     )
     found, are_recorded = decode(model, kernels, DRAFTS, windows=windows)
     assert are_recorded == {True}
-    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, _ = decode(model, kernels, DRAFTS, windows=windows)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -172,7 +173,7 @@ def test_steps_are_recorded_at_every_level(kernels_of_level, monkeypatch, dtype)
     model = make_decoder(kernels_of_level, None, OPTIONS["biases"], dtype)
     found, are_recorded = decode(model, kernels_of_level, batch_sizes, dtype)
     assert are_recorded == {dtype is torch.bfloat16 or kernels_of_level.has_wide_registers}
-    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, _ = decode(model, kernels_of_level, batch_sizes, dtype)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -182,7 +183,7 @@ def test_steps_with_two_block_tables_are_recorded(kernels, monkeypatch):
     model = make_decoder(kernels, None, options)
     found, are_recorded = decode(model, kernels, batch_sizes, windows={1: 3})
     assert are_recorded == {True}
-    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, _ = decode(model, kernels, batch_sizes)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -191,6 +192,6 @@ def test_longer_block_tables(kernels, monkeypatch):
     """A block table that outgrows its memory gets new memory, and its step is recorded again."""
     model = make_decoder(kernels, None, {})
     found, _ = decode(model, kernels, [1] * 262)
-    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, _ = decode(model, kernels, [1] * 262)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -4,7 +4,7 @@ refuses."""
 import pytest
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
-from mmdeploy_llm.layers import decoder
+from mmdeploy_llm.basic_layers import recordings
 from mmdeploy_llm.native import CpuKernels
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -66,13 +66,13 @@ def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kerne
     def run():
         with LLM(folder, dtype=dtype, enable_logprob=True, max_num_seqs=4) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            recordings = list(llm.model.model._recordings.values())
-        return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], recordings
+            recorded = list(llm.model.model._recordings.values())
+        return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], recorded
 
-    found, recordings = run()
-    assert len(recordings) == 4
-    assert all(recording is not None for recording in recordings)
-    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
-    expected, recordings = run()
-    assert not recordings
+    found, recorded = run()
+    assert len(recorded) == 4
+    assert all(recording is not None for recording in recorded)
+    monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
+    expected, recorded = run()
+    assert not recorded
     assert found == expected

@@ -7,6 +7,7 @@ has for them, and lays the changes out as these matrices are.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.weights.map import Target
 
 from .places import Attached, Piece, Place, Placed, combined, held_of, shared, starts_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,20 +72,26 @@ class Blueprint:
                 for place, piece in self._pieces(adapter, path, change, target):
                     found[place].pieces.append(piece)
         for key, tensor in adapter.saved.items():
-            self._add_saved(adapter, key, tensor, found)
+            if not self._is_table(key):
+                self._add_saved(adapter, key, tensor, found)
         matrices = {place: self._placed(adapter, place, own) for place, own in found.items()}
         return Attached(matrices=matrices, lookups=self._lookups(adapter))
 
     def _targets(self, adapter: Adapter, path: str, name: str) -> Sequence[Target]:
         """Returns what the model has for the module, or stacked parameter, that is called so in a
         checkpoint."""
+        is_unused = False
         for key in (f"{path}.{name}", path):
             for other in (key, *_other_names(key)):
                 targets: Sequence[Target] | None = self._model.weight_targets(other)
                 if targets:
                     return targets
+                is_unused |= targets is not None
         if path.rpartition(".")[2] == "lm_head" and name == "weight" and self._is_tied:
             return (Target(name=f"{self._embedding}.{name}"),)
+        if is_unused:  # in the checkpoint, but not computed
+            logger.info("adapter %r changes %s, which the model does not use", adapter.name, path)
+            return ()
         raise _refusal(adapter, path, "this model has no such module")
 
     @property
@@ -180,27 +189,44 @@ class Blueprint:
 
     def _lookups(self, adapter: Adapter) -> Mapping[str, Lookup]:
         found: dict[str, Lookup] = {}
-        for path in {*adapter.embeddings, *adapter.tokens}:
-            (target,) = self._targets(adapter, path, "weight")
-            module = target.name.rpartition(".")[0]
+        saved = {key.removesuffix(".weight") for key in adapter.saved if self._is_table(key)}
+        for path in {*adapter.embeddings, *adapter.tokens, *saved}:
+            targets = self._targets(adapter, path, "weight")
+            if len(targets) != 1:
+                raise _refusal(adapter, path, "it is not one embedding here")
+            module = targets[0].name.rpartition(".")[0]
             owner = self._modules.get(module)
             if not isinstance(owner, Embedding):
                 raise _refusal(adapter, path, f"it is a {type(owner).__name__} here")
             if path in adapter.tokens and self._is_tied:
                 raise _refusal(adapter, path, "its rows are those of the output head too")
-            found[module] = self._lookup(adapter, path, owner)
+            found[module] = self._lookup(adapter, path, module, owner)
         return found
 
-    def _lookup(self, adapter: Adapter, path: str, owner: Embedding) -> Lookup:
+    def _is_table(self, key: str) -> bool:
+        """Whether a tensor takes the place of an embedding, not of an output head."""
+        names = (key, *_other_names(key))
+        targets = next((own for name in names if (own := self._model.weight_targets(name))), ())
+        modules = [self._modules.get(target.name.rpartition(".")[0]) for target in targets]
+        is_head = key.rpartition(".")[0].endswith("lm_head")
+        return not is_head and any(isinstance(module, Embedding) for module in modules)
+
+    def _lookup(self, adapter: Adapter, path: str, module: str, owner: Embedding) -> Lookup:
         vocab, hidden = owner.weight.shape
         lookup, held = Lookup(), torch.arange(vocab)
-        share = self._shares.get(f"{path}.weight")
+        share = self._shares.get(f"{module}.weight")
         if share is not None:
             held = held_of(share.ranges)
+        if (table := adapter.saved.get(f"{path}.weight")) is not None:
+            if table.shape != (vocab, hidden):
+                shape = f"{list(table.shape)} and needs {[vocab, hidden]}"
+                raise _refusal(adapter, path, f"it has shape {shape}")
+            lookup = Lookup(rows=table[held].to(self._dtype))
         if (change := adapter.embeddings.get(path)) is not None:
             _check_shapes(adapter, path, change, ((change.rank, vocab), (hidden, change.rank)))
             a, b = change.a[:, held].T.contiguous(), change.b.contiguous()
-            lookup = Lookup(a=a.to(self._dtype), b=b.to(self._dtype), scale=change.scale)
+            a, b = a.to(self._dtype), b.to(self._dtype)
+            lookup = replace(lookup, a=a, b=b, scale=change.scale)
         if (tokens := adapter.tokens.get(path)) is not None:
             ids, order = tokens.ids.sort()
             here = torch.isin(ids, held)

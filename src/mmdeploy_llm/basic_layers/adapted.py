@@ -30,7 +30,7 @@ class Rows:
 class Lookup:
     """Says what an adapter changes of an embedding: the row of a token becomes row +
     scale * (b a)[:, token]. a: [vocab, r], b: [hidden, r]. ids, rows: tokens, ascending, whose rows
-    are others."""
+    are others; without ids, all rows."""
 
     a: Tensor | None = None
     b: Tensor | None = None
@@ -173,7 +173,9 @@ class LookupAdapters:
 
 
 def _changed(lookup: Lookup, out: Tensor, token_ids: Tensor) -> Tensor:
-    if lookup.ids is not None and lookup.rows is not None and len(lookup.ids):
+    if lookup.ids is None and lookup.rows is not None:
+        out = lookup.rows[token_ids].to(out.dtype)
+    elif lookup.ids is not None and lookup.rows is not None and len(lookup.ids):
         at = (token_ids[:, None] == lookup.ids).int().argmax(1)
         is_own = lookup.ids[at] == token_ids
         out[is_own] = lookup.rows[at[is_own]].to(out.dtype)

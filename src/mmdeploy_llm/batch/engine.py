@@ -9,7 +9,7 @@ from pathlib import Path
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks.discovery import discover, select
 from mmdeploy_llm.intake.template import load_template
-from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_model
+from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_adapter, resolve_model
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.records.configuration import Configuration
 from mmdeploy_llm.records.identity import model_digest
@@ -29,17 +29,16 @@ NOT_COMPARED = frozenset(
         *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
         *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
         *("enforce_eager", "trust_remote_code", "attention_backend", "guided_decoding_timeout"),
-        *("quiet", "plugin_files", "weight_cache", "weight_cache_size"),
+        *("quiet", "plugin_files", "weight_cache", "weight_cache_size", "adapters"),
+        *("max_adapters", "adapter_memory", "max_adapter_rank"),
     )
 )
 
 
 def describe_engine(config: EngineConfig) -> Configuration:
     """Returns what decides the answers of an engine: options that differ from their defaults,
-    digests of the model's files, versions of plugins from other packages.
-
-    Raises CheckpointError when there is no such model.
-    """
+    digests of the model's files, versions of plugins from other packages. Raises CheckpointError
+    when there is no such model."""
     given = config.model_dump(exclude_defaults=True)
     values = {name: value for name, value in given.items() if name not in NOT_COMPARED}
     values["model"] = model_digest(resolve_model(config.model, config.revision))
@@ -48,8 +47,9 @@ def describe_engine(config: EngineConfig) -> Configuration:
         values["tokenizer"] = model_digest(folder)
     if config.chat_template is not None:
         values["chat_template"] = load_template(config.chat_template)
-    plugins = dict(_other_plugins(config))
-    if plugins:
+    for name, source in config.adapters.items():
+        values[f"adapters.{name}"] = model_digest(resolve_adapter(source))
+    if plugins := dict(_other_plugins(config)):
         values["plugins"] = plugins
     files = {path: sha256(check_file(Path(path))).hexdigest() for path in config.plugin_files}
     return Configuration(model=config.model, values=values, plugin_files=files)

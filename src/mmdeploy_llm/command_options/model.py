@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from mmdeploy_llm.errors import ConfigError
+
 from .groups import Group
 from .providers import ProviderOptions
 
@@ -47,6 +49,14 @@ VideoTokens = Annotated[
     str,
     typer.Option(metavar="N", hidden=True, help="Most tokens of a video, as --image-tokens."),
 ]
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter: a PEFT folder or an id on the hub. Of several, prompts name theirs, "
+        "and --adapter NAME says which one the others have. May be repeated.",
+    ),
+]
 NumThreads = Annotated[
     int | None,
     typer.Option(
@@ -71,6 +81,7 @@ class ModelOptions(Group):
     ] = "auto"
     image_tokens: ImageTokens = "auto"
     video_tokens: VideoTokens = "auto"
+    adapter: Adapter = None
     engine: Engine = None
     providers: ProviderOptions
 
@@ -83,4 +94,17 @@ class ModelOptions(Group):
             "device": self.device,
             "image_tokens": self.image_tokens,
             "video_tokens": self.video_tokens,
+            **adapter_options(self.adapter or []),
         }
+
+
+def adapter_options(given: list[str]) -> dict[str, Any]:
+    """Returns the options of adapters, where texts of --adapter are given."""
+    adapters = [text for text in given if "=" in text]
+    names = [text for text in given if "=" not in text]
+    if len(names) > 1:
+        raise ConfigError(f"--adapter {' and '.join(names)}: one of them is that of every prompt")
+    if not names and len(adapters) == 1:
+        names = [adapters[0].partition("=")[0]]
+    options = {"adapters": adapters, "default_adapter": "".join(names)}
+    return {name: value for name, value in options.items() if value}

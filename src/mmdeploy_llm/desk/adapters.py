@@ -42,7 +42,7 @@ class LocalAdapters(Desk):
     def _adapter_of(self, ask: Ask) -> AdapterRef | None:
         """Returns the adapter that a prompt names, or the call; None for none. Raises
         RequestError."""
-        name = adapter_of(ask.prompt, ask.adapter)
+        name = adapter_of(ask.prompt, ask.adapter or self.runtime.options.default_adapter)
         return self._table.find(name) if name else None
 
 

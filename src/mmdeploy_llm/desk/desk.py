@@ -281,7 +281,8 @@ class Desk(ABC):
     def _check_unused(self, name: str) -> None:
         """Raises RequestError while prompts that are here name an adapter."""
         asks = [held.ask for held in tuple(self._held.values())]
-        count = sum(adapter_of(ask.prompt, ask.adapter) == name for ask in asks)
+        usual = self.runtime.options.default_adapter
+        count = sum(adapter_of(ask.prompt, ask.adapter or usual) == name for ask in asks)
         if count:
             raise RequestError(
                 f"adapter {name!r} is in use by {count} prompts; unload it once they have ended"

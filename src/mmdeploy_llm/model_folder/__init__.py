@@ -19,6 +19,7 @@ from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 PROMPT_FILES = (*TOKENIZER_FILES, "*.ttf")  # needed to prepare prompts
 MODEL_FILES = (*PROMPT_FILES, "*.safetensors")
@@ -72,9 +73,9 @@ def resolve_model(
     return _from_hub(name, revision, patterns)
 
 
-def resolve_adapter(name: str, patterns: tuple[str, ...]) -> Path:
-    """Returns the folder of an adapter: a local one, or what the hub has of an id. patterns: the
-    files that are fetched. Raises CheckpointError."""
+def resolve_adapter(name: str) -> Path:
+    """Returns the folder of an adapter: a local one, or what the hub has of an id. Raises
+    CheckpointError."""
     try:
         folder = Path(name).expanduser()
         is_folder = folder.is_dir()
@@ -86,7 +87,7 @@ def resolve_adapter(name: str, patterns: tuple[str, ...]) -> Path:
     if folder.is_absolute() or name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
         fault = "it is no folder" if folder.exists() else "no such folder"
         raise CheckpointError(f"there is no adapter {name!r}: {fault}")
-    return _from_hub(name, None, patterns)
+    return _from_hub(name, None, ADAPTER_FILES)
 
 
 def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkpoint:

@@ -53,6 +53,7 @@ class EngineOptions(TypedDict, total=False):
         | None
     )
     data_parallel_size: int | None
+    default_adapter: str | None
     deterministic: bool | None
     device: str | None
     dtype: (

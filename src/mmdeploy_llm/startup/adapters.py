@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,8 +24,6 @@ from mmdeploy_llm.weights.bounds import bounded_building
 
 from .loaded import new_model, shard
 from .model_files import ModelFiles, naming
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class AdapterTable:
@@ -49,7 +46,7 @@ class AdapterTable:
     @property
     def refs(self) -> Mapping[str, AdapterRef]:
         """The adapters that requests may name."""
-        return MappingProxyType(dict(self._refs))
+        return dict(self._refs)
 
     def find(self, name: str) -> AdapterRef:
         """Returns the adapter of this name. Raises RequestError."""
@@ -71,7 +68,7 @@ class AdapterTable:
         if not name or not isinstance(name, str):
             raise ConfigError(f"the name of an adapter must be a text, got {name!r}")
         with naming(source, kind=f"adapter {name!r} in"):
-            folder = resolve_adapter(source, ADAPTER_FILES)
+            folder = resolve_adapter(source)
             adapter = read_adapter(folder, max_rank=self._max_rank)
             with self._lock:
                 if self._blueprint is None:
