@@ -81,8 +81,9 @@ class Runner:
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
         self._sampler, self._slots, self._device = sampler, slots, device
-        self._has_atomic_media, self._pooler = has_atomic_media, Pooler(model, name, rules)
+        self._has_atomic_media = has_atomic_media
         self._adapters = adapters or ServedAdapters(model, device)
+        self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
             model=self._model,
