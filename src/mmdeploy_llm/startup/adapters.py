@@ -22,6 +22,7 @@ from mmdeploy_llm.sharding import FirstRank, Ranks
 from mmdeploy_llm.spelling import meant
 from mmdeploy_llm.weights.bounds import bounded_building
 
+from .deterministic import check_adapter
 from .loaded import new_model, shard
 from .model_files import ModelFiles, naming
 
@@ -35,11 +36,14 @@ class AdapterTable:
         *,
         max_rank: int | None = None,
         max_bytes: int | None = None,
+        is_deterministic: bool = False,
     ) -> None:
-        """blueprint: of the model, made for the first adapter. max_rank, max_bytes: of one."""
+        """blueprint: of the model, made for the first adapter. max_rank, max_bytes: of one.
+        is_deterministic: whether adapters are refused that torch computes."""
         self._new_blueprint = blueprint
         self._blueprint: Blueprint | None = None
         self._max_rank, self._max_bytes = max_rank, max_bytes
+        self._is_deterministic = is_deterministic
         self._refs: dict[str, AdapterRef] = {}
         self._lock = threading.Lock()
 
@@ -84,6 +88,8 @@ class AdapterTable:
             num_modules=len(attached.matrices) + len(attached.lookups),
             has_media=has_media,
         )
+        if self._is_deterministic:
+            check_adapter(name, attached)
         if self._max_bytes is not None and ref.num_bytes > self._max_bytes:
             raise ConfigError(
                 f"adapter {name!r} takes {ref.num_bytes} bytes, and adapter_memory is "
@@ -108,6 +114,7 @@ def new_table(files: ModelFiles, runtime: RuntimeConfig) -> AdapterTable:
         partial(blueprint_of, files, runtime, ranks),
         max_rank=config.max_adapter_rank,
         max_bytes=config.adapter_memory,
+        is_deterministic=config.deterministic,
     )
     for name, source in config.adapters.items():
         table.load(name, source)
