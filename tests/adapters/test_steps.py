@@ -34,9 +34,7 @@ def root(tmp_path_factory):
 def oracles(root):
     """Name of each adapter -> peft's model with it; "" is the model alone."""
     base = root / "base"
-    made = {
-        name: write_adapter(base, root / name, **options) for name, options in CHANGES.items()
-    }
+    made = {name: write_adapter(base, root / name, **options) for name, options in CHANGES.items()}
     return {"": transformers.AutoModelForCausalLM.from_pretrained(base).float().eval(), **made}
 
 
@@ -134,7 +132,7 @@ def test_a_deterministic_engine_refuses_what_torch_computes(root, oracles):
     with LLM(str(root / "base"), deterministic=True, **OPTIONS) as llm:
         with pytest.raises(
             ConfigError,
-            match="deterministic = True cannot be kept with adapter 'saved': torch computes what "
+            match=r"deterministic = True cannot be kept with adapter 'saved': torch computes what "
             "it changes of lm_head, in an order .*; merge it into the model",
         ):
             llm.load_adapter("saved", root / "saved")

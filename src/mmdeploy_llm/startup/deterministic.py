@@ -51,9 +51,9 @@ def check_model(model: nn.Module) -> None:
     names = undetermined(model)
     if names:
         raise ConfigError(
-            f"deterministic = True cannot be kept: torch computes {_listed(names)} of the model, in "
-            "an order that depends on the number of rows; leave deterministic out, or report the "
-            "model"
+            f"deterministic = True cannot be kept: torch computes {_listed(names)} of the model, "
+            "in an order that depends on the number of rows; leave deterministic out, or report "
+            "the model"
         )
 
 
@@ -63,8 +63,8 @@ def check_adapter(name: str, attached: Attached) -> None:
     if names:
         raise ConfigError(
             f"deterministic = True cannot be kept with adapter {name!r}: torch computes what it "
-            f"changes of {_listed(names)}, in an order that depends on the number of rows; merge it "
-            "into the model (mmdeploy-llm merge), or leave deterministic out"
+            f"changes of {_listed(names)}, in an order that depends on the number of rows; merge "
+            "it into the model (mmdeploy-llm merge), or leave deterministic out"
         )
 
 
