@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import nn
 
-from mmdeploy_llm.adapting.places import Attached
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.fixed_order import undetermined
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -50,24 +47,9 @@ def check_model(model: nn.Module) -> None:
     are packed."""
     names = undetermined(model)
     if names:
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         raise ConfigError(
-            f"deterministic = True cannot be kept: torch computes {_listed(names)} of the model, "
-            "in an order that depends on the number of rows; leave deterministic out, or report "
-            "the model"
+            "deterministic = True cannot be kept: torch computes "
+            f"{', '.join(names[:MAX_NAMED])}{more} of the model, in an order that depends on the "
+            "number of rows; leave deterministic out, or report the model"
         )
-
-
-def check_adapter(name: str, attached: Attached) -> None:
-    """Raises ConfigError when the kernels do not compute all that an adapter changes."""
-    names = attached.computed_by_torch
-    if names:
-        raise ConfigError(
-            f"deterministic = True cannot be kept with adapter {name!r}: torch computes what it "
-            f"changes of {_listed(names)}, in an order that depends on the number of rows; merge "
-            "it into the model (mmdeploy-llm merge), or leave deterministic out"
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
