@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from mmdeploy_llm.adapters import read_adapter
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.startup.adapters import AdapterTable
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 K = "base_model.model.model.layers.0.self_attn.k_proj"
@@ -259,3 +260,12 @@ def test_files_that_are_cut_off_or_lie_are_refused(tmp_path):
     text = f"{{{json.dumps(B)}: {pair}, {json.dumps(B)}: {pair}}}".encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
     refused(tmp_path, "")
+
+
+def test_the_memory_of_adapters_bounds_what_is_read(tmp_path):
+    def never():
+        raise AssertionError("the adapter was read")
+
+    write(tmp_path)
+    with pytest.raises(CheckpointError, match=r"at most 4 are allowed, raise adapter_memory"):
+        AdapterTable(never, max_bytes=1).load("a", str(tmp_path))

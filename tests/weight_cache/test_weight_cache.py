@@ -339,3 +339,16 @@ def test_the_end_of_the_program_waits_and_then_stops_it(monkeypatch):
     assert stop.is_set()
     writer.join(5)
     assert not writer.is_alive()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "Cannot allocate memory"), MemoryError()])
+def test_a_file_that_the_system_does_not_map_is_told_and_stays(
+    cache, kernels, kept, monkeypatch, caplog, error
+):
+    def refused(*_):
+        raise error
+
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.read", refused)
+    assert not cache().restore(on_meta(), kernels, kernels.memory)
+    assert f"{kept} cannot be read: " in caplog.text
+    assert kept.exists()

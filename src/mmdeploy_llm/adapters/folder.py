@@ -92,10 +92,15 @@ def _check_limits(
 ) -> None:
     rank = max((site.rank for site in sites), default=0)
     if max_rank is not None and rank > max_rank:
-        raise CheckpointError(f"the adapter has the rank {rank}; at most {max_rank} is allowed")
+        raise CheckpointError(
+            f"the adapter has the rank {rank}; at most {max_rank} is allowed, raise "
+            "max_adapter_rank"
+        )
     size = sum(torch.Size(x.shape).numel() * x.dtype.itemsize for x in entries.values())
     if max_bytes is not None and size > max_bytes:
-        raise CheckpointError(f"the adapter has {size} bytes; at most {max_bytes} are allowed")
+        raise CheckpointError(
+            f"the adapter has {size} bytes; at most {max_bytes} are allowed, raise adapter_memory"
+        )
 
 
 def _read(

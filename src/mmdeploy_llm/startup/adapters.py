@@ -25,6 +25,8 @@ from mmdeploy_llm.weights.bounds import bounded_building
 from .loaded import new_model, shard
 from .model_files import ModelFiles, naming
 
+MAX_SHRINK = 4  # the bytes of a float64 in a file for those of a float16 in memory
+
 
 class AdapterTable:
     """Adapters by name, as `load` has checked them. Any thread may call it."""
@@ -69,7 +71,8 @@ class AdapterTable:
             raise ConfigError(f"the name of an adapter must be a text, got {name!r}")
         with naming(source, kind=f"adapter {name!r} in"):
             folder = resolve_adapter(source)
-            adapter = read_adapter(folder, max_rank=self._max_rank)
+            most = None if self._max_bytes is None else self._max_bytes * MAX_SHRINK
+            adapter = read_adapter(folder, max_rank=self._max_rank, max_bytes=most)
             with self._lock:
                 if self._blueprint is None:
                     self._blueprint = self._new_blueprint()

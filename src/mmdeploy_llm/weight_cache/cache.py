@@ -84,6 +84,8 @@ class WeightCache:
             with closing(file):
                 found = read(file, size, self._path.name, memory)
             fill(model, found, kernels)
+        except (OSError, MemoryError) as error:  # the file may be whole
+            return self._refuse(f"{self._path} cannot be read: {error or type(error).__name__}")
         except (NotKeptError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used and is written again: %s", self._path, error)
             with suppress(OSError):
