@@ -180,7 +180,6 @@ A, B = PLAIN
         (PLAIN | {"x.token_adapter.trainable_tokens_delta": torch.ones(1, 4)}, ["indices lacks"]),
         (PLAIN | {"": torch.ones(1)}, ["holds , which"]),
     ],
-    ids=str,
 )
 def test_tensors_that_are_wrong_are_named(tmp_path, tensors, words):
     refused(write(tmp_path, tensors), *words)

@@ -205,9 +205,8 @@ class Blueprint:
 
     def _is_table(self, key: str) -> bool:
         """Whether a tensor takes the place of an embedding, not of an output head."""
-        targets = next(
-            (own for name in names_of(key) if (own := self._model.weight_targets(name))), ()
-        )
+        found = (self._model.weight_targets(name) for name in names_of(key))
+        targets: Sequence[Target] = next(filter(None, found), ())
         modules = [self._modules.get(target.name.rpartition(".")[0]) for target in targets]
         is_head = key.rpartition(".")[0].endswith("lm_head")
         return not is_head and any(isinstance(module, Embedding) for module in modules)
