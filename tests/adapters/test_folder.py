@@ -80,6 +80,8 @@ def test_layers_without_a_pattern_are_the_first_numbers(tmp_path):
     path = "base_model.model.model.layers.1.mlp.experts.0.q_proj"
     read_adapter(write(tmp_path, halves(path), layers_to_transform=[1]))
     refused(write(tmp_path, halves(path), layers_to_transform=[0]), "experts.0.q_proj", "PEFT")
+    endless = f"base_model.model.model.layers.{'9' * 5000}.q_proj"
+    refused(write(tmp_path, halves(endless), layers_to_transform=[0]), "PEFT leaves them out")
 
 
 @pytest.mark.parametrize(

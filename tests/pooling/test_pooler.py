@@ -180,3 +180,20 @@ def test_the_model_is_told_which_rows_of_the_step_it_computes(what):
     pooler.add([others, rows(want, 0, 4, first=3, size=4, ids=(0, 1, 2, 3))], STATES)
     expected = {"token_vectors": [3, 4, 5, 6], "likelihood": [4, 5]}.get(what, [6])
     assert told == [expected, "left"]
+
+
+def test_the_logits_of_long_labels_are_computed_in_parts():
+    counts = []
+
+    class Counting(Model):
+        def logits(self, hidden):
+            counts.append(len(hidden))
+            return super().logits(hidden)
+
+    states = torch.randn(601, SIZE, generator=torch.Generator().manual_seed(0))
+    ids = [row % (2 * SIZE) for row in range(601)]
+    own = rows(wanted(what="likelihood", num_skipped=1), 0, 601, size=601, ids=ids)
+    found = Pooler(Counting()).add([own], states)["a"]
+    expected = Model().logits(states[:-1]).log_softmax(1)[range(600), ids[1:]].sum()
+    assert found.tolist() == pytest.approx([float(expected), 600], rel=1e-5)
+    assert counts == [256, 256, 88]

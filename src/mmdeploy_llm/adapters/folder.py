@@ -72,18 +72,19 @@ def check_files(folder: Path) -> None:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} has no {name}: it is not the folder of a PEFT adapter")
-        _check_inside(folder, folder / name)
+        check_inside(folder, folder / name)
         check_regular(folder / name)
 
 
-def _check_inside(folder: Path, path: Path) -> None:
+def check_inside(folder: Path, path: Path) -> None:
     """Raises CheckpointError for a link that leads out of the folder, but to the blobs of the hub's
     cache: cache/blobs/HASH, cache/snapshots/REVISION/NAME."""
     real, root = path.resolve(), folder.resolve()
     is_cached = root.parent.name == "snapshots" and real.parent == root.parents[1] / "blobs"
     if not (real.is_relative_to(root) or is_cached):
         raise CheckpointError(
-            f"{path} is a link out of the adapter's folder, which is not followed"
+            f"{path} is a link out of the adapter's folder, which is not followed; put the file "
+            "there instead"
         )
 
 

@@ -229,6 +229,12 @@ class Blueprint:
             lookup = replace(lookup, a=a, b=b, scale=change.scale)
         if (tokens := adapter.tokens.get(path)) is not None:
             ids, order = tokens.ids.sort()
+            if lookup.rows is not None:
+                raise _refusal(adapter, path, "it is given whole and by rows; keep one of both")
+            if int(ids[-1]) >= vocab or tokens.rows.shape[1] != hidden:
+                found = f"{list(tokens.rows.shape)}, the last of token {int(ids[-1])}"
+                words = f"its rows are {found}; this model has {vocab} of {hidden} values"
+                raise _refusal(adapter, path, words)
             here = torch.isin(ids, held)
             rows = tokens.rows[order][here].to(self._dtype)
             lookup = replace(lookup, ids=torch.searchsorted(held, ids[here]), rows=rows)

@@ -26,6 +26,7 @@ from .heads import ACTIVATIONS
 from .rules import NO_RULES, EmbeddingRules
 
 MIN_NORM = 1e-12
+MAX_LOGITS = 256  # rows of logits at once: those of a whole step would take gigabytes
 Floats = NDArray[np.float32]
 OfRows = Callable[[Tensor], AbstractContextManager[object]]
 
@@ -132,13 +133,21 @@ class Pooler:
         counts = [len(targets) for _, _, targets in found]
         picked = np.concatenate([np.arange(row, row + len(ids)) for _, row, ids in found])
         following = np.concatenate([np.array(ids, dtype=np.int64) for _, _, ids in found])
-        with self._of_rows(torch.from_numpy(picked)):
-            logits: Tensor = self._model.logits(_picked(hidden, picked)).float()
-        own_logits = logits.gather(1, torch.from_numpy(following).to(logits.device)[:, None])[:, 0]
-        values = (own_logits - logits.logsumexp(1)).cpu().numpy()
-        parts = np.split(values, np.cumsum(counts)[:-1])
+        slices = (slice(at, at + MAX_LOGITS) for at in range(0, len(picked), MAX_LOGITS))
+        values = [self._likelihoods(hidden, picked[own], following[own]) for own in slices]
+        parts = np.split(np.concatenate(values), np.cumsum(counts)[:-1])
         for (own, _, _), count, value in zip(found, counts, parts, strict=True):
             self._keep(own, count, float(value.sum()))
+
+    def _likelihoods(
+        self, hidden: Tensor, rows: NDArray[np.int64], following: NDArray[np.int64]
+    ) -> Floats:
+        """Returns the log-likelihood of the token that follows each of these rows."""
+        with self._of_rows(torch.from_numpy(rows)):
+            logits: Tensor = self._model.logits(_picked(hidden, rows)).float()
+        own = logits.gather(1, torch.from_numpy(following).to(logits.device)[:, None])[:, 0]
+        found: Floats = (own - logits.logsumexp(1)).cpu().numpy()
+        return found
 
     def _keep(self, own: PromptRows, count: int, value: Any) -> None:
         piece = _Piece(start=own.start, count=count, value=value)

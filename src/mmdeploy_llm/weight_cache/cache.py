@@ -69,7 +69,10 @@ class WeightCache:
             return self.restore(model, kernels, kernels.memory)
 
         model = restored_model(factory, checkpoint, torch.device("cpu"), split, restore)
-        return model if model is not None and self.is_complete(model) else None
+        if model is not None and self.is_complete(model):
+            return model
+        self.mapped_bytes = 0
+        return None
 
     def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
         """Fills a model on the meta device from its file; returns False, and leaves it alone, where
