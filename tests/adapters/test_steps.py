@@ -1,6 +1,8 @@
 """Adapters in the steps of an engine: recorded ones, interrupted ones, those of a deterministic
 engine."""
 
+from collections import Counter
+
 import pytest
 import transformers
 
@@ -54,16 +56,15 @@ def expected_of(oracles, names, count=LONG.max_tokens):
 
 @pytest.fixture
 def counts(monkeypatch):
-    """Counts passes: of all that may be recorded, and of those whose calls were recorded then."""
-    found = {"passes": 0, "recorded": 0}
+    """Counts the passes that were replayed."""
+    found = Counter()
     run = Recordings.run
 
     def counting(self, inputs, kernels, compute):
         before = {id(own) for own in self.values()}
         out = run(self, inputs, kernels, compute)
         assert None not in self.values(), "a step could not be recorded"
-        found["passes"] += 1
-        found["recorded"] += len({id(own) for own in self.values()} - before)
+        found["replayed"] += {id(own) for own in self.values()} <= before
         return out
 
     monkeypatch.setattr(Recordings, "run", counting)
@@ -78,35 +79,33 @@ def test_recorded_steps_have_the_adapters_of_their_rows(root, oracles, counts):
     adapters = {name: root / name for name in ("attention", "mlp")}
     with LLM(str(root / "base"), adapters=adapters, max_adapters=2, **OPTIONS) as llm:
 
-        def check(*names, is_known):
-            before = dict(counts)
+        def check(*names):
+            before = counts["replayed"]
             assert answers(llm, asks_of(names), LONG) == expected_of(oracles, names)
-            passes, recorded = (counts[key] - before[key] for key in counts)
-            assert passes > 15
-            assert (recorded == 0) == is_known, "replayed as far as the test means it"
+            assert counts["replayed"] - before > 10
 
-        check("attention", "", "attention", "", is_known=False)
-        check("mlp", "", "attention", "", is_known=False)  # more matrices are changed
-        check("attention", "mlp", "", "", is_known=True)
-        check("", "", "", "mlp", is_known=True)
-        check("mlp", "mlp", "mlp", "mlp", is_known=True)
-        check("", "", "", "", is_known=False)
+        check("attention", "", "attention", "")
+        check("mlp", "", "attention", "")  # more matrices are changed
+        check("attention", "mlp", "", "")
+        check("", "", "", "mlp")
+        check("mlp", "mlp", "mlp", "mlp")
+        check("", "", "", "")
         llm.load_adapter("all", root / "all")  # takes the slot of "attention"
-        check("all", "mlp", "", "", is_known=False)  # the head's matrices are new
+        check("all", "mlp", "", "")  # more matrices once more
         llm.unload_adapter("mlp")
         llm.load_adapter("dora", root / "dora")
-        check("all", "dora", "", "dora", is_known=True)
-        check("attention", "", "dora", "", is_known=True)
+        check("all", "dora", "", "dora")
+        check("attention", "", "dora", "")
 
 
 @pytest.mark.full
 def test_interrupted_requests_keep_their_adapters(root, oracles):
-    names = [name for name in oracles for _ in range(2)] * 2
+    names = [*oracles] * 2
     adapters = {name: root / name for name in CHANGES}
-    long = LONG.replace(max_tokens=60)
-    tight = {"num_gpu_blocks_override": 16, "block_size": 16, "max_adapters": 3}
+    long = LONG.replace(max_tokens=40)
+    tight = {"num_gpu_blocks_override": 12, "block_size": 16, "max_adapters": 3}
     with LLM(str(root / "base"), adapters=adapters, **tight, **OPTIONS) as llm:
-        assert answers(llm, asks_of(names), long) == expected_of(oracles, names, 60)
+        assert answers(llm, asks_of(names), long) == expected_of(oracles, names, 40)
         assert llm._desk.engine._scheduler.stats().num_preemptions > 0
 
 
