@@ -31,3 +31,15 @@ def test_an_engine_that_is_dropped_lets_go():
     owner.settle()
     del owner
     assert gc.get_freeze_count() == 0
+
+
+def test_a_program_that_freezes_objects_keeps_them_so():
+    gc.freeze()
+    try:
+        own = gc.get_freeze_count()
+        owner = host()
+        owner.settle()
+        owner.close()
+        assert own - 100 < gc.get_freeze_count() <= own
+    finally:
+        gc.unfreeze()
