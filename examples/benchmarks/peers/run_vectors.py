@@ -31,7 +31,7 @@ def ours(model: str, precision: str) -> tuple[str, Encode]:
         model,
         dtype=DTYPES.get(precision, "bfloat16"),
         quantization=few,
-        max_model_len=1024,
+        max_model_len=1024 if "qwen3" in model else None,
         enable_prefix_caching=False,
         limit_mm_per_prompt={"image": 1},
     )
