@@ -38,7 +38,7 @@ def ours(model: str, precision: str) -> tuple[str, Encode]:
 
     def encode(items: Sequence[Any]) -> Any:
         texts = isinstance(items[0], str)
-        prompts = items if texts else [{"image": item} for item in items]
+        prompts = items if texts else [{"multimodal_data": {"image": [item]}} for item in items]
         outputs = llm.embed(prompts, use_tqdm=False)
         assert all(output.is_ok for output in outputs), outputs[0].error_msg
         return outputs

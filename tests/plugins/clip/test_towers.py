@@ -129,5 +129,7 @@ def test_an_end_token_that_no_text_needs(tmp_path):
     config["text_config"]["eos_token_id"] = 49_407
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     with LLM(str(folder), quiet=True) as llm:
-        output = llm.embed([{"image": Image.new("RGB", (SIDE, SIDE), "red")}], use_tqdm=False)[0]
+        picture = Image.new("RGB", (SIDE, SIDE), "red")
+        prompt = {"multimodal_data": {"image": [picture]}}
+        output = llm.embed([prompt], use_tqdm=False)[0]
     assert output.is_ok, output.error_msg
