@@ -30,6 +30,9 @@ class Model(Protocol):
     has_softcaps: True where it caps attention scores, likewise.
     is_cacheable: False where its weights are not kept, packed, for the next start (see
         weight_cache), because its modules compute with them while it is loaded.
+    sees_prompts: True where all tokens of a prompt with media attend to each other in both
+        directions, those of text too: every prompt is then computed in one step, without prefixes
+        of others. Its spec has `atomic_media`.
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 

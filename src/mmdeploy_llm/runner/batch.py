@@ -67,10 +67,11 @@ def prepare(
     device: torch.device,
     *,
     has_atomic_media: bool = False,
+    sees_prompts: bool = False,
     frame_for: Callable[[StepArrays], DecodeFrame | None] | None = None,
 ) -> StepBatch:
     """Builds the inputs of a pass and copies them to the device. The block tables in `slots` hold
-    the new blocks of the step already. frame_for: returns the frame of a recorded decode step that
+    the new blocks of the step already. sees_prompts: see hooks.Model. frame_for: returns the frame of a recorded decode step that
     fits, or None."""
     indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
@@ -92,7 +93,7 @@ def prepare(
         pagings=tuple(_paging(tables, *where) for tables in slots.tables),
         is_long=None if slots.is_long is None else slots.is_long[rows],
     )
-    spans = _spans(scheduled, slots) if has_atomic_media else ()
+    spans = _spans(scheduled, slots, sees_prompts) if has_atomic_media else ()
     media = _media_pieces(scheduled, slots, stops - counts)
     frame = None if frame_for is None or spans or media else frame_for(arrays)
     tensors = _tensors(arrays, spans, device) if frame is None else frame.fill(arrays)
@@ -196,9 +197,17 @@ def _media_piece(span: MediaSpan, start: int, stop: int, row: int) -> MediaPiece
     return MediaPiece(item=span.item, begin=begin, end=end, rows=rows)
 
 
-def _spans(scheduled: Sequence[ScheduledTokens], slots: Slots) -> tuple[tuple[int, int, int], ...]:
+def _spans(
+    scheduled: Sequence[ScheduledTokens], slots: Slots, sees_prompts: bool
+) -> tuple[tuple[int, int, int], ...]:
     """Returns (sequence, start, end) of every run of media embeddings that this step touches, for
-    models with atomic media."""
+    models with atomic media, or of each whole prompt with media."""
+    if sees_prompts:
+        return tuple(
+            (sequence, 0, slots[item.request_id].request.prompt_len)
+            for sequence, item in enumerate(scheduled)
+            if slots[item.request_id].media and not item.start
+        )
     return tuple(
         (sequence, start, end)
         for sequence, item in enumerate(scheduled)

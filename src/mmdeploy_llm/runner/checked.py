@@ -19,6 +19,7 @@ class CheckedModel:
 
     name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
     positions; 0 where token i has position i. has_cross: whether layers attend to an encoder.
+    sees_prompts: see hooks.Model.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:
@@ -26,6 +27,7 @@ class CheckedModel:
         self._name = name
         self._vocab_size = vocab_size
         self.has_cross = cross_of(model) is not None
+        self.sees_prompts = bool(getattr(model, "sees_prompts", False))
         first = model.positions(1, ())
         self.num_axes = 0 if first is None else len(first)
 

@@ -116,6 +116,7 @@ class ForwardPass:
             self._num_axes,
             self._device,
             has_atomic_media=self._has_atomic_media,
+            sees_prompts=self._model.sees_prompts,
             frame_for=self._graphs.frame_for if self._graphs and adapters is None else None,
         )
         if token_ids is not None:

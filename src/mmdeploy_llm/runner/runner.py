@@ -22,7 +22,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.pooling.abilities import is_bidirectional
+from mmdeploy_llm.pooling.abilities import has_whole_prompts
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
@@ -98,7 +98,7 @@ class Runner:
             pooler=self._pooler,
             states=states,
         )
-        self._is_whole = states is not None or is_bidirectional(model)
+        self._is_whole = states is not None or has_whole_prompts(model)
         self._retry = Retry(
             compute=lambda items: self._collect(self._launch(items)),
             reset=self._reset_sampling,

@@ -179,6 +179,7 @@ class BySequence:
             if embeds is None:
                 embeds = self._parts.embed(token_ids)
             given["inputs_embeds"] = embeds[own].unsqueeze(0)
+            given |= self._parts.of_tokens(token_ids[own])
         out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
         if store is not None:
             store.save(self._carrier.states(cache, out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ NUM_AXES = 3  # time, height, width; HunYuan-VL has four
 class Parts:
     """Holds the parts of a transformers model. inner: the whole. base: its child that is or
     contains the decoder. head: a view of the whole that computes logits of the decoder's output.
-    replaced: see placeholders.py; Wrapped writes it once."""
+    replaced: see placeholders.py; Wrapped writes it once. makers: see structure.makers."""
 
     name: str
     inner: Any
@@ -42,6 +42,7 @@ class Parts:
     head: Any
     hidden_size: int
     replaced: dict[int, int] = field(default_factory=dict)
+    makers: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     @property
     def num_axes(self) -> int:
@@ -74,6 +75,11 @@ class Parts:
         if self.has_indicators and inputs.has_prompt:
             return media.indicate(self.base, inputs, embeds)
         return embeds
+
+    def of_tokens(self, ids: Tensor) -> dict[str, Tensor]:
+        """Returns the arguments [1, n, ...] that the decoder takes besides the embeddings of token
+        ids [n], made of these ids."""
+        return {name: make(ids.unsqueeze(0)) for name, make in self.makers.items()}
 
     def features(self, inputs: ForwardInputs, start: int, end: int) -> dict[str, Any]:
         """Returns the arguments in which the decoder takes features of media, for the rows start ..
@@ -112,6 +118,7 @@ class Wrapped(nn.Module):
             base=getattr(self.inner, str(structure.child_with(self.inner, decoder)), None),
             decoder=decoder,
             head=head.head_of(self.inner, decoder),
+            makers=structure.makers(decoder),
             hidden_size=int(decoder.config.get_text_config().hidden_size),
         )
         self.hidden_size = self.parts.hidden_size

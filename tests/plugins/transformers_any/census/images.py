@@ -74,6 +74,7 @@ OPTIONS = {
         "size": {"height": 112, "width": 112},
         "patch_size": 56,
     },
+    "PaliGemmaProcessor": {"image_seq_length": (SIDE // 14) ** 2},
     "DeepseekVLHybridImageProcessor": {"high_res_size": {"height": SIDE, "width": SIDE}},
 }
 PROCESSOR_OPTIONS = {
@@ -113,6 +114,10 @@ ALIASES = {"vision_start_token": "vision_bos_token", "vision_end_token": "vision
 AROUND = {  # what a processor writes before and after a prompt with images
     "ChameleonProcessor": ("", "</s>"),
     "Emu3Processor": ("<s>", ""),
+    "PaliGemmaProcessor": ("", "\n"),
+}
+AFTER_IMAGES = {  # and after its last image
+    "PaliGemmaProcessor": "<s>",
 }
 # Pads images of one prompt to one size, which changes the smaller one; takes no others together.
 ALONE = ("Emu3Processor", "PerceptionLMProcessor")
@@ -376,7 +381,9 @@ def ours(processor, prompt):
     if "multimodal_data" not in prompt:
         return prompt
     before, after = AROUND.get(type(processor).__name__, ("", ""))
-    return {**prompt, "prompt": f"{before}{prompt['prompt']}{after}"}
+    head, image, tail = prompt["prompt"].rpartition(marker(processor))
+    head += image + AFTER_IMAGES.get(type(processor).__name__, "")
+    return {**prompt, "prompt": f"{before}{head}{tail}{after}"}
 
 
 def inputs(processor, prompt):
