@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # no pool of threads before the f
 
 import torch
 import transformers
+from transformers import modeling_outputs
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -66,6 +67,8 @@ NATIVE = (
     *(phi, qwen),
 )
 TOKENIZERS = {"Gemma4ForConditionalGeneration": "gemma4"}  # others have qwen2's
+# A field that Llama 4's forward asks for, and transformers 5.24 forgot in its output.
+modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 SECONDS = 120
 BYTES = 6 * 2**30
 MAX_TOKENS = 8
