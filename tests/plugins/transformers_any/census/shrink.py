@@ -341,6 +341,7 @@ EXCEPTIONS = {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
         "mlp_layer_types": ["dense", "sparse"] * 2,
     },
+    "Gemma3nVisionConfig": {"hidden_size": 2048},  # of timm's tower, which has one size
     "FastVlmConfig": {
         "vision_config": {
             "model_type": "timm_wrapper",
