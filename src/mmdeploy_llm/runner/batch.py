@@ -71,8 +71,8 @@ def prepare(
     frame_for: Callable[[StepArrays], DecodeFrame | None] | None = None,
 ) -> StepBatch:
     """Builds the inputs of a pass and copies them to the device. The block tables in `slots` hold
-    the new blocks of the step already. sees_prompts: see hooks.Model. frame_for: returns the frame of a recorded decode step that
-    fits, or None."""
+    the new blocks of the step already. sees_prompts: see hooks.Model. frame_for: returns the frame
+    of a recorded decode step that fits, or None."""
     indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     counts = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
@@ -212,6 +212,7 @@ def _spans(
         (sequence, start, end)
         for sequence, item in enumerate(scheduled)
         for span in slots[item.request_id].media
+        if span.item.kind != "audio"  # in every model that sees ahead, sounds do not
         for start, end in span.runs
         if start < item.start + item.num_tokens and item.start < end
     )
