@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,8 +172,32 @@ def _in_blocks(frame: Tensor, places: Tensor, merge: int) -> tuple[Tensor, Tenso
     return blocks, torch.stack([own % (columns // merge), own // (columns // merge)], -1)
 
 
+def _mend_masks() -> None:
+    """Gives transformers' forward of Gemma 4 Unified the masks of its generate, which are those of
+    Gemma 4: the tokens of an image see each other in layers with a window only. As it is, forward
+    lets them in the other layers too, so a prompt has other logits in it than in generate."""
+    from transformers.models.gemma4_unified import modeling_gemma4_unified as module
+
+    if not isinstance(module.create_masks_for_generate, partial):
+        module.create_masks_for_generate = partial(
+            _masks, module.create_masks_for_generate, module.create_masks_for_vision_model
+        )
+
+
+def _masks(
+    plain: Callable[..., Any],
+    for_vision: Callable[..., Any],
+    block_sequence_ids: Tensor | None = None,
+    **given: Any,
+) -> Any:
+    if block_sequence_ids is None:
+        return plain(**given)
+    return for_vision(block_sequence_ids=block_sequence_ids, **given)
+
+
 def _unified_inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
     """Returns images and frames in blocks of pixels."""
+    _mend_masks()
     return _padded(ids, media, _merge(config), _in_blocks)
 
 

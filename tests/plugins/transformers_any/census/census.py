@@ -66,7 +66,10 @@ NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
     *(phi, qwen),
 )
-TOKENIZERS = {"Gemma4ForConditionalGeneration": "gemma4"}  # others have qwen2's
+TOKENIZERS = {  # others have that of qwen2
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
+}
 # A field that Llama 4's forward asks for, and transformers 5.24 forgot in its output.
 modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 SECONDS = 120

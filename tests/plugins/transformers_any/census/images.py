@@ -69,6 +69,7 @@ OPTIONS = {
     "PerceptionLMImageProcessor": {"tile_size": SIDE, "max_num_tiles": 4},
     "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
+    "Gemma4UnifiedImageProcessor": {"max_soft_tokens": 70},
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
     "Step3p7ImageProcessor": {  # one token of 56 x 56 pixels, in the whole and in its tiles
         "size": {"height": 112, "width": 112},
@@ -92,6 +93,11 @@ PROCESSOR_OPTIONS = {
 }
 TEXTS = {  # tokens that the plugins of single families name
     "Gemma4Processor": {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+    },
+    "Gemma4UnifiedProcessor": {
         "image_token": "<|image|>",
         "boi_token": "<|image>",
         "eoi_token": "<image|>",
@@ -124,6 +130,7 @@ ALONE = ("Emu3Processor", "PerceptionLMProcessor")
 TYPED = (
     "Cosmos3EdgeProcessor",
     "Gemma4Processor",
+    "Gemma4UnifiedProcessor",
 )  # returns types of tokens only when it is asked to
 FEW = 7  # tokens per image before the model says how many it makes
 

@@ -232,6 +232,8 @@ EXCEPTIONS = {
             "position_embedding_size": 1024,
         }
     },
+    "Gemma4UnifiedVisionConfig": {"mm_embed_dim": HIDDEN, "output_proj_dims": HIDDEN},
+    "Gemma4UnifiedTextConfig": {"sliding_window": 70},  # an image fits
     "Qwen3VLVisionConfig": {"patch_size": 16},
     "Qwen3VLMoeVisionConfig": {"patch_size": 16},
     "Qwen3_5VisionConfig": {"patch_size": 16},
