@@ -232,8 +232,11 @@ EXCEPTIONS = {
             "position_embedding_size": 1024,
         }
     },
-    "Gemma4UnifiedVisionConfig": {"mm_embed_dim": HIDDEN, "output_proj_dims": HIDDEN},
-    "Gemma4UnifiedTextConfig": {"sliding_window": 70},  # an image fits
+    "Gemma4UnifiedConfig": {
+        "vision_config": {"mm_embed_dim": HIDDEN, "output_proj_dims": HIDDEN},
+        "audio_config": {},
+    },
+    "Gemma4UnifiedTextConfig": {"sliding_window": 300},  # an image fits into it
     "Qwen3VLVisionConfig": {"patch_size": 16},
     "Qwen3VLMoeVisionConfig": {"patch_size": 16},
     "Qwen3_5VisionConfig": {"patch_size": 16},
