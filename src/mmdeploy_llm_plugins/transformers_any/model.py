@@ -15,7 +15,7 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 
-from . import BY_PROMPT
+from . import BY_PROMPT, masks
 from .by_sequence import BySequence
 from .interface import NotCausal
 from .probe import Sizes
@@ -59,7 +59,7 @@ class AnyModel(Wrapped):
     @property
     def sees_prompts(self) -> bool:
         """See hooks.Model."""
-        return self.parts.name in BY_PROMPT
+        return self.parts.name in BY_PROMPT or self.parts.name in masks.MARKERS
 
     def init_buffers(self, device: torch.device) -> None:
         """Completes the weights, and runs the checks that need them."""

@@ -22,7 +22,7 @@ from mmdeploy_llm_plugins.transformers_parts import buffers
 from mmdeploy_llm_plugins.transformers_parts.adapter import merge_adapter
 from mmdeploy_llm_plugins.transformers_parts.linear import use_engine_layers
 
-from . import head, media, structure
+from . import head, masks, media, structure
 from .interface import refused
 from .weights import WeightTable
 
@@ -148,13 +148,15 @@ class Wrapped(nn.Module):
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, hidden] per item."""
+        return [self._heard(item) if item.kind == "audio" else self._seen(item) for item in items]
+
+    def _seen(self, item: MediaInput) -> Tensor:
         parts = self.parts
-        return [
-            self._heard(item)
-            if item.kind == "audio"
-            else media.encode(parts.name, parts.inner, parts.base, item)
-            for item in items
-        ]
+        rows = media.encode(parts.name, parts.inner, parts.base, item)
+        if parts.name not in masks.ADDED:
+            return rows
+        placeholder = torch.tensor([parts.inner.config.image_token_id], device=rows.device)
+        return rows + parts.embed(placeholder)
 
     def _heard(self, item: MediaInput) -> Tensor:
         """Returns the embeddings of a sound, with zeros for layers that get features of images."""

@@ -51,7 +51,7 @@ from mmdeploy_llm_plugins import (
     phi,
     qwen,
 )
-from mmdeploy_llm_plugins.transformers_any import BY_PROMPT
+from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks
 from mmdeploy_llm_plugins.transformers_media import processing, processor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -225,7 +225,7 @@ def sound_outcome(name, folder):
 def compared(name, folder, settings, prompts, inputs):
     """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
     settings = {**settings, "model": str(folder)}
-    if name in BY_PROMPT:  # its prompts come whole
+    if name in BY_PROMPT or name in masks.MARKERS:  # its prompts come whole
         settings["max_num_batched_tokens"] = settings["max_model_len"]
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:

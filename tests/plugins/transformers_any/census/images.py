@@ -120,6 +120,7 @@ ALIASES = {"vision_start_token": "vision_bos_token", "vision_end_token": "vision
 AROUND = {  # what a processor writes before and after a prompt with images
     "ChameleonProcessor": ("", "</s>"),
     "Emu3Processor": ("<s>", ""),
+    "Molmo2Processor": ("<s>", ""),
     "PaliGemmaProcessor": ("", "\n"),
 }
 AFTER_IMAGES = {  # and after its last image
