@@ -59,6 +59,11 @@ OPTIONS = {
         "max_image_tokens": 16,
         "max_num_patches": 64,
     },
+    "Molmo2ImageProcessor": {
+        "size": {"height": SIDE, "width": SIDE},
+        "overlap_margins": [1, 1],
+        "max_crops": 2,
+    },
     "MuseGlimmerImageProcessor": {"max_image_tokens": 16},
     "MiniCPMOcrImageProcessor": {"scale_resolution": SIDE, "max_slice_nums": 4},
     "Dots3NoteProcessor": {"temporal_patch_size": 1},
@@ -115,6 +120,13 @@ MARKERS = {  # around an image's token
     "HunYuanVLProcessor": "<|image_start|>{}<|image_end|>",
     "Qwen2_5OmniProcessor": OMNI,
     "Qwen3OmniMoeProcessor": OMNI,
+}
+LITERALS = {  # names of tokens in a config whose processor has their text only
+    "image_start_token": "<im_start>",
+    "image_end_token": "<im_end>",
+    "low_res_image_start_token": "<low_res_im_start>",
+    "frame_start_token": "<frame_start>",
+    "frame_end_token": "<frame_end>",
 }
 ALIASES = {"vision_start_token": "vision_bos_token", "vision_end_token": "vision_eos_token"}
 AROUND = {  # what a processor writes before and after a prompt with images
@@ -222,6 +234,8 @@ def set_tokens(config, processor):
     ids = {"image_token": placeholder_id(processor)}
     if hasattr(config, "visual_indicator_token_ids"):
         config.visual_indicator_token_ids = tokenizer.convert_tokens_to_ids(INDICATORS)
+    if hasattr(config, "image_patch_id"):
+        config.image_patch_id = placeholder_id(processor)
     if hasattr(config, "vocabulary_map"):
         config.vocabulary_map["<image>"] = placeholder_id(processor)
     for inner in configs_in(config):
@@ -251,7 +265,8 @@ def token_text(name, processor):
         text = getattr(holder, name, None) or getattr(holder, ALIASES.get(name, name), None)
         if isinstance(text, str) and text in processor.tokenizer.get_vocab():
             return text
-    return None
+    text = LITERALS.get(name)
+    return text if text in processor.tokenizer.get_vocab() else None
 
 
 def image_options(kind, config):

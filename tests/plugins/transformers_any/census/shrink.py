@@ -309,6 +309,7 @@ EXCEPTIONS = {
             "patch_size": 14,
         }
     },
+    "Molmo2VisionConfig": {"image_size": [SIDE, SIDE]},
     "Molmo2AdapterConfig": {"vision_feature_layer": [3, 1]},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": HEADS,
