@@ -4,6 +4,7 @@ greedy tokens here as in transformers, on small random weights, or says why it c
     python tests/plugins/transformers_any/census/census.py             all; writes docs/census.json
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
     CENSUS_SOUNDS=1 python .../census.py                               sounds only; writes them too
+    CENSUS_ODD=1 python .../census.py                                  text, with odd sizes; prints
 
 All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
 bounded time and memory: text, and for classes that take them, images.
@@ -185,6 +186,12 @@ def text_outcome(name, folder):
     return compared(name, folder, SETTINGS, PROMPTS, inputs)
 
 
+def odd_outcome(name, folder):
+    """Returns (outcome, reason) for prompts of text to a model of odd sizes."""
+    shrink.odd_sizes(getattr(transformers, name).config_class or CONFIG_MAPPING[ALL[name]])
+    return text_outcome(name, folder)
+
+
 def image_outcome(name, folder):
     """Returns (outcome, reason) for prompts with images."""
     try:
@@ -266,7 +273,12 @@ def no_images(*_):
     raise UnsupportedMediaError("the census has prompts of text")
 
 
-OUTCOMES = {"text": text_outcome, "images": image_outcome, "sounds": sound_outcome}
+OUTCOMES = {
+    "text": text_outcome,
+    "odd": odd_outcome,
+    "images": image_outcome,
+    "sounds": sound_outcome,
+}
 
 
 def examine(name, writer, kind):
@@ -322,6 +334,10 @@ def main():
     results, pictured = {}, {}
     if os.environ.get("CENSUS_SOUNDS"):
         take_sounds()
+        return
+    if os.environ.get("CENSUS_ODD"):
+        for name in sys.argv[1:] or sorted(ALL):
+            print(name, "with odd sizes:", *run(name, "odd"), flush=True)
         return
     for name in sys.argv[1:] or sorted(ALL):
         if not os.environ.get("CENSUS_IMAGES"):
