@@ -43,9 +43,13 @@ class CheckedModel:
         meaning = "a row for each row of its input, a value for each token id of the vocabulary"
         return self._checked("logits", self._model.logits(hidden), shape, meaning)
 
-    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """Returns M-RoPE positions [num_axes, num_tokens]; None where token i has position i."""
-        found = self._model.positions(num_tokens, media)
+    def positions(self, token_ids: Sequence[int], media: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns M-RoPE positions [num_axes, tokens]; None where token i has position i."""
+        num_tokens, by_tokens = len(token_ids), getattr(self._model, "positions_of", None)
+        if by_tokens is None:
+            found = self._model.positions(num_tokens, media)
+        else:
+            found = by_tokens(token_ids, media)
         if found is None:
             return None
         meaning = "time, height and width of each token, or the model's own axes; or None"

@@ -201,7 +201,7 @@ class Runner:
         """Returns M-RoPE positions [axes, prompt_len] of a prompt with media; None for others."""
         if not self._model.num_axes or not new.media:
             return None
-        positions = self._model.positions(new.prompt_len, new.media)
+        positions = self._model.positions(new.token_ids[: new.prompt_len], new.media)
         return None if positions is None else positions.cpu().numpy()
 
     def _is_ready(self, item: ScheduledTokens, outcome: StepOutcome) -> bool:

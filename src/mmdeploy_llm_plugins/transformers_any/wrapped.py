@@ -172,6 +172,13 @@ class Wrapped(nn.Module):
             return parts.count_up(0, num_tokens, torch.device("cpu"))
         return media.positions(parts.base, num_tokens, spans)
 
+    def positions_of(self, token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns [axes, tokens], by the tokens where get_rope_index reads these."""
+        base = self.parts.base
+        if self.parts.num_axes and media.counts_from_tokens(base):
+            return media.positions_of(base, token_ids, spans)
+        return self.positions(len(token_ids), spans)
+
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map."""
         return self._weights.targets(key)
