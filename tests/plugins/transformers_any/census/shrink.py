@@ -406,6 +406,8 @@ EXCEPTIONS = {
             },
         }
     },
+    "DoryConfig": {"n_input_layers": 2, "n_output_layers": 2, "num_hidden_layers": 8},
+    "HrmTextConfig": {"num_layers_per_stack": None, "num_hidden_layers": 2},
     "RadioConfig": {"video_temporal_patch_size": 2},
     "Dots3NoteAudioConfig": {"adapter_input_size": HIDDEN},
     "Dots3NoteVisionConfig": {"mlp_layer_types": ["dense", "sparse"] * 2},
