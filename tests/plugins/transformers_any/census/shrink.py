@@ -406,6 +406,7 @@ EXCEPTIONS = {
             },
         }
     },
+    "LongcatFlashConfig": {"num_layers": 2, "num_hidden_layers": 4, "head_dim": 8},  # of rope
     "DoryConfig": {"n_input_layers": 2, "n_output_layers": 2, "num_hidden_layers": 8},
     "HrmTextConfig": {"num_layers_per_stack": None, "num_hidden_layers": 2},
     "RadioConfig": {"video_temporal_patch_size": 2},
