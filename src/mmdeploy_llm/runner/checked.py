@@ -45,15 +45,12 @@ class CheckedModel:
 
     def positions(self, token_ids: Sequence[int], media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns M-RoPE positions [num_axes, tokens]; None where token i has position i."""
-        num_tokens, by_tokens = len(token_ids), getattr(self._model, "positions_of", None)
-        if by_tokens is None:
-            found = self._model.positions(num_tokens, media)
-        else:
-            found = by_tokens(token_ids, media)
+        by_tokens, count = getattr(self._model, "positions_of", None), len(token_ids)
+        found = by_tokens(token_ids, media) if by_tokens else self._model.positions(count, media)
         if found is None:
             return None
         meaning = "time, height and width of each token, or the model's own axes; or None"
-        return self._checked("positions", found, (self.num_axes, num_tokens), meaning)
+        return self._checked("positions", found, (self.num_axes, count), meaning)
 
     def _checked(self, method: str, found: Tensor, shape: tuple[int, int], meaning: str) -> Tensor:
         if isinstance(found, Tensor) and tuple(found.shape) == shape:

@@ -154,7 +154,7 @@ def _unified(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     vision = {"patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 40}
     return transformers.Gemma4UnifiedConfig(
         text_config=text,
-        vision_config={**vision, "mm_posemb_size": 32, "output_proj_dims": 40},
+        vision_config={**vision, "mm_posemb_size": 128, "output_proj_dims": 40},
         audio_config={"audio_embed_dim": 640},
         tie_word_embeddings=text["tie_word_embeddings"],
         **ids,
