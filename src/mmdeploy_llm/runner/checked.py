@@ -18,8 +18,7 @@ class CheckedModel:
     shape, in which the runner might read rows of other requests.
 
     name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
-    positions; 0 where token i has position i. has_cross: whether layers attend to an encoder.
-    sees_prompts: see hooks.Model.
+    positions; 0 where token i has position i. has_cross, sees_prompts: of hooks.Model.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:

@@ -92,7 +92,7 @@ def test_text_without_the_mask_is_another(reference, make_llm, picture, monkeypa
     """The mask matters in this model, so the test above can fail."""
     found = prompts_of(picture)[1:]
     expected = [reference.generate(theirs, images) for _, theirs, images in found]
-    monkeypatch.setattr("mmdeploy_llm.runner.batch._spans", lambda *_: ())
+    monkeypatch.setattr("mmdeploy_llm.runner.forward_pass.spans_of_prompts", lambda *_: ())
     llm, _ = make_llm(reference.folder)
     assert answers(llm, found) != expected
 
