@@ -37,7 +37,8 @@ def types_of(name: str, config: Any, ids: Tensor, in_prompt: Tensor) -> Tensor:
     is_marker = torch.isin(ids, torch.tensor([patch, *markers], device=ids.device))
     follows = (ids == patch).roll(1)
     follows[:1] = False
-    return ((is_marker | follows) & in_prompt).long()
+    found: Tensor = (is_marker | follows) & in_prompt
+    return found.long()
 
 
 def make(inner: Any, cache: Any, embeds: Tensor, positions: Tensor, types: Tensor) -> Any:
