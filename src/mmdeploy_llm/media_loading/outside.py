@@ -3,9 +3,9 @@ have no placeholders, and stand outside of the tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import (
@@ -17,14 +17,30 @@ from mmdeploy_llm.hooks import (
     ModelSpec,
 )
 from mmdeploy_llm.hooks.factories import imported_for
+from mmdeploy_llm.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded:
-    """A prompt's final token ids and the spans of its media, in order."""
+    """A prompt's final token ids and the spans of its media, in order.
+
+    processors: logits processors that its answer needs, see EncoderPrompt.
+    """
 
     ids: list[int]
     spans: tuple[MediaSpan, ...]
+    processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """Returns the params with these processors before those of the caller."""
+        if not self.processors:
+            return params
+        own = [name for name in params.logits_processors if name not in self.processors]
+        arguments = dict(params.logits_processors_args)
+        for given in self.processors.values():
+            arguments |= given
+        changes = {"logits_processors": (*self.processors, *own)}
+        return params.model_copy(update={**changes, "logits_processors_args": arguments})
 
 
 class Written(Protocol):
@@ -66,4 +82,4 @@ def divided(
             f"divide of {type(rule).__name__} must return an EncoderPrompt with at least one id"
         )
     spans = tuple(MediaSpan(offset=0, item=item, rows=()) for item in found.items)
-    return Expanded(ids=list(found.ids), spans=spans)
+    return Expanded(ids=list(found.ids), spans=spans, processors=found.processors)

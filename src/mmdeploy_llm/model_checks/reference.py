@@ -46,8 +46,9 @@ class Reference:
         out = self.model.generate(
             do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, **inputs
         )
-        tokens: list[int] = out[0, len(prompt) :].tolist()
-        return tokens
+        tokens: list[int] = out[0].tolist()
+        # Whisper's generate returns the new tokens alone.
+        return tokens[len(prompt) :] if tokens[: len(prompt)] == list(prompt) else tokens
 
     def positions(self, prompt: Sequence[int], media: Sequence[MediaSpan]) -> Tensor:
         """Returns the positions [3, len(prompt)] of an M-RoPE model."""
