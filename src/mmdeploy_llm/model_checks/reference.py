@@ -25,6 +25,8 @@ class Reference:
         self.model: Any = architecture.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
         ).eval()
+        for name in ("suppress_tokens", "begin_suppress_tokens"):  # rules of answers, not the model
+            setattr(self.model.generation_config, name, None)
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:

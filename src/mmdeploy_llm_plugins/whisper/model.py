@@ -37,6 +37,7 @@ class WhisperForConditionalGeneration(EncoderDecoderLM):
                 num_layers=config.decoder_layers,
                 num_heads=config.decoder_attention_heads,
                 encoder_size=config.d_model,
+                encoder_positions=config.max_source_positions,
                 num_positions=config.max_target_positions,
                 activation=config.activation_function,
                 # transformers has scale_embedding in the config, and reads it in neither part.
