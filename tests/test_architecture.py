@@ -71,7 +71,7 @@ LAYERS = (
     ("exporting", "vectors"),
     ("batch",),
     ("paging", "report"),
-    ("estimate", "reading"),
+    ("estimate", "reading", "transcripts"),
     ("bulk",),
     ("llm", "aio"),
     ("plugin_checks",),

@@ -15,6 +15,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("WhisperForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.whisper.model:WhisperForConditionalGeneration",
             encoder="mmdeploy_llm_plugins.whisper.prompts:WhisperPrompts",
+            speech="mmdeploy_llm_plugins.whisper.speech:WhisperSpeech",
             tiny="mmdeploy_llm_plugins.whisper.tiny:WHISPER",
             media=("audio",),
             sampling={"temperature": 0.0},

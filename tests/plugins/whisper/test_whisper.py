@@ -1,23 +1,37 @@
 """Whisper against transformers: the model with the checks of every family, its sounds, prompts and
 rules, and whole answers."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import CheckpointError, MediaError, PromptTooLongError, RequestError
+from mmdeploy_llm.cli.program import app
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import (
+    CheckpointError,
+    ConfigError,
+    MediaError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedMediaError,
+)
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.media_checks.truth import TransformersSounds
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
+from mmdeploy_llm.transcripts.plan import open_rule
 from mmdeploy_llm_plugins import whisper
 from mmdeploy_llm_plugins.whisper.prompts import WhisperPrompts
 from mmdeploy_llm_plugins.whisper.sound import WhisperSounds
+from mmdeploy_llm_plugins.whisper.speech import WhisperSpeech
 from mmdeploy_llm_plugins.whisper.tiny import END, LAST, NO_TIMES, START
+from tests.media.sound_files import noise, wav16
 
 (SPEC,) = whisper.provide_models()
 (SOUNDS,) = whisper.provide_media_processors()
@@ -241,3 +255,84 @@ def test_answers_equal_those_of_transformers(lively, expected, options):
         assert told.outputs.token_ids == found[0]
         wrong = llm.generate({"prompt": "<|de|>"}, SAMPLING)[0]
         assert (wrong.error_code, "one sound" in wrong.error_msg) == (400, True)
+
+
+def test_sentences_and_times_are_those_of_transformers(folder):
+    """Of answers as the rules allow them: times in pairs, the last one perhaps alone or missing."""
+    rule, first = WhisperSpeech(read_checkpoint(folder)), NO_TIMES + 1
+    assert (rule.seconds, rule.rate) == (4.0, RATE)
+    rng, step = np.random.default_rng(0), torch.tensor([0.0], dtype=torch.float64)
+    for count in range(1, 61):
+        times = np.sort(rng.integers(0, 200, 2 * (count % 5) + 2))
+        ids = []
+        for begin, end in times.reshape(-1, 2):
+            words = rng.integers(1, 380, rng.integers(1, 5)).tolist()
+            ids += [first + int(begin), *words, first + int(end)]
+        ids = ids[:-1] if count % 3 == 0 else ids
+        theirs, _ = transformers.WhisperForConditionalGeneration._retrieve_segment(
+            seek_sequence=torch.tensor(ids),
+            seek_outputs=[{}],
+            time_offset=step,
+            timestamp_begin=first,
+            seek_num_frames=torch.tensor([400]),
+            time_precision=0.02,
+            time_precision_features=0.01,
+            input_stride=2,
+            prev_idx=0,
+            idx=0,
+            return_token_timestamps=False,
+            decoder_input_ids=torch.tensor([[START]]),
+        )
+        heard = rule.read([DE, WRITE, *ids])
+        assert heard.language == "de"
+        spoken = [one for one in heard.spoken if one.end is not None]
+        expected = [
+            (float(own["start"]), float(own["end"]), [t for t in own["tokens"].tolist() if t < END])
+            for own in theirs
+        ]
+        if len(times) == 2:  # without a pair of times the window is one, from its begin
+            expected = [(spoken[0].start if spoken else 0, *own[1:]) for own in expected]
+        found = [(one.start, one.end, list(one.ids)) for one in spoken]
+        assert [ids for *_, ids in found] == [ids for *_, ids in expected][: len(found)]
+        assert np.allclose([own[:2] for own in found], [own[:2] for own in expected][: len(found)])
+        assert len(heard.spoken) == len(times) // 2
+    assert heard.spoken[-1].end is None, "the last answer was cut"
+
+
+def test_a_checkpoint_without_timestamps_does_not_transcribe(folder):
+    with pytest.raises(UnsupportedMediaError, match="no_timestamps_token_id"):
+        WhisperSpeech(replace(read_checkpoint(folder), generation={}))
+
+
+def test_what_speech_asks_is_a_prompt(folder, rule, encode):
+    speech = WhisperSpeech(read_checkpoint(folder))
+    for language, begin in (("german", [START, DE, TO_ENGLISH]), (None, [START])):
+        made = rule.divide(speech.prompt(language, "translate", ""), (), (ITEM,), encode)
+        assert list(made.ids) == begin
+        assert made.processors["whisper"]["whisper"]["has_times"]
+
+
+@pytest.mark.full
+def test_the_command_transcribes_a_folder(folder, tmp_path):
+    for seed, seconds in enumerate((2.5, 9.0)):
+        (tmp_path / f"{seed}.wav").write_bytes(wav16(noise(seconds, seed=seed)))
+    arguments = ["transcribe", str(tmp_path), "--model", str(folder), "--format", "srt,json"]
+    more = ["--overlap", "1", "--dtype", "float32", "--engine", "kv_cache_memory=4194304"]
+    found = CliRunner().invoke(app, [*arguments, *more])
+    assert found.exit_code == 0, found.output
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"{seed}.{end}" for seed in (0, 1) for end in ("wav", "srt", "json")}
+    rows = json.loads((tmp_path / "1.json").read_text("utf-8"))
+    times = [moment for row in rows for moment in (row["start"], row["end"])]
+    assert times == sorted(times)
+    assert (len(rows) > 1, times[-1] <= 9.0) == (True, True)
+    (tmp_path / "bad.wav").write_bytes(b"RIFF")
+    found = CliRunner().invoke(app, [*arguments, *more])
+    assert found.exit_code == 1
+    assert "2 files have their transcripts" in found.output
+
+
+def test_the_command_needs_a_model_that_transcribes(tiny_folder):
+    config = EngineConfig.from_options(str(tiny_folder("florence2")), {})
+    with pytest.raises(ConfigError, match=r"how florence2 transcribes .*whisper"):
+        open_rule(config)
