@@ -24,10 +24,10 @@ same command goes on where a run has ended.
 
 \b
 Examples:
-  mmdeploy-llm transcribe talks/
-  mmdeploy-llm transcribe talks/ --language de --format vtt --output subtitles/
-  mmdeploy-llm transcribe call.mp3 --task translate --words "ACME, Dr. Mueller"
-  mmdeploy-llm transcribe talks/ --model models/whisper-small
+  mmdeploy-llm transcribe talks/ --model acme/asr-large
+  mmdeploy-llm transcribe talks/ --model models/asr --language de --format vtt
+  mmdeploy-llm transcribe call.mp3 --model models/asr --task translate
+  mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
 
 \b
 The exit code is 0, or 1 where files failed."""

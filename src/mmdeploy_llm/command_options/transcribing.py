@@ -21,7 +21,7 @@ class SpeechModelOptions(Group):
 
     title: ClassVar[str] = "Model"
 
-    model: Model = "openai/whisper-large-v3-turbo"
+    model: Model
     dtype: DType = "auto"
     device: Annotated[
         str,
@@ -39,7 +39,7 @@ class SpeechModelOptions(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechOptions(Group):
-    """What is said, and what becomes of it."""
+    """The speech, and what is made of it."""
 
     title: ClassVar[str] = "Speech"
 
@@ -80,7 +80,7 @@ class SpeechOptions(Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptOptions(Group):
-    """Where transcripts are written."""
+    """The places and formats of transcripts."""
 
     title: ClassVar[str] = "Output"
 

@@ -49,7 +49,7 @@ class Reference:
             do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, **inputs
         )
         tokens: list[int] = out[0].tolist()
-        # Whisper's generate returns the new tokens alone.
+        # Of some families, generate returns the new tokens alone.
         return tokens[len(prompt) :] if tokens[: len(prompt)] == list(prompt) else tokens
 
     def positions(self, prompt: Sequence[int], media: Sequence[MediaSpan]) -> Tensor:

@@ -19,7 +19,7 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """An answer that was read. language: code of the one that was recognized; None: it was given."""
+    """An answer that was read. language: its code where it was recognized; None: it was given."""
 
     language: str | None
     spoken: tuple[Spoken, ...]

@@ -18,6 +18,7 @@ from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.pooling.abilities import is_bidirectional
 from mmdeploy_llm.pooling.heads import add_dense, fit_head
+from mmdeploy_llm.runner.encoder_memory import encoder_tokens
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
@@ -28,7 +29,6 @@ from mmdeploy_llm.weights.load import Split, build_model
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
 
 from .deterministic import check_model
-from .encoder_memory import encoder_tokens
 from .machine import Machine
 from .model_files import ModelFiles
 from .sizes import check_size, model_length

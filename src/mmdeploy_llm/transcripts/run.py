@@ -26,7 +26,7 @@ SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is asked of each file.
+    """The question about each file.
 
     language: by code or English name; None: recognized in each window. before: words said before,
         or names to be spelled so. overlap: seconds that windows share.
@@ -155,9 +155,7 @@ class Transcriber:
             windows = [self._lines(file, index) for index in range(len(file.windows))]
             yield Transcript(
                 path=file.path,
-                lines=tuple(
-                    joined([self._lines(file, index) for index in range(len(file.windows))])
-                ),
+                lines=tuple(joined(windows)),
                 seconds=seconds,
                 languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
             )

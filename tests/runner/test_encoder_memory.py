@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.caches import CrossKV
-from mmdeploy_llm.startup import encoder_memory
-from mmdeploy_llm.startup.encoder_memory import encoder_tokens
+from mmdeploy_llm.runner import encoder_memory
+from mmdeploy_llm.runner.encoder_memory import encoder_tokens
 
 SIZE = 2 * 4 * 2 * 8  # values of a token: keys and values of four layers with two heads of eight
 ITEM = 1500 * SIZE * 2  # bytes of an item in bfloat16
