@@ -164,8 +164,8 @@ class EngineConfig(LoadOptions):
         default=None,
         ge=1,
         description="bytes for embeddings of images and videos, kept for the next prompt with the "
-        "same item; None: 256 MiB on CPU, 1 GiB on CUDA, and where layers attend to an encoder one "
-        "item for each of max_num_seqs, in at most a quarter of the free memory",
+        "same item; None: 256 MiB on CPU, 1 GiB on CUDA; with cross attention one item for each "
+        "request, within a quarter of the memory",
     )
     num_intake_threads: int | None = Field(
         default=None,

@@ -32,8 +32,7 @@ class Reference:
     def logits(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:
         """Returns the logits [len(prompt), vocab]."""
         ids = torch.tensor([list(prompt)])
-        inputs = {"input_ids": ids, **self._media_inputs(ids, media)}
-        logits: Tensor = self.model(**_given(inputs)).logits[0]
+        logits: Tensor = self.model(**self._inputs(ids, media)).logits[0]
         return logits
 
     @torch.inference_mode()
@@ -42,7 +41,7 @@ class Reference:
     ) -> list[int]:
         """Generates exactly `num_tokens` greedy tokens, ignoring end-of-sequence."""
         ids = torch.tensor([list(prompt)])
-        inputs = _given({"input_ids": ids, **self._media_inputs(ids, media)})
+        inputs = self._inputs(ids, media)
         if "input_ids" in inputs:
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         out = self.model.generate(
@@ -59,6 +58,11 @@ class Reference:
         positions, _ = self.model.model.get_rope_index(ids, **inputs)
         result: Tensor = positions[:, 0]
         return result
+
+    def _inputs(self, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+        """Returns the model's arguments; where a decoder gets the ids, the encoder gets its own."""
+        found = self._media_inputs(ids, media)
+        return _given(found if "decoder_input_ids" in found else {"input_ids": ids, **found})
 
     def _media_inputs(self, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
         """Returns the media arguments of a multimodal model, as its processor would."""

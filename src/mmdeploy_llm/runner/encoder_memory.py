@@ -23,7 +23,7 @@ def encoder_tokens(runtime: RuntimeConfig, model: Model) -> int:
     cross = cross_of(model)
     if cross is None or cross.longest is None or runtime.options.encoder_cache_memory is not None:
         return found
-    bytes_each = cross.token_size * getattr(torch, runtime.dtype).itemsize
+    bytes_each: int = cross.token_size * getattr(torch, runtime.dtype).itemsize
     fitting = _free(runtime.device) // SHARE // bytes_each
     return max(found, cross.longest, min(fitting, runtime.max_num_seqs * cross.longest))
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from mmdeploy_llm.hooks import LogitsProcessor, LogitsRow
 
 NEVER = -torch.inf
+INDICES = ("languages", "suppressed", "suppressed_first")  # fields that are lists of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +103,10 @@ class WhisperRules(LogitsProcessor):
 
     def start(self, row: LogitsRow) -> AnswerRules:
         """Returns the rules with lists of tokens as tensors."""
-        given = row.arguments["whisper"]
-        return AnswerRules(
-            **{
-                name: torch.tensor(value, dtype=torch.int64) if name in INDICES else value
-                for name, value in given.items()
-            }
-        )
+        given: dict[str, Any] = dict(row.arguments["whisper"])
+        for name in INDICES:
+            given[name] = torch.tensor(given[name], dtype=torch.int64)
+        return AnswerRules(**given)
 
     def apply(self, logits: Tensor, rows: Sequence[LogitsRow]) -> Tensor:
         """Changes the rows of [R, V], and lets a timestamp be written where all together are
@@ -119,6 +117,3 @@ class WhisperRules(LogitsProcessor):
                 is_time = own[first + 1 :].logsumexp(0) > own[: first + 1].amax()
                 own[: first + 1].masked_fill_(is_time, NEVER)
         return logits
-
-
-INDICES = ("languages", "suppressed", "suppressed_first")

@@ -80,7 +80,7 @@ def _generation(tokenizer: Any) -> Mapping[str, Any]:
 def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
     (span,) = media
     frames = span.item.tensors["input_features"]
-    return {"input_features": frames, "decoder_input_ids": ids, "input_ids": None}
+    return {"input_features": frames, "decoder_input_ids": ids}
 
 
 def _prompt(
