@@ -26,7 +26,8 @@ class WhisperSpeech:
         self._step = FRAMES_OF_A_TOKEN * int(fields.get("hop_length", HOP)) / self.rate
         self.seconds = checkpoint.config.max_source_positions * self._step
         self._first = first + 1
-        self._end = checkpoint.config.eos_token_id
+        ends = checkpoint.config.eos_token_id
+        self._end = ends[0] if isinstance(ends, list) else ends
         languages = checkpoint.generation.get("lang_to_id") or {}
         self._languages = {number: token[2:-2] for token, number in languages.items()}
 

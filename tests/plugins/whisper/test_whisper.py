@@ -21,13 +21,14 @@ from mmdeploy_llm.errors import (
     RequestError,
     UnsupportedMediaError,
 )
-from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.hooks import LogitsContext, MediaInput
 from mmdeploy_llm.media_checks.truth import TransformersSounds
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.transcripts.plan import open_rule
 from mmdeploy_llm_plugins import whisper
 from mmdeploy_llm_plugins.whisper.prompts import WhisperPrompts
+from mmdeploy_llm_plugins.whisper.rules import WhisperRules
 from mmdeploy_llm_plugins.whisper.sound import WhisperSounds
 from mmdeploy_llm_plugins.whisper.speech import WhisperSpeech
 from mmdeploy_llm_plugins.whisper.tiny import END, LAST, NO_TIMES, START
@@ -336,3 +337,12 @@ def test_the_command_needs_a_model_that_transcribes(tiny_folder):
     config = EngineConfig.from_options(str(tiny_folder("florence2")), {})
     with pytest.raises(ConfigError, match=r"how florence2 transcribes .*whisper"):
         open_rule(config)
+
+
+def test_the_rules_come_with_the_prompt_alone(folder):
+    """A caller's own would be silently without effect, or break the model's."""
+    (spec,) = whisper.provide_logits_processors()
+    processor = WhisperRules(LogitsContext(vocab_size=446, tokenizer=None))
+    assert spec.arguments == ("whisper",)
+    with pytest.raises(ValueError, match="write what you want into the prompt"):
+        processor.check({"whisper": {"has_times": False}})
