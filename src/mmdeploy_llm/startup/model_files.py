@@ -3,13 +3,11 @@ weights are loaded: plugins, config.json, tokenizer, chat template, parsers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.errors import ModelError
 from mmdeploy_llm.hooks import (
     Checkpoint,
     LogitsContext,
@@ -28,6 +26,7 @@ from mmdeploy_llm.intake.tokenizer import (
 from mmdeploy_llm.model_folder import (
     MODEL_FILES,
     TOKENIZER_FILES,
+    naming,
     read_checkpoint,
     resolve_model,
 )
@@ -74,18 +73,6 @@ class ModelFiles:
     def head(self) -> HeadKind:
         """The head of the checkpoint."""
         return head_of(self.checkpoint.architecture, self.spec.architectures)
-
-
-@contextmanager
-def naming(name: str, *, kind: str = "model") -> Iterator[None]:
-    """Adds the name, as the caller gave it, to the errors of a model that do not have it yet: most
-    name a file of the model only."""
-    try:
-        yield
-    except ModelError as error:
-        if name not in str(error):
-            error.args = (f"{error} ({kind} {name!r})", *error.args[1:])
-        raise
 
 
 def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> ModelFiles:
