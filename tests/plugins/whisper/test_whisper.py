@@ -22,7 +22,6 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import LogitsContext, MediaInput
-from mmdeploy_llm.media_checks.truth import TransformersSounds
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm.transcripts.plan import open_rule
@@ -52,10 +51,6 @@ class TestModel(ModelConformance):
 @pytest.mark.full
 class TestSounds(MediaProcessorConformance):
     spec = SOUNDS
-
-    @staticmethod
-    def make_reference(kind, checkpoint):
-        return TransformersSounds(checkpoint, padding="max_length")
 
 
 def sound(seed, seconds=4.0):
