@@ -119,6 +119,10 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
+    "mmdeploy_llm_plugins.vision_encoder_decoder": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     "mmdeploy_llm_plugins.whisper": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
