@@ -26,7 +26,7 @@ same command goes on where a run has ended.
 Examples:
   mmdeploy-llm transcribe talks/ --model acme/asr-large
   mmdeploy-llm transcribe talks/ --model models/asr --language de --format vtt
-  mmdeploy-llm transcribe call.mp3 --model models/asr --task translate
+  mmdeploy-llm transcribe call.mp3 --model models/asr --translate
   mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
 
 \b
@@ -51,7 +51,7 @@ def transcribe(
     out, wish = desk.output, Wish(**desk.speech.wish)
     planned = plan(
         sounds,
-        read_formats(out.format),
+        read_formats(out.format or "srt,txt"),
         out.output,
         is_recursive=out.recursive,
         overwrite=out.overwrite,

@@ -50,9 +50,9 @@ class SpeechOptions(Group):
             help="The language that is spoken, such as de or german.  [default: recognized]",
         ),
     ] = None
-    task: Annotated[
-        str, typer.Option(metavar="transcribe|translate", help="translate: to English.")
-    ] = "transcribe"
+    translate: Annotated[
+        bool, typer.Option("--translate", help="Write in English what is said in another language.")
+    ] = False
     words: Annotated[
         str | None,
         typer.Option(
@@ -72,7 +72,7 @@ class SpeechOptions(Group):
         """Returns the fields of a Wish."""
         return {
             "language": self.language,
-            "task": self.task,
+            "task": "translate" if self.translate else "transcribe",
             "before": text_value("--words", self.words) or "",
             "overlap": self.overlap,
         }
@@ -85,8 +85,11 @@ class TranscriptOptions(Group):
     title: ClassVar[str] = "Output"
 
     format: Annotated[
-        str, typer.Option(metavar="NAMES", help="Of srt, vtt, txt and json, with commas.")
-    ] = "srt,txt"
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Of srt, vtt, txt and json, with commas.  [default: srt,txt]"
+        ),
+    ] = None
     output: Annotated[
         Path | None,
         typer.Option(
