@@ -25,7 +25,7 @@ same command goes on where a run has ended.
 \b
 Examples:
   mmdeploy-llm transcribe talks/ --model acme/asr-large
-  mmdeploy-llm transcribe talks/ --model models/asr --language de --format vtt
+  mmdeploy-llm transcribe talks/ --model models/asr --language de --transcripts vtt
   mmdeploy-llm transcribe call.mp3 --model models/asr --translate
   mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
 
@@ -51,7 +51,7 @@ def transcribe(
     out, wish = desk.output, Wish(**desk.speech.wish)
     planned = plan(
         sounds,
-        read_formats(out.format or "srt,txt"),
+        read_formats(out.transcripts),
         out.output,
         is_recursive=out.recursive,
         overwrite=out.overwrite,

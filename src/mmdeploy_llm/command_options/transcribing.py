@@ -84,12 +84,9 @@ class TranscriptOptions(Group):
 
     title: ClassVar[str] = "Output"
 
-    format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES", help="Of srt, vtt, txt and json, with commas.  [default: srt,txt]"
-        ),
-    ] = None
+    transcripts: Annotated[
+        str, typer.Option(metavar="NAMES", help="Of srt, vtt, txt and json, with commas.")
+    ] = "srt,txt"
     output: Annotated[
         Path | None,
         typer.Option(

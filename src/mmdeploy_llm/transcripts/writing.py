@@ -51,9 +51,9 @@ def read_formats(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in FORMATS:
-            raise ConfigError(f"--format {name!r:.40} is unknown; known: {', '.join(FORMATS)}")
+            raise ConfigError(f"--transcripts {name!r:.40} is unknown; known: {', '.join(FORMATS)}")
     if not names:
-        raise ConfigError(f"--format needs one of {', '.join(FORMATS)}")
+        raise ConfigError(f"--transcripts needs one of {', '.join(FORMATS)}")
     return names
 
 

@@ -312,7 +312,7 @@ def test_what_speech_asks_is_a_prompt(folder, rule, encode):
 def test_the_command_transcribes_a_folder(folder, tmp_path):
     for seed, seconds in enumerate((2.5, 9.0)):
         (tmp_path / f"{seed}.wav").write_bytes(wav16(noise(seconds, seed=seed)))
-    arguments = ["transcribe", str(tmp_path), "--model", str(folder), "--format", "srt,json"]
+    arguments = ["transcribe", str(tmp_path), "--model", str(folder), "--transcripts", "srt,json"]
     more = ["--overlap", "1", "--dtype", "float32", "--engine", "kv_cache_memory=4194304"]
     found = CliRunner().invoke(app, [*arguments, *more])
     assert found.exit_code == 0, found.output
