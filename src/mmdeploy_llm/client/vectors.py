@@ -23,10 +23,10 @@ from mmdeploy_llm.pooled_outputs import (
     ScoreOutput,
 )
 from mmdeploy_llm.pooling.abilities import Abilities
-from mmdeploy_llm.pooling.similarity import similarity
 from mmdeploy_llm.wanted import Pooling, Wanted
 
 from .arguments import as_prompt, as_prompts, is_conversation
+from .similarity import similarity
 
 logger = logging.getLogger(__name__)
 
