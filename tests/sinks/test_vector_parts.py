@@ -234,7 +234,8 @@ def test_a_folder_or_a_vast_file_is_no_journal_of_lance(
 def test_a_disk_that_fills_up_tears_no_line_of_lances_journal(tmp_path: Path) -> None:
     pytest.importorskip("lance")
     store = LanceStore(tmp_path / "v.lance", writable=True)
-    store.append(made(1).line, {})
+    lines = [f'{{"id": "item {number}"}}' for number in range(3)]
+    store.append(lines[0], {})
     journal = store._file
     assert journal is not None
 
@@ -253,8 +254,8 @@ def test_a_disk_that_fills_up_tears_no_line_of_lances_journal(tmp_path: Path) ->
 
     store._file = Full()  # type: ignore[assignment]
     with pytest.raises(OSError, match="No space"):
-        store.append(made(2).line, {})
-    store.append(made(3).line, {})
+        store.append(lines[1], {})
+    store.append(lines[2], {})
     store.close()
     found = LanceStore(tmp_path / "v.lance", writable=False).entries()
-    assert [line for _, line in found] == [made(1).line, made(3).line]
+    assert [line for _, line in found] == [lines[0], lines[2]]
