@@ -46,6 +46,10 @@ class ModelSpec:
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
+    draft_head: "module:function", called as function(model, config) on the meta device, after the
+        factory, for LLM(speculative="mtp"): it adds the head with which checkpoints of the family
+        guess tokens; see `Model.draft_head`. Raises ConfigError where the config says that there is
+        none. None: they have none.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
         makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
     encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a model with encoder
@@ -70,6 +74,7 @@ class ModelSpec:
     gguf: str | None = None
     boxes: str | None = None
     encoder: str | None = None
+    draft_head: str | None = None
     vectors: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

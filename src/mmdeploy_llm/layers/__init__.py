@@ -14,6 +14,7 @@ from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
 from .decoder_config import DecoderConfig
+from .draft_head import DraftHead, add_draft_head
 from .from_config import (
     layer_rotaries,
     layer_windows,
@@ -61,6 +62,7 @@ __all__ = [
     "DecoderConfig",
     "DecoderLayer",
     "DecoderStep",
+    "DraftHead",
     "Embedding",
     "Experts",
     "GatedAttention",
@@ -94,6 +96,7 @@ __all__ = [
     "VisionConfig",
     "VisionEncoder",
     "ZeroCenteredRMSNorm",
+    "add_draft_head",
     "alternating_axes",
     "axial_rotary",
     "frame_lengths",

@@ -19,6 +19,7 @@ class CheckedModel:
 
     name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
     positions; 0 where token i has position i. has_cross: whether layers attend to an encoder.
+    has_draft_head: whether it guesses tokens.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:
@@ -26,6 +27,7 @@ class CheckedModel:
         self._name = name
         self._vocab_size = vocab_size
         self.has_cross = cross_of(model) is not None
+        self.has_draft_head = getattr(model, "draft_head", None) is not None
         first = model.positions(1, ())
         self.num_axes = 0 if first is None else len(first)
 
@@ -34,6 +36,12 @@ class CheckedModel:
         shape = (inputs.token_ids.shape[0], self._model.hidden_size)
         meaning = "a row of hidden_size values for each token"
         return self._checked("forward", self._model.forward(inputs), shape, meaning)
+
+    def draft(self, inputs: ForwardInputs, hidden: Tensor) -> Tensor:
+        """Returns the hidden states of the draft head [T, hidden]; only where the model has one."""
+        meaning = "a row of hidden_size values for each row of hidden states"
+        found = self._model.draft(inputs, hidden)  # type: ignore[attr-defined]
+        return self._checked("draft", found, tuple(hidden.shape), meaning)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [N, vocab] of hidden states [N, hidden]."""

@@ -83,6 +83,12 @@ class EncoderCache:
         """Returns the item's embeddings, or None when it could not be encoded."""
         return self._embeds.get(key)
 
+    def needed(self, key: str) -> Tensor:
+        """Returns the embeddings of an item that a step needs."""
+        embeds = self._embeds.get(key)
+        assert embeds is not None, "the runner schedules no item without its media"
+        return embeds
+
     def failure(self, key: str) -> str:
         """Returns why `get` returns None."""
         return self._failures.get(key, "its encoder output is not available")

@@ -26,6 +26,7 @@ from mmdeploy_llm.transfer import to_device
 
 from .batch import Ints, StepBatch, prepare
 from .checked import CheckedModel
+from .draft_head import Drafter
 from .drafts import DraftRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
@@ -76,8 +77,11 @@ class ForwardPass:
         adapters: ServedAdapters,
         pooler: Pooler,
         states: StateTable | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """num_axes: see CheckedModel. states: None for a model whose layers keep none."""
+        """num_axes: see CheckedModel. states: None for a model whose layers keep none. drafter:
+        None for one without a draft head."""
+        self._drafter = drafter
         self._pooler, self._has_cross = pooler, model.has_cross
         self._states, self._adapters = states, adapters
         self._model = model
@@ -131,7 +135,11 @@ class ForwardPass:
         self._add_prompt_logprobs(batch, hidden, outcome)
         if self._slots.num_wanting:
             add_vectors(scheduled, batch.last_rows, self._slots, self._pooler, hidden, outcome)
-        return self._sample_rows(batch, hidden, replayed)
+        rows = self._sample_rows(batch, hidden, replayed)
+        if self._drafter is not None:  # last: it may overwrite the hidden states
+            self._adapters.step.set_all()
+            self._drafter.keep(batch, hidden)
+        return rows
 
     @torch.inference_mode()
     def record_graphs(self, sizes: Sequence[int], recorder: Recorder) -> None:
@@ -178,10 +186,7 @@ class ForwardPass:
         return DecodeOutputs(hidden=hidden, logits=logits, token_ids=token_ids, peaks=peaks)
 
     def _inputs(self, batch: StepBatch) -> ForwardInputs:
-        rows, embeds = None, None
-        if batch.media:
-            rows = to_device(np.concatenate([piece.rows for piece in batch.media]), self._device)
-            embeds = torch.cat([self._embeds(p.item.key)[p.begin : p.end] for p in batch.media])
+        rows, embeds = batch.media_inputs(self._encoder.needed, self._device)
         token_ids, positions, in_prompt, layout, is_long = batch.tensors
         return ForwardInputs(
             token_ids=token_ids,
@@ -204,7 +209,7 @@ class ForwardPass:
                 (item.num_tokens, [span.item.key for span in self._slots[item.request_id].media])
                 for item in batch.scheduled
             ],
-            self._embeds,
+            self._encoder.needed,
         )
 
     def _decode_states(
@@ -212,11 +217,6 @@ class ForwardPass:
     ) -> StepStates | None:
         """Writes the state rows of a recorded decode step, and padding, to its fixed addresses."""
         return None if self._states is None else self._states.decode(num_rows, scheduled)
-
-    def _embeds(self, key: str) -> Tensor:
-        embeds = self._encoder.get(key)
-        assert embeds is not None, "the runner schedules no item without its media"
-        return embeds
 
     def _sample_rows(
         self, batch: StepBatch, hidden: Tensor, replayed: DecodeOutputs | None

@@ -28,6 +28,7 @@ from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
+from .draft_head import Drafter
 from .drafts import sample_drafts
 from .encoder_cache import EncoderCache
 from .forward_pass import ForwardPass, SampleRows
@@ -84,6 +85,17 @@ class Runner:
         self._adapters = adapters or ServedAdapters(model, device)
         self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
+        self._drafter: Drafter | None = None
+        if self._model.has_draft_head:
+            self._drafter = Drafter(
+                model=self._model,
+                backend=backend,
+                cache=cache,
+                slots=slots,
+                encoder=self._encoder,
+                device=device,
+                peers=self._peers,
+            )
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
@@ -97,6 +109,7 @@ class Runner:
             adapters=self._adapters,
             pooler=self._pooler,
             states=states,
+            drafter=self._drafter,
         )
         self._is_whole = states is not None or is_bidirectional(model)
         self._retry = Retry(
@@ -123,6 +136,9 @@ class Runner:
         computes them."""
         outcome = StepOutcome()
         scheduled = self._begin(plan, outcome)
+        if self._drafter is not None:
+            self._adapters.step.set_all()
+            scheduled = self._drafter.guess(scheduled, knows_last=before is None)
         can_launch = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
         if any(item.drafts for item in scheduled):
             self._slots.write_drafts(scheduled)
@@ -190,6 +206,8 @@ class Runner:
                 self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
+            if self._drafter is not None:
+                self._drafter.admit(slot)
             if new.wanted is None:
                 self._sampler.add(slot, _slot_request(new))
         except FAULTS as error:

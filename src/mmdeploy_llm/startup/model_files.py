@@ -35,6 +35,7 @@ from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head
 
+from .draft_head import AddDraftHead, draft_head_of
 from .vectors import rules_of
 
 
@@ -52,6 +53,8 @@ class ModelFiles:
     grammars: None when guided decoding is off.
     logits_processors: the processors of the plugins.
     rules: what the folder, or else the family, says of vectors and scores.
+    add_draft_head: called as add_draft_head(model, config), see ModelSpec.draft_head; None where no
+        draft head is asked for.
     """
 
     plugins: PluginManager
@@ -68,6 +71,7 @@ class ModelFiles:
     grammars: GrammarBackend | None
     logits_processors: LogitsProcessors
     rules: EmbeddingRules
+    add_draft_head: AddDraftHead | None = None
 
     @property
     def head(self) -> HeadKind:
@@ -126,6 +130,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
             config.logits_processors,
         ),
         rules=rules_of(plugins, spec, checkpoint, tokenizer.raw),
+        add_draft_head=draft_head_of(config, plugins, spec, checkpoint),
     )
 
 

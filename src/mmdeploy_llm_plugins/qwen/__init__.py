@@ -8,6 +8,7 @@ from dataclasses import replace
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
+DRAFT_HEAD = "mmdeploy_llm_plugins.qwen.draft:add_head"
 OMNI = {  # model -> kind -> class of its processor
     "qwen2_5_omni": {
         "image": "Qwen25OmniImageProcessor",
@@ -129,6 +130,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3NextForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.next:Qwen3NextForCausalLM",
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_NEXT",
+            draft_head=DRAFT_HEAD,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -137,6 +139,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5ForCausalLM",),
             factory=text,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_TEXT",
+            draft_head=DRAFT_HEAD,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -145,6 +148,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5MoeForCausalLM",),
             factory=text,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_MOE_TEXT",
+            draft_head=DRAFT_HEAD,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -153,6 +157,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5ForConditionalGeneration",),
             factory=vl,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5",
+            draft_head=DRAFT_HEAD,
             boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
             media=media,
             reasoning="qwen3",
@@ -163,6 +168,7 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5MoeForConditionalGeneration",),
             factory=vl,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_MOE",
+            draft_head=DRAFT_HEAD,
             boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
             media=media,
             reasoning="qwen3",
