@@ -14,9 +14,11 @@ import argparse
 import math
 import shutil
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from data import Batch, batches
 from faster import keep_memory, use_shortcuts
@@ -33,6 +35,8 @@ from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import (
 
 SEED = 4_000_000  # of scenes that train.py does not draw
 NUM_DEPTHS = 3  # guesses in a row that are trained
+POOL_SIZE = 64  # batches from which a step takes one
+NUM_USES = 3  # times that a batch is used: the model's own pass costs more than the head's
 KINDS = ("image", "video")
 
 
@@ -51,7 +55,9 @@ class Head(nn.Module):
 
     def forward(self, seen: Seen, hidden: Tensor) -> Tensor:
         """Return the states after the layer, before the model's norm: [B, S, H]."""
-        x = self.linear_proj(torch.cat([self.emb_norm(seen.following), self.hidden_norm(hidden)], -1))
+        x = self.linear_proj(
+            torch.cat([self.emb_norm(seen.following), self.hidden_norm(hidden)], -1)
+        )
         found = self.block(
             x, position_embeddings=seen.rope, attention_mask=seen.mask, moe_mm_token_type_ids=None
         )
@@ -143,7 +149,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, required=True, help="folder of a shapes-vl model")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--minutes", type=float, default=12, help="length of the run (12)")
+    parser.add_argument("--minutes", type=float, default=12, help="of the processor (12)")
     parser.add_argument("--batch-size", type=int, default=8, help="rows in a step (8)")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate (2e-3)")
     args = parser.parse_args()
@@ -158,12 +164,16 @@ def main() -> None:
     optimizer = torch.optim.AdamW(head.parameters(), lr=args.rate, betas=(0.9, 0.98))
     text = tokenizer.backend_tokenizer.to_str()
     feed, held_out = batches(text, SEED, args.batch_size), next(batches(text, HELD_OUT_SEED, 16))
-    begin, step, progress = time.monotonic(), 0, 0.0
+    begin, step, progress = time.process_time(), 0, 0.0
+    pool: deque[Seen] = deque(maxlen=POOL_SIZE)
+    random = np.random.default_rng(0)
     while progress < 1:
-        progress = (time.monotonic() - begin) / (60 * args.minutes)
+        progress = (time.process_time() - begin) / (60 * args.minutes)
+        if step % NUM_USES == 0:
+            pool.append(seen_by(model, next(feed)))
         rate = min(1.0, (step + 1) / 50) * max(0.01, 0.5 * (1 + math.cos(math.pi * progress)))
         optimizer.param_groups[0]["lr"] = args.rate * rate
-        found = [*losses_of(model, head, seen_by(model, next(feed)))]
+        found = [*losses_of(model, head, pool[random.integers(len(pool))])]
         sum(loss for loss, _ in found).backward()
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()

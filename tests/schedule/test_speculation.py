@@ -6,7 +6,8 @@ import pytest
 
 from mmdeploy_llm.schedule.lookup import MAX_DRAFTS, Lookup
 from mmdeploy_llm.schedule.pace import Pace
-from mmdeploy_llm.schedule.speculation import MAX_SEQS, MIN_RATE, Guesser
+from mmdeploy_llm.schedule.guesses import Guesser, HeadGuesser
+from mmdeploy_llm.schedule.speculation import MAX_SEQS, MIN_RATE
 from mmdeploy_llm.schedule.state import RequestState
 
 ROWS = range(1, MAX_DRAFTS + 2)

@@ -41,7 +41,8 @@ class CheckedModel:
         """Returns the hidden states of the draft head [T, hidden]; only where the model has one."""
         meaning = "a row of hidden_size values for each row of hidden states"
         found = self._model.draft(inputs, hidden)  # type: ignore[attr-defined]
-        return self._checked("draft", found, tuple(hidden.shape), meaning)
+        shape = (hidden.shape[0], self._model.hidden_size)
+        return self._checked("draft", found, shape, meaning)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [N, vocab] of hidden states [N, hidden]."""

@@ -1,4 +1,4 @@
-"""What a request's next tokens may be, and how probable it is that a guess is right."""
+"""Guesses the next tokens of a request, and how probable it is that a guess is right."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint, ModelSpec, PluginManager
 from mmdeploy_llm.hooks.factories import imported_for
-from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.files import SafetensorsFile
+from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.load import on_meta
 
 AddDraftHead = Callable[[Any, Any], None]
