@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from mmdeploy_llm.attention.cache_memory import allocate
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
 from mmdeploy_llm.layers import Linear
-from mmdeploy_llm.runner.kv_cache import allocate
 from mmdeploy_llm.runner.peers import NoPeers
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runner.draft_head import Drafter
+from mmdeploy_llm.runner.drafter import Drafter
 from mmdeploy_llm.schedule import speculation
 from mmdeploy_llm.schedule.pace import Pace
 

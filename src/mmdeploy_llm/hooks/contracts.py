@@ -46,10 +46,8 @@ class ModelSpec:
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
-    draft_head: "module:function", called as function(model, config) on the meta device, after the
-        factory, for LLM(speculative="mtp"): it adds the head with which checkpoints of the family
-        guess tokens; see `Model.draft_head`. Raises ConfigError where the config says that there is
-        none. None: they have none.
+    draft_head: "module:function", called as function(model, config) after the factory, as that is,
+        for LLM(speculative="mtp"): adds what guesses tokens, see `Model.draft_head`. None: nothing.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
         makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
     encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a model with encoder

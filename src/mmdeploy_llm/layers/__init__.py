@@ -14,7 +14,6 @@ from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
 from .decoder_config import DecoderConfig
-from .draft_head import DraftHead, add_draft_head
 from .from_config import (
     layer_rotaries,
     layer_windows,
@@ -62,7 +61,6 @@ __all__ = [
     "DecoderConfig",
     "DecoderLayer",
     "DecoderStep",
-    "DraftHead",
     "Embedding",
     "Experts",
     "GatedAttention",
@@ -96,7 +94,6 @@ __all__ = [
     "VisionConfig",
     "VisionEncoder",
     "ZeroCenteredRMSNorm",
-    "add_draft_head",
     "alternating_axes",
     "axial_rotary",
     "frame_lengths",

@@ -326,7 +326,7 @@ class CausalLM(MappedWeights, nn.Module):
         self.long_after = config.rotary.long_after
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
         self.sizes = config
-        self.draft_head: nn.Module | None = None  # see draft_head.add_draft_head
+        self.draft_head: nn.Module | None = None  # see draft_heads.add_draft_head
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""

@@ -18,7 +18,6 @@ from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.errors import ConfigError, PluginContractError
 
 from .decoder import Attention, CausalLM, Decoder
-from .draft_head import DraftHead
 from .moe import Experts, ModalityMLP, SparseMLP
 from .plain_vision import PlainVisionAttention
 from .states.gated_delta import GatedDeltaNet
@@ -85,7 +84,8 @@ def _visit(
             f"tensor_parallel_size = {num_ranks}, but norms of this model cover all heads of query "
             "and key, so that heads cannot be divided; use tensor_parallel_size=1"
         )
-    is_decoder = is_decoder or isinstance(module, Decoder | DraftHead)
+    is_decoder = is_decoder or isinstance(module, Decoder)
+    is_decoder = is_decoder or getattr(module, "has_decoder_layers", False)
     prefix = f"{path}." if path else ""
     if is_decoder or isinstance(module, CausalLM) or _divides(module, num_ranks):
         if isinstance(module, SUMS) and not is_summed:

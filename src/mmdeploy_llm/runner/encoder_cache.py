@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.adapting.served import ServedAdapters
+from mmdeploy_llm.attention.out_of_memory import is_out_of_memory, release_cached_memory
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
@@ -20,7 +21,6 @@ from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.request import MediaInput
 from mmdeploy_llm.transfer import to_device
 
-from .out_of_memory import is_out_of_memory, release_cached_memory
 from .peers import NoPeers, Peers
 
 logger = logging.getLogger(__name__)

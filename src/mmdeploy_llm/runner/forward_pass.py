@@ -25,7 +25,7 @@ from mmdeploy_llm.transfer import to_device
 
 from .batch import Ints, StepBatch, prepare
 from .checked import CheckedModel
-from .draft_head import Drafter
+from .drafter import Drafter
 from .drafts import DraftRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
@@ -69,8 +69,6 @@ class ForwardPass:
         cache: KVCache,
         slots: Slots,
         encoder: EncoderCache,
-        device: torch.device,
-        num_axes: int,
         has_atomic_media: bool,
         peers: Peers,
         adapters: ServedAdapters,
@@ -78,7 +76,7 @@ class ForwardPass:
         states: StateTable | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        """num_axes: see CheckedModel. states: None for a model whose layers keep none. drafter:
+        """states: None for a model whose layers keep none. drafter:
         None for one without a draft head."""
         self._drafter = drafter
         self._pooler, self._has_cross = pooler, model.has_cross
@@ -88,8 +86,8 @@ class ForwardPass:
         self._cache = cache
         self._slots = slots
         self._encoder = encoder
-        self._device = device
-        self._num_axes = num_axes
+        self._device = cache.keys[0].device
+        self._num_axes = model.num_axes
         self._has_atomic_media = has_atomic_media
         self._peers = peers
         self._graphs: DecodeGraphs | None = None

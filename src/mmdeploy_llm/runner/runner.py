@@ -28,7 +28,7 @@ from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
-from .draft_head import Drafter
+from .drafter import drafter_of
 from .drafts import sample_drafts
 from .encoder_cache import EncoderCache
 from .forward_pass import ForwardPass, SampleRows
@@ -85,25 +85,13 @@ class Runner:
         self._adapters = adapters or ServedAdapters(model, device)
         self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
-        self._drafter: Drafter | None = None
-        if self._model.has_draft_head:
-            self._drafter = Drafter(
-                model=self._model,
-                backend=backend,
-                cache=cache,
-                slots=slots,
-                encoder=self._encoder,
-                device=device,
-                peers=self._peers,
-            )
+        self._drafter = drafter_of(self._model, backend, cache, slots, self._encoder, self._peers)
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
             cache=cache,
             slots=slots,
             encoder=self._encoder,
-            device=device,
-            num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
             adapters=self._adapters,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.draft_heads.wanted import AddDraftHead, draft_head_of
 from mmdeploy_llm.hooks import (
     Checkpoint,
     LogitsContext,
@@ -35,7 +36,6 @@ from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head
 
-from .draft_head import AddDraftHead, draft_head_of
 from .vectors import rules_of
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmdeploy_llm.layers import CausalLM, add_draft_head
+from mmdeploy_llm.draft_heads import add_draft_head
+from mmdeploy_llm.layers import CausalLM
 
 KEYS = r"(^|\.)mtp_"
 PREFIX = r"^(?:model\.)?(?:language_model\.)?mtp_"

@@ -6,14 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmdeploy_llm.draft_heads import add_draft_head
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.layers import (
-    CausalLM,
-    DecoderConfig,
-    DecoderLayer,
-    GatedAttention,
-    add_draft_head,
-)
+from mmdeploy_llm.layers import CausalLM, DecoderConfig, DecoderLayer, GatedAttention
 
 KEYS = r"^mtp\."
 RENAMES = (

@@ -69,11 +69,11 @@ class Drafter:
         cache: KVCache,
         slots: Slots,
         encoder: EncoderCache,
-        device: torch.device,
         peers: Peers,
     ) -> None:
         self._model, self._backend, self._cache = model, backend, cache
-        self._slots, self._encoder, self._device, self._peers = slots, encoder, device, peers
+        self._slots, self._encoder, self._peers = slots, encoder, peers
+        self._device = cache.keys[0].device
         num_slots = slots.token_ids.shape[0]
         self._hidden: Tensor | None = None  # [slots * NUM_KEPT, hidden]
         self._firsts = [0] * num_slots  # token of the first state that is kept
@@ -278,6 +278,22 @@ class Drafter:
         self._counts[slot] = held + count
         begin = slot * NUM_KEPT + held
         return range(begin, begin + count)
+
+
+def drafter_of(
+    model: CheckedModel,
+    backend: AttentionBackend,
+    cache: KVCache,
+    slots: Slots,
+    encoder: EncoderCache,
+    peers: Peers,
+) -> Drafter | None:
+    """Returns a Drafter; None for a model without a draft head."""
+    if not model.has_draft_head:
+        return None
+    return Drafter(
+        model=model, backend=backend, cache=cache, slots=slots, encoder=encoder, peers=peers
+    )
 
 
 def _filled(found: Sequence[int], count: int) -> tuple[int, ...]:

@@ -23,15 +23,14 @@ from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
 from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
 from mmdeploy_llm.caches import PagedKV, layer_caches
 from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.layers import CausalLM, Decoder, DecoderConfig, DecoderLayer
 from mmdeploy_llm.weights.map import Replacement, WeightMap
-
-from .decoder import CausalLM, Decoder, DecoderLayer
-from .decoder_config import DecoderConfig
 
 
 class DraftHead(KernelLayer):
     """The modules of a draft head beside the model's embedding, rotary embedding and head."""
 
+    has_decoder_layers = True  # they are sharded as those of a decoder
     norm: RMSNorm | LayerNorm | None
 
     def __init__(
