@@ -26,7 +26,8 @@ OMNI = {  # model -> kind -> class of its processor
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of the families, named as in transformers."""
-    specs = (*_text_models(), *_vl_models(), *_hybrid_models())
+    hybrids = (replace(spec, draft_head=DRAFT_HEAD) for spec in _hybrid_models())
+    specs = (*_text_models(), *_vl_models(), *hybrids)
     return (*(replace(spec, gguf=GGUF) for spec in specs), *_omni_models())
 
 
@@ -130,7 +131,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3NextForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.next:Qwen3NextForCausalLM",
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_NEXT",
-            draft_head=DRAFT_HEAD,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -139,7 +139,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5ForCausalLM",),
             factory=text,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_TEXT",
-            draft_head=DRAFT_HEAD,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -148,7 +147,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5MoeForCausalLM",),
             factory=text,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_MOE_TEXT",
-            draft_head=DRAFT_HEAD,
             reasoning="qwen3",
             tools="qwen",
         ),
@@ -157,7 +155,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5ForConditionalGeneration",),
             factory=vl,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5",
-            draft_head=DRAFT_HEAD,
             boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
             media=media,
             reasoning="qwen3",
@@ -168,7 +165,6 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen3_5MoeForConditionalGeneration",),
             factory=vl,
             tiny="mmdeploy_llm_plugins.qwen.tiny35:QWEN3_5_MOE",
-            draft_head=DRAFT_HEAD,
             boxes="mmdeploy_llm_plugins.qwen.boxes:QWEN3_VL",
             media=media,
             reasoning="qwen3",
