@@ -51,7 +51,7 @@ LAYERS = (
     ("adapters",),
     ("adapting",),
     ("model_folder", "boxes", "budgets"),
-    ("pooling",),
+    ("parse_cache", "pooling"),
     ("media_loading",),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),

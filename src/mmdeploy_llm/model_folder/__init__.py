@@ -90,12 +90,15 @@ def resolve_adapter(name: str) -> Path:
     return _from_hub(name, None, ADAPTER_FILES)
 
 
-def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkpoint:
+def read_checkpoint(
+    place: Path, plugins: PluginManager | None = None, known: Any = None
+) -> Checkpoint:
     """Reads the JSON files of a model, without running code of the checkpoint.
 
     place: its folder, or its GGUF file; where there is no config.json, the config is made of the
     metadata of this file and of the one with the vision tower. plugins: whose tables say how a GGUF
-    file is read; None: those that are installed.
+    file is read; None: those that are installed. known: the config of a folder with safetensors files,
+    where it has been read before.
 
     Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
@@ -109,7 +112,7 @@ def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkp
     if not files:
         return Checkpoint(
             folder=folder,
-            config=_read_config(folder),
+            config=_read_config(folder) if known is None else known,
             preprocessor=image,
             video_preprocessor=video,
             generation=generation,

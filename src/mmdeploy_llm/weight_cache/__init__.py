@@ -11,10 +11,13 @@ needed: whatever is wrong with it, the model is read from its own files.
 from .cache import WeightCache
 from .folder import FolderSize, cache_folder, folder_size
 from .key import source_key
-from .opening import open_cache
+from .opening import MIN_BYTES, open_cache
+from .record import NotKeptError
 
 __all__ = [
+    "MIN_BYTES",
     "FolderSize",
+    "NotKeptError",
     "WeightCache",
     "cache_folder",
     "folder_size",

@@ -14,6 +14,7 @@ from mmdeploy_llm.native.sealed import check_owner, check_status
 from mmdeploy_llm.portable import files, locks
 
 SUFFIX, UNFINISHED = ".weights", ".new"
+SUFFIXES = (SUFFIX, ".parsed", UNFINISHED)  # .parsed: see the room parse_cache
 HARM = "whose weights would be used"
 FREE_SHARE = 20  # a twentieth of the disk stays free
 MAX_AGE = 86400  # seconds after which an unfinished file is one that a killed process has left
@@ -49,7 +50,7 @@ def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
     found = []
     with suppress(OSError):
         for path in folder.iterdir():
-            if path.suffix in (SUFFIX, UNFINISHED):
+            if path.suffix in SUFFIXES:
                 with suppress(OSError):
                     found.append((path, path.lstat()))
     return found
