@@ -97,8 +97,8 @@ def read_checkpoint(
 
     place: its folder, or its GGUF file; where there is no config.json, the config is made of the
     metadata of this file and of the one with the vision tower. plugins: whose tables say how a GGUF
-    file is read; None: those that are installed. known: the config of a folder with safetensors files,
-    where it has been read before.
+    file is read; None: those that are installed. known: the config of a folder without GGUF files,
+    where it is known already.
 
     Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF

@@ -62,9 +62,7 @@ def describe_tokenizer(tokenizer: Any) -> dict[str, Any]:
 
     kind = type(tokenizer)
     changed = [
-        name
-        for name in SAME
-        if getattr(kind, name, None) is not getattr(TokenizersBackend, name)
+        name for name in SAME if getattr(kind, name, None) is not getattr(TokenizersBackend, name)
     ]
     if not isinstance(tokenizer, TokenizersBackend) or changed:
         raise NotKeptError(f"{kind.__name__} reads texts in its own way: {', '.join(changed)}")

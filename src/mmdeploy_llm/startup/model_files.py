@@ -145,9 +145,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     )
 
 
-def _tokenizer(
-    config: EngineConfig, checkpoint: Checkpoint, cache: ParseCache
-) -> PromptTokenizer:
+def _tokenizer(config: EngineConfig, checkpoint: Checkpoint, cache: ParseCache) -> PromptTokenizer:
     if config.tokenizer is None:
         file = next(iter(checkpoint.gguf_files), None)
         load = partial(load_tokenizer, checkpoint.folder, file)
