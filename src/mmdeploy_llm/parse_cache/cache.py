@@ -45,11 +45,12 @@ CODE = (
 
 
 class ParseCache:
-    """What transformers made of the files of a model. Used by the thread that starts an engine."""
+    """Reads the config and the tokenizer of a model, with transformers once for the same files. Used
+    by the thread that starts an engine."""
 
     def __init__(self, options: LoadOptions, plugins: PluginManager) -> None:
-        """plugins: those of the engine. What transformers made is kept for plugins that come with
-        this package; others always get transformers' own objects."""
+        """plugins: those of the engine. Nothing is kept where others than those of this package
+        are among them: they get transformers' own objects."""
         self._plugins, self._max_bytes = plugins, options.weight_cache_size
         # In a folder of its own a small model is kept too: somebody asked for that.
         self._min_bytes = MIN_BYTES if options.weight_cache is True else 0

@@ -29,7 +29,7 @@ class Source:
 
 
 class Own:
-    """What stands behind a stand-in: which values are kept, and where the real object is."""
+    """Knows what is kept of an object, and where the real one is."""
 
     source: Source
 
@@ -106,7 +106,7 @@ OF_OBJECT = frozenset({"__copy__", "__deepcopy__", "__reduce_ex__", "__eq__", "_
 
 
 def own_of(stand_in: StandIn) -> Any:
-    """Returns what stands behind a stand-in."""
+    """Returns the `Own` of a stand-in."""
     return object.__getattribute__(stand_in, "_own")
 
 

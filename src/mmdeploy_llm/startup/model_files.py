@@ -21,16 +21,8 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.hooks.relatives import HeadKind, head_of
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
-from mmdeploy_llm.intake.tokenizer import (
-    PromptTokenizer,
-    eos_token_ids,
-    load_tokenizer,
-)
-from mmdeploy_llm.model_folder import (
-    MODEL_FILES,
-    TOKENIZER_FILES,
-    resolve_model,
-)
+from mmdeploy_llm.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
+from mmdeploy_llm.model_folder import MODEL_FILES, TOKENIZER_FILES, resolve_model
 from mmdeploy_llm.model_folder.text_sizes import TextSizes, read_text_sizes
 from mmdeploy_llm.parse_cache import ParseCache
 from mmdeploy_llm.pooling.rules import EmbeddingRules
@@ -152,9 +144,8 @@ def _tokenizer(config: EngineConfig, checkpoint: Checkpoint, cache: ParseCache) 
         return PromptTokenizer(cache.tokenizer(file or checkpoint.folder, load))
     with naming(config.tokenizer, kind="tokenizer"):
         place = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
-        if place.is_dir():
-            return PromptTokenizer(cache.tokenizer(place, partial(load_tokenizer, place)))
-        return PromptTokenizer(load_tokenizer(place.parent, place))
+        own = (place,) if place.is_dir() else (place.parent, place)
+        return PromptTokenizer(cache.tokenizer(place, partial(load_tokenizer, *own)))
 
 
 def _reasoning_parser(
