@@ -10,9 +10,10 @@ import sys
 
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 from transformers.models.auto import AutoModelForCausalLM
 
+from mmdeploy_llm.layers import layer_rotaries, rotary_config
 from mmdeploy_llm.parse_cache.config import config_stand_in, describe_config
 from mmdeploy_llm.parse_cache.plain import plain, unplain
 from mmdeploy_llm.parse_cache.stand_in import Source, real
@@ -123,6 +124,54 @@ def test_nested_configs_follow_the_whole():
     found.text_config.vocab_size = 11
     assert (text.vocab_size, config.text_config.vocab_size) == (11, 11)
     assert real(text) is config.text_config
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, LINEAR, {"rope_type": "yarn", "factor": 4.0}, LONG])
+def test_scaled_frequencies_are_kept(rope):
+    own = {"rope_theta": 1e4, **rope}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=own)
+    source = Source(lambda: config)
+    found = config_stand_in(json.loads(json.dumps(describe_config(config))), source)
+    assert rotary_config(found) == rotary_config(config)
+    assert rotary_config(found).frequencies
+    assert not source.is_loaded
+    assert layer_rotaries(found) == layer_rotaries(config)
+    found.rope_parameters = {**own, "factor": 2.0, "long_factor": [3.0] * 8}
+    assert rotary_config(found) == rotary_config(config)  # which has changed
+
+
+def test_layers_have_frequencies_of_their_own():
+    rope = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default"}}
+    rope["sliding_attention"]["rope_theta"] = 1e4
+    config = Gemma3TextConfig(rope_parameters=rope)
+    source = Source(lambda: config)
+    found = config_stand_in(json.loads(json.dumps(describe_config(config))), source)
+    assert layer_rotaries(found) == layer_rotaries(config)
+    assert layer_rotaries(found)[0].frequencies
+    assert not source.is_loaded
+
+
+def test_frequencies_in_a_config_mean_nothing():
+    config = LlamaConfig(rope_parameters={"rope_theta": 1e4, **LINEAR}, _rope_frequencies=["x"])
+    expected = rotary_config(config)
+    found = config_stand_in(json.loads(json.dumps(describe_config(config))), Source(lambda: config))
+    assert rotary_config(found) == expected
 
 
 def test_configs_of_other_packages_are_not_kept():

@@ -40,13 +40,14 @@ CODE = (
     "guarding",
     "rendering",
     "intake/tokenizer.py",
+    "basic_layers/scaled_rope.py",
     "layers/config_reader.py",
 )
 
 
 class ParseCache:
-    """Reads the config and the tokenizer of a model, with transformers once for the same files. Used
-    by the thread that starts an engine."""
+    """Reads a model's config and tokenizer, with transformers only once for the same files. Used by
+    the thread that starts an engine."""
 
     def __init__(self, options: LoadOptions, plugins: PluginManager) -> None:
         """plugins: those of the engine. Nothing is kept where others than those of this package

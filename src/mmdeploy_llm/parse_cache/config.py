@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from mmdeploy_llm.basic_layers.scaled_rope import FREQUENCIES, STANDS_IN, all_frequencies
 from mmdeploy_llm.layers.config_reader import DECLARED, declared_keys
 from mmdeploy_llm.weight_cache import NotKeptError
 
@@ -42,6 +44,9 @@ def describe_config(config: Any, depth: int = 0) -> dict[str, Any]:
             others.append(name)
     for name in WARNING:
         values.pop(name, None)
+    values.pop(FREQUENCIES, None)  # in a config.json it would mean nothing
+    with suppress(Exception):  # transformers raises what it likes, and again for who needs them
+        values[FREQUENCIES] = plain(all_frequencies(config))
     return {
         "class": [kind.__module__, kind.__name__, plain(kind.model_type)],
         "declared": sorted(declared_keys(config)),
@@ -119,4 +124,5 @@ def config_stand_in(values: Mapping[str, Any], source: Source, path: tuple[str, 
     )
     # What is asked of the class of a config, without an object, has the answers of transformers'.
     told = {"__module__": module, "model_type": model_type, DECLARED: tuple(values["declared"])}
+    told[STANDS_IN] = True
     return type(name, (StandIn,), {"__slots__": (), **told})(own)
