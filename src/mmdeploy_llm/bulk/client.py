@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mmdeploy_llm.answers import VALIDATE_RETRIES
-from mmdeploy_llm.batch.options import BatchOptions, option_settings
+from mmdeploy_llm.batch.arguments import BatchOptions
 from mmdeploy_llm.client.answering import AnsweringClient
 from mmdeploy_llm.client.arguments import (
     as_prompt,
@@ -84,6 +84,7 @@ class BulkClient(AnsweringClient):
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         from mmdeploy_llm.batch.job import plan_batch
+        from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.paging.sources import Sources
 
         settings = self._settings(
@@ -203,6 +204,7 @@ class BulkClient(AnsweringClient):
         items of an iterator are read to its end.
         """
         from mmdeploy_llm.batch.job import BatchSettings, source_of
+        from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.estimate.estimate import estimate
         from mmdeploy_llm.paging.sources import Sources
 
