@@ -84,7 +84,6 @@ class BulkClient(AnsweringClient):
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         from mmdeploy_llm.batch.job import plan_batch
-        from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.paging.sources import Sources
 
         settings = self._settings(
@@ -95,7 +94,7 @@ class BulkClient(AnsweringClient):
             use_tqdm,
             sampling_params=one_params(sampling_params),
             question=prompt,
-            **option_settings(options),
+            **_of_batch(options),
         )
         with Sources(self._config, settings.finding.pages) as sources:
             job = plan_batch(input, output, self._informed(settings, sources))
@@ -204,7 +203,6 @@ class BulkClient(AnsweringClient):
         items of an iterator are read to its end.
         """
         from mmdeploy_llm.batch.job import BatchSettings, source_of
-        from mmdeploy_llm.batch.options import option_settings
         from mmdeploy_llm.estimate.estimate import estimate
         from mmdeploy_llm.paging.sources import Sources
 
@@ -212,7 +210,7 @@ class BulkClient(AnsweringClient):
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            **option_settings(options),
+            **_of_batch(options),
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,
         )
@@ -329,3 +327,9 @@ def _warn_of_budget(config: EngineConfig, reader: Reader) -> None:
             reader.asking.preset.name,
             reader.image_tokens,
         )
+
+
+def _of_batch(options: BatchOptions) -> dict[str, Any]:
+    from mmdeploy_llm.batch.options import option_settings
+
+    return option_settings(options)
