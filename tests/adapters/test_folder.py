@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from mmdeploy_llm.adapters import read_adapter
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.startup.adapters import AdapterTable
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 K = "base_model.model.model.layers.0.self_attn.k_proj"
@@ -79,6 +80,8 @@ def test_layers_without_a_pattern_are_the_first_numbers(tmp_path):
     path = "base_model.model.model.layers.1.mlp.experts.0.q_proj"
     read_adapter(write(tmp_path, halves(path), layers_to_transform=[1]))
     refused(write(tmp_path, halves(path), layers_to_transform=[0]), "experts.0.q_proj", "PEFT")
+    endless = f"base_model.model.model.layers.{'9' * 5000}.q_proj"
+    refused(write(tmp_path, halves(endless), layers_to_transform=[0]), "PEFT leaves them out")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,6 @@ A, B = PLAIN
         (PLAIN | {"x.token_adapter.trainable_tokens_delta": torch.ones(1, 4)}, ["indices lacks"]),
         (PLAIN | {"": torch.ones(1)}, ["holds , which"]),
     ],
-    ids=str,
 )
 def test_tensors_that_are_wrong_are_named(tmp_path, tensors, words):
     refused(write(tmp_path, tensors), *words)
@@ -260,3 +262,12 @@ def test_files_that_are_cut_off_or_lie_are_refused(tmp_path):
     text = f"{{{json.dumps(B)}: {pair}, {json.dumps(B)}: {pair}}}".encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
     refused(tmp_path, "")
+
+
+def test_the_memory_of_adapters_bounds_what_is_read(tmp_path):
+    def never():
+        raise AssertionError("the adapter was read")
+
+    write(tmp_path)
+    with pytest.raises(CheckpointError, match=r"at most 4 are allowed, raise adapter_memory"):
+        AdapterTable(never, max_bytes=1).load("a", str(tmp_path))

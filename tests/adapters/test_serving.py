@@ -172,7 +172,12 @@ def test_the_memory_of_adapters_is_bounded(folders, oracles):
         assert llm.load_adapter("some", folders / "some").num_bytes <= 13000
     with (
         pytest.raises(ConfigError, match=r"adapter 'all' takes \d+ bytes, and adapter_memory is"),
-        LLM(str(folders / "base"), adapters={"all": folders / "all"}, adapter_memory=9, **OPTIONS),
+        LLM(
+            str(folders / "base"),
+            adapters={"all": folders / "all"},
+            adapter_memory=13000,
+            **OPTIONS,
+        ),
     ):
         pass
 
@@ -250,6 +255,23 @@ def test_a_batch_names_adapters_and_is_resumed_with_the_same(llm, oracles, folde
     assert {"adapters.all", "adapters.some", "adapters.rs"} <= one.values.keys()
     assert two.values["adapters.all"] == one.values["adapters.rs"]
     assert "max_adapters" not in one.values
+
+
+def test_a_batch_is_not_resumed_with_other_files_of_its_adapter(llm, folders, tmp_path):
+    lines = [{"id": "1", "prompt": "the cat", "adapter": "mine"}]
+    output, given = tmp_path / "out.jsonl", {"sampling_params": GREEDY, "use_tqdm": False}
+    llm.load_adapter("mine", folders / "all")
+    llm.run_batch(lines, output, **given)
+    before = output.read_bytes()
+    llm.load_adapter("mine", folders / "rs")
+    more = [*lines, {"id": "2", "prompt": "a red", "adapter": "mine"}]
+    with pytest.raises(ConfigError, match=r"another configuration: adapters\.mine is '.*', was '"):
+        llm.run_batch(more, output, resume=True, **given)
+    assert output.read_bytes() == before
+    llm.load_adapter("mine", folders / "all")
+    assert llm.run_batch(more, output, resume=True, **given).num_failed == 0
+    assert len(output.read_bytes().splitlines()) == 2
+    llm.unload_adapter("mine")
 
 
 def test_the_command_takes_adapters():

@@ -19,10 +19,11 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from mmdeploy_llm.attention.int4 import encode
-from mmdeploy_llm.cuda import choose, experts, int8
+from mmdeploy_llm.cuda import choose, experts, int8, low_rank
 from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
 from mmdeploy_llm.cuda.heads import write_cache
 from mmdeploy_llm.kernels.coded import CodedWeight
+from mmdeploy_llm.kernels.low_rank import Change
 
 CAPABILITY = 90  # H100, H200
 
@@ -77,6 +78,17 @@ def launch_all(dtype):
     launch_experts(kernels, dtype)
     launch_choice(dtype)
     launch_codes(kernels, dtype)
+    launch_adapters(dtype)
+
+
+def launch_adapters(dtype):
+    starts = (0, 3584, 4096, 4608)
+    table = low_rank.Table(2, starts, 3584, dtype, torch.device("cpu"))
+    for rank in (16, 64):
+        a, b = torch.zeros(3 * rank, 3584), torch.zeros(4608, rank)
+        table.put(0, Change(a=a, b=b, starts=starts, scales=(1.0, 1.0, 1.0)))
+        x, out = torch.zeros(3, 3584, dtype=dtype), torch.zeros(3, 4608, dtype=dtype)
+        table.add(out, x, torch.zeros(3, dtype=torch.int32))
 
 
 def launch_experts(kernels, dtype):

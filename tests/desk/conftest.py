@@ -150,7 +150,9 @@ def open_desk(engine, intake):
     desks = []
 
     def open_one(**runtime):
-        runtime = SimpleNamespace(**{"max_num_seqs": 2, "num_intake_threads": 1, **runtime})
+        options = SimpleNamespace(default_adapter="")
+        sizes = {"max_num_seqs": 2, "num_intake_threads": 1, **runtime}
+        runtime = SimpleNamespace(options=options, **sizes)
         assembly = SimpleNamespace(
             engine=engine,
             intake=intake,

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from mmdeploy_llm.desk import local
+from mmdeploy_llm.desk.desk import _uses
 from mmdeploy_llm.desk.local import LocalDesk
 from mmdeploy_llm.errors import (
     EngineError,
@@ -353,3 +354,18 @@ def test_a_forked_process_is_refused_and_harms_nothing(desk, engine, ask, monkey
         ticket.abort()
     assert desk.stats().num_running == 1
     assert not engine.aborted
+
+
+@pytest.mark.parametrize(
+    ("prompt", "adapter", "usual", "expected"),
+    [
+        ({"prompt": "a", "adapter": "one"}, "", "", True),
+        ({"prompt": "a", "adapter": "two"}, "one", "", False),
+        ({"prompt": "a", "adapter": 3}, "", "", False),  # no matter to who unloads an adapter
+        ("a", "one", "", True),
+        ("a", "", "one", True),
+        ("a", "", "", False),
+    ],
+)
+def test_which_prompts_use_an_adapter(ask, prompt, adapter, usual, expected):
+    assert _uses(ask(prompt, adapter=adapter), "one", usual) is expected

@@ -33,6 +33,25 @@ def test_a_generating_model_scores_pairs_by_two_words(tmp_path):
     assert "{document}" in found.pairs.template
 
 
+@pytest.mark.parametrize(
+    ("place", "is_assumed"),
+    [
+        ("Qwen3-0.6B", True),
+        ("rerankers/Qwen3-0.6B", True),
+        ("Qwen3-Reranker-0.6B", False),
+        ("my_RERANK", False),
+        ("hub/models--Qwen--Qwen3-Reranker-0.6B/snapshots/0123", False),
+        ("hub/models--Qwen--Qwen3-0.6B/snapshots/0123", True),
+    ],
+)
+def test_a_folder_that_names_no_reranker_is_assumed_to_be_one(tmp_path, place, is_assumed):
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    assert (rules(folder).assumed_of == folder.name) is is_assumed
+    assert rules(folder, "XForSequenceClassification").assumed_of is None
+    assert rules(folder, tokenizer=SimpleNamespace(get_vocab=dict)).assumed_of is None
+
+
 def test_a_tokenizer_without_the_words_scores_nothing(tmp_path):
     found = rules(tmp_path, tokenizer=SimpleNamespace(get_vocab=lambda: {"yes": 1}))
     assert (found.score_tokens, found.pairs) == (None, None)
@@ -62,6 +81,7 @@ def test_a_folder_that_scores_says_how_pairs_are_joined(tmp_path):
     (tmp_path / "s/config.json").write_text('{"true_token_id": 5}')
     found = rules(tmp_path)
     assert (found.score_tokens, found.pairs) == ((5, None), None)  # by the tokenizer
+    assert found.assumed_of is None
     chat = {"modality_config": {"message": {}}, "transformer_task": "text-generation"}
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(chat))
     assert rules(tmp_path).pairs.has_roles
@@ -81,7 +101,8 @@ def test_installed_rules_can_be_imported(tmp_path):
         checkpoint = SimpleNamespace(
             folder=tmp_path, architecture=spec.architectures[0], config=None
         )
-        assert rules_of(manager, spec, checkpoint, WORDS).score_tokens == (8, 3)
+        found = rules_of(manager, spec, checkpoint, WORDS)
+        assert found.score_tokens == (None if found.score_words is None else (8, 3))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The pooler: vectors of prompts in whole and in chunks, in passes that are computed again, and
 what it refuses."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -160,3 +162,38 @@ def test_half_precision_is_summed_in_float32():
     ones = torch.full((4096, SIZE), 1.001, dtype=torch.bfloat16)
     found = Pooler(Model()).add([rows(wanted("mean"), 0, 4096, size=4096)], ones)
     np.testing.assert_allclose(found["a"], ones[0].float().numpy())
+
+
+@pytest.mark.parametrize("what", ["vector", "token_vectors", "score", "likelihood"])
+def test_the_model_is_told_which_rows_of_the_step_it_computes(what):
+    told = []
+
+    @contextmanager
+    def of_rows(found):
+        told.append(found.tolist())
+        yield
+        told.append("left")
+
+    pooler = Pooler(Model(), of_rows=of_rows)
+    want = wanted(what=what, num_skipped=2 if what == "likelihood" else 0)
+    others = rows(wanted(), 0, 3, name="b", size=9)
+    pooler.add([others, rows(want, 0, 4, first=3, size=4, ids=(0, 1, 2, 3))], STATES)
+    expected = {"token_vectors": [3, 4, 5, 6], "likelihood": [4, 5]}.get(what, [6])
+    assert told == [expected, "left"]
+
+
+def test_the_logits_of_long_labels_are_computed_in_parts():
+    counts = []
+
+    class Counting(Model):
+        def logits(self, hidden):
+            counts.append(len(hidden))
+            return super().logits(hidden)
+
+    states = torch.randn(601, SIZE, generator=torch.Generator().manual_seed(0))
+    ids = [row % (2 * SIZE) for row in range(601)]
+    own = rows(wanted(what="likelihood", num_skipped=1), 0, 601, size=601, ids=ids)
+    found = Pooler(Counting()).add([own], states)["a"]
+    expected = Model().logits(states[:-1]).log_softmax(1)[range(600), ids[1:]].sum()
+    assert found.tolist() == pytest.approx([float(expected), 600], rel=1e-5)
+    assert counts == [256, 256, 88]

@@ -1,5 +1,7 @@
 """Log-probabilities of a prompt, computed from a few rows of logits at once."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def request_():
     )
 
 
-def entries(request, start, num_tokens, seen):
+def entries(request, start, num_tokens, seen, *of_rows):
     generator = torch.Generator().manual_seed(0)
     table = torch.randn(LENGTH + 2, VOCAB_SIZE, generator=generator)
 
@@ -31,7 +33,7 @@ def entries(request, start, num_tokens, seen):
 
     item = ScheduledTokens(request_id="r", start=start, num_tokens=num_tokens, samples=False)
     hidden = torch.arange(start, start + num_tokens).float()[:, None]
-    return module.prompt_entries(request, item, hidden, logits_of)
+    return module.prompt_entries(request, item, hidden, logits_of, *of_rows)
 
 
 def test_few_rows_of_logits_at_once(request_, monkeypatch):
@@ -44,6 +46,18 @@ def test_few_rows_of_logits_at_once(request_, monkeypatch):
     seen.clear()
     assert entries(request_, 0, LENGTH + 2, seen) == whole
     assert seen == [3, 3, 2]
+
+
+def test_the_rows_of_logits_are_told(request_, monkeypatch):
+    monkeypatch.setattr(module, "MAX_ROWS", 5)
+    told = []
+
+    def of_rows(rows):
+        told.append((rows.start, rows.stop))
+        return nullcontext()
+
+    entries(request_, 0, LENGTH, [], of_rows)
+    assert told == [(0, 5), (5, LENGTH - 1)]  # nothing follows the last one
 
 
 def test_chunks_of_a_prompt(request_):

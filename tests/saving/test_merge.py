@@ -178,6 +178,15 @@ def test_a_vocabulary_that_grew_and_the_tokenizer_of_the_adapter_are_taken(tmp_p
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == "hello"
 
 
+def test_a_tokenizer_that_is_a_link_out_of_the_folder_is_not_copied(tmp_path, dense):
+    adapter(tmp_path / "a", {Q: tuple(weights(dense)[f"{Q}.weight"].shape)})
+    (tmp_path / "secret").write_text("a key")
+    (tmp_path / "a" / "tokenizer.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match="a link out of the adapter's folder"):
+        merge_adapter(str(dense), tmp_path / "a", tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_a_run_that_was_cut_off_is_continued(tmp_path, dense, monkeypatch):
     adapter(tmp_path / "a", {Q: tuple(weights(dense)[f"{Q}.weight"].shape)})
     merge_adapter(str(dense), tmp_path / "a", tmp_path / "whole")

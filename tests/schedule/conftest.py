@@ -1,10 +1,11 @@
 """Helpers: request and scheduler makers, and a loop whose executor checks every plan it is given.
 
 The executor has a fake KV cache of cells [block, offset]. A cell holds a hash of its content and of
-the cell before it, as keys and values depend on all tokens before them; the next token is a hash of
-all cells that the block table leads to. So a wrong block, a stale prefix, a missed or doubled token
-or a foreign media item gives wrong tokens. The layers with a window have cells of their own: all
-that a token attends to there must be those of its own request.
+the cell before it, as keys and values depend on all tokens before them; the first one follows the
+adapter. The next token is a hash of all cells that the block table leads to. So a wrong block, a
+stale prefix, a missed or doubled token, a foreign media item or a foreign adapter gives wrong
+tokens. The layers with a window have cells of their own: all that a token attends to there must be
+those of its own request.
 """
 
 import zlib
@@ -31,6 +32,7 @@ NUM_TOKENS = 60  # the fake model's vocabulary
 POISON = -1
 FIELDS = ("prompt_token_ids", "output_token_ids")
 SHORT, LONG = 0, 1  # the cell before the first one, by the length of the sequence
+NO_ADAPTER = ""
 
 
 def make_media(key, num_tokens):
@@ -100,6 +102,12 @@ def next_cell(previous, content):
     return hash((previous, content)) % 2**61
 
 
+def root_of(is_long, adapter):
+    """Returns the cell before the first one. adapter: its key."""
+    root = LONG if is_long else SHORT
+    return next_cell(root, zlib.crc32(adapter.encode())) if adapter else root
+
+
 def next_token(cells):
     return hash(tuple(cells)) % NUM_TOKENS
 
@@ -109,10 +117,11 @@ def expected_tokens(request, num_tokens, long_after=None):
     cells of a sequence of more than `long_after` tokens are others."""
     clone = make_request("clone", request.prompt_token_ids)
     clone.media = request.media
-    cells, root = [], SHORT
+    adapter = request.adapter.key if request.adapter else NO_ADAPTER
+    cells, is_long, root = [], False, root_of(False, adapter)
     for _ in range(num_tokens):
-        if root == SHORT and long_after is not None and clone.num_tokens > long_after:
-            cells, root = [], LONG
+        if not is_long and long_after is not None and clone.num_tokens > long_after:
+            cells, is_long, root = [], True, root_of(True, adapter)
         for position in range(len(cells), clone.num_tokens):
             cells.append(next_cell(cells[-1] if cells else root, content_of(clone, position)))
         clone.output_token_ids.append(next_token(cells))
@@ -122,7 +131,8 @@ def expected_tokens(request, num_tokens, long_after=None):
 def expected_states(request, long_after=None):
     """Returns the cells of the tokens that a request for a vector needs."""
     num_tokens, cells = request.num_tokens, []
-    root = LONG if long_after is not None and num_tokens > long_after else SHORT
+    is_long = long_after is not None and num_tokens > long_after
+    root = root_of(is_long, request.adapter.key if request.adapter else NO_ADAPTER)
     for position in range(num_tokens):
         cells.append(next_cell(cells[-1] if cells else root, content_of(request, position)))
     return cells[request.wanted.first_needed(num_tokens) :]
@@ -133,7 +143,7 @@ class Slot:
 
     def __init__(self, new, long_after=None):
         is_long = long_after is not None and len(new.token_ids) > long_after
-        self.root = LONG if is_long else SHORT
+        self.root, self.adapter = root_of(is_long, new.adapter), new.adapter
         self.most_tokens = long_after if long_after is not None and not is_long else 10**9
         self.view = SimpleNamespace(
             prompt_token_ids=list(new.token_ids), output_token_ids=[], media=new.media
@@ -158,6 +168,7 @@ class CheckingExecutor:
         self.cells, self.window_cells = {}, {}
         self.encoded = {}  # key -> number of tokens
         self.num_encodes = Counter()
+        self.adapters = {}  # key -> ref, of those in memory
         self.states = {0: 0}  # row -> the cell after which its state is; 0: before the first
         self.num_computed_tokens = self.num_drafts = self.num_accepted = 0
         self.may_miss = False  # after a step that raised, drop and forget may name unknown ids
@@ -169,6 +180,7 @@ class CheckingExecutor:
         if breaks == "before":
             raise RuntimeError("broken step")
         self._drop_and_forget(plan)
+        self._load_adapters(plan)
         self._start(plan)
         self._encode(plan)
         self._check_items(plan)
@@ -203,6 +215,18 @@ class CheckingExecutor:
             assert key in self.encoded or self.may_miss, f"forget of unknown {key}"
             self.encoded.pop(key, None)
 
+    def _load_adapters(self, plan):
+        for key in plan.unload:
+            assert key in self.adapters or self.may_miss, f"unload of unknown {key}"
+            self.adapters.pop(key, None)
+        for ref in plan.load:
+            assert ref.key not in self.adapters, f"{ref.key} is read twice"
+            self.adapters[ref.key] = ref
+        assert len(self.adapters) <= self.config.max_adapters
+        if self.config.adapter_bytes is not None:
+            num_bytes = sum(ref.num_bytes for ref in self.adapters.values())
+            assert num_bytes <= self.config.adapter_bytes
+
     def _start(self, plan):
         for new in plan.new:
             assert new.request_id not in self.slots, f"{new.request_id} starts twice"
@@ -229,6 +253,7 @@ class CheckingExecutor:
         for item in plan.scheduled:
             slot = self.slots[item.request_id]
             end = item.start + item.num_tokens
+            assert not slot.adapter or slot.adapter in self.adapters, "its adapter is not in memory"
             assert item.num_tokens > 0
             assert slot.num_computed in (None, item.start), "tokens skipped or repeated"
             assert end - len(item.drafts) <= slot.num_tokens

@@ -5,6 +5,7 @@ import zlib
 
 import pytest
 
+from mmdeploy_llm.adapter_ref import AdapterRef
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.request import RequestStatus
 from mmdeploy_llm.schedule.pace import Pace
@@ -127,6 +128,20 @@ OUTSIDE = {
     "outside, drafts": {"speculates": True, "encoder_cache_tokens": 30},
 }
 SCENES |= OUTSIDE
+# Five adapters, of 10 to 14 bytes.
+ADAPTED = {
+    "adapters": {"max_adapters": 2, "num_blocks": 200, "max_num_seqs": 8},
+    "adapters, one at a time": {"max_adapters": 1, "num_blocks": 40},
+    "adapters, few bytes": {"max_adapters": 5, "adapter_bytes": 36, "num_blocks": 40},
+    "adapters, tiny pool": {"max_adapters": 3, "num_blocks": 17, "max_num_seqs": 6},
+    "adapters, drafts, states": {
+        "max_adapters": 2,
+        "speculates": True,
+        "num_state_rows": 20,
+        "max_idle_states": 10,
+    },
+}
+SCENES |= ADAPTED
 SCENES |= {
     f"{scene}, growing long": {**SCENES[scene], "long_after": long_after}
     for scene, long_after in (
@@ -148,6 +163,7 @@ FIRST = (
     "windows, atomic media",
     "outside, tiny encoder cache",
     "roomy, growing long",
+    "adapters, tiny pool",
 )
 NUM_REQUESTS = 250  # of the quick scenes; 40 % in the others, which differ less
 EOS = (7,)
@@ -162,11 +178,12 @@ def stops(request, tokens):
 class Traffic:
     """Random requests: shared prefixes, shared media, late arrivals, some that can never run."""
 
-    def __init__(self, kit, seed, is_outside=False):
-        self.kit, self.is_outside = kit, is_outside
+    def __init__(self, kit, seed, is_outside=False, has_adapters=False):
+        self.kit, self.is_outside, self.has_adapters = kit, is_outside, has_adapters
         self.rng, self.urgency = random.Random(seed), random.Random(seed + 2)
         self.sharing, self.wishes = random.Random(seed + 3), random.Random(seed + 4)
         self.prefixes = [[100 * n + i for i in range(24)] for n in range(1, 4)]
+        self.adapting = random.Random(seed + 5)
         self.arrival = 0.0
 
     def request(self, number, now):
@@ -205,7 +222,15 @@ class Traffic:
             deadline=self.deadline(now) if urgency.random() < 0.2 else None,
             is_shared=self.sharing.random() < 0.5,
             wanted=self.wanted(len(prompt)) if self.wishes.random() < 0.15 else None,
+            adapter=self.adapter() if self.has_adapters else None,
         )
+
+    def adapter(self):
+        number = self.adapting.choice([0, 0, 0, 1, 1, 2, 3, 4, 5])
+        if not number:
+            return None
+        name = f"adapter-{number}"
+        return AdapterRef(name=name, folder="", key=name, num_bytes=9 + number)
 
     def wanted(self, num_tokens):
         what = self.wishes.choice(["vector", "score", "token_vectors", "likelihood"])
@@ -220,9 +245,9 @@ class Traffic:
         return Deadline(seconds=seconds, end=now + seconds)
 
 
-def simulate(kit, config, seed, num_requests=NUM_REQUESTS, *, is_outside=False):
+def simulate(kit, config, seed, num_requests=NUM_REQUESTS, *, is_outside=False, has_adapters=False):
     """Runs the traffic to its end, with aborts, failures and broken steps."""
-    traffic, rng = Traffic(kit, seed, is_outside), random.Random(seed + 1)
+    traffic, rng = Traffic(kit, seed, is_outside, has_adapters), random.Random(seed + 1)
     loop = kit.Loop(config, stops)
     requests = []
     while len(requests) < num_requests or loop.scheduler.has_work:
@@ -232,6 +257,8 @@ def simulate(kit, config, seed, num_requests=NUM_REQUESTS, *, is_outside=False):
         aborts = rng.sample(alive, 1) if alive and rng.random() < 0.02 else ()
         failing = {id_ for id_ in alive if rng.random() < 0.001}
         breaks = rng.choice(["before", "after"]) if rng.random() < 0.005 else None
+        if has_adapters and traffic.adapting.random() < 0.02:
+            loop.scheduler.drop_adapter("adapter-1")
         loop.step(aborts, failing, breaks)
         assert len(loop.plans) < 20000, "the traffic never ends"
     loop.step()  # drops the last requests
@@ -283,7 +310,8 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
     guess_with_mistakes(kit, config, monkeypatch)
     num_requests = NUM_REQUESTS if scene in FIRST else 100
     seed = zlib.crc32(scene.encode())
-    loop, requests = simulate(kit, config, seed, num_requests, is_outside=scene in OUTSIDE)
+    kinds = {"is_outside": scene in OUTSIDE, "has_adapters": scene in ADAPTED}
+    loop, requests = simulate(kit, config, seed, num_requests, **kinds)
     assert set(loop.ended) == {request.request_id for request in requests}
     assert all(request.status is RequestStatus.FINISHED for request in requests)
     assert loop.scheduler.stats().num_free_blocks == config.num_blocks
@@ -333,6 +361,10 @@ def test_every_scene_reaches_its_purpose(kit):
     assert any(len(plan.scheduled) and len(plan.new) for plan in tiny.plans)
     encoder, _ = simulate(kit, kit.make_config(**SCENES["tiny encoder cache"]), seed=2)
     assert sum(len(plan.forget) for plan in encoder.plans) > 20
+    config = kit.make_config(**SCENES["adapters"])
+    adapted, _ = simulate(kit, config, seed=4, has_adapters=True)
+    assert sum(len(plan.unload) for plan in adapted.plans) > 20
+    assert max(len({new.adapter for new in plan.new}) for plan in adapted.plans) > 1
     roomy, requests = simulate(kit, kit.make_config(**SCENES["roomy"]), seed=3)
     assert max(len(plan.scheduled) for plan in roomy.plans) > 4
     reasons = {roomy.reasons[request.request_id] for request in requests}

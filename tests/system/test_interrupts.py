@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from mmdeploy_llm.cli import interrupts
+from mmdeploy_llm.terminal import interrupts
 
 PROGRAM = """
 import sys

@@ -249,6 +249,16 @@ def test_a_query_that_failed_is_the_error_of_all():
     assert ranked(found, None) == found
 
 
+def test_scores_of_a_folder_that_names_no_reranker_are_warned_of_once(caplog):
+    rules = EmbeddingRules(score_tokens=(8, 3), assumed_of="Some-Model-of-this-test")
+    for _ in range(2):
+        Scoring(Abilities(can_score=True, rules=rules), "p", ["a", "b"], None)
+    (record,) = caplog.records
+    assert record.message.startswith("'Some-Model-of-this-test' does not say that it is a reranker")
+    Scoring(Abilities(can_score=True), "p", ["a"], None)
+    assert len(caplog.records) == 1
+
+
 def test_pairs_are_scored_together():
     abilities = Abilities(can_generate=False, can_score=True)
     work = Scoring(abilities, ["p", "q"], ["a", "b"], None)

@@ -76,6 +76,7 @@ def test_near_duplicates_are_counted_and_written(stored: str) -> None:
     [
         (("search", "v.npy"), "give what to search for"),
         (("search", "v.npy", "text", "--like", "a"), "give what to search for"),
+        (("search", "v.npy", "--like", "a", "--instruction", "x"), "--instruction is of a QUERY"),
         (("search", "v.npy", "--like", "z"), "no item with the id 'z'"),
         (("search", "none.npy", "text"), "'none.npy' does not exist"),
         (("search", "v.npy", "text"), "name the model with --model"),
@@ -202,6 +203,12 @@ def test_a_script_does_what_the_commands_do(embedded: Path, tmp_path: Path) -> N
         assert len(vectors.notes()) == 1  # all are there twice
         kept = dedupe(vectors, 0.9999, use_tqdm=False).kept
         assert len(kept) == NUM_PICTURES + 1
+        np.save(tmp_path / "others.npy", np.load(output / "part-00000.npy"))
+        plain, told = (
+            llm.search(str(tmp_path / "others.npy"), ["a red square"], 1, instruction=own)[0][0]
+            for own in (None, "Find this: ")
+        )
+        assert plain.score != told.score  # also where nothing says how the vectors were made
         with pytest.raises(ConfigError, match="embed_batch has no argument 'system'"):
             llm.embed_batch(pics, output, system="x")  # type: ignore[call-arg]
     stored = np.load(output / "part-00000.npy")

@@ -8,6 +8,7 @@ import pytest
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.opening.choose import open_sink
+from mmdeploy_llm.portable.files import make_fifo
 from mmdeploy_llm.records.record import ItemError, Record
 from mmdeploy_llm.records.state import RunState
 from mmdeploy_llm.records.vectors import Vector
@@ -123,6 +124,12 @@ def test_ids_of_an_array_stand_beside_it(tmp_path: Path) -> None:
     assert [own.id for own in Vectors([str(tmp_path / "a.npy")]).records([1])] == ["y"]
     (tmp_path / "a.ids.txt").write_text("x\n")
     with pytest.raises(ConfigError, match=r"has 1 ids, and .* has 2 rows"):
+        Vectors([str(tmp_path / "a.npy")])
+    (tmp_path / "a.ids.txt").write_bytes("x\x85\u2028z\r\ny".encode())  # no lines of their own
+    names = [own.id for own in Vectors([str(tmp_path / "a.npy")]).records([0, 1])]
+    assert names == ["x\x85\u2028z", "y"]
+    (tmp_path / "a.ids.txt").write_bytes(b"\xff\ny\n")
+    with pytest.raises(ConfigError, match="must be text in UTF-8"):
         Vectors([str(tmp_path / "a.npy")])
 
 
@@ -242,3 +249,27 @@ def table(folder: Path, size: int) -> Path:
 def other(folder: Path) -> Path:
     parquet.write_table(pyarrow.table({"text": ["a"]}), folder / "t.parquet")
     return folder / "t.parquet"
+
+
+@pytest.mark.parametrize("header", ["(((", "'''", "{'descr': '<f4', 'x': ", "  x\n y", "-" * 9000])
+def test_a_header_that_python_cannot_read_is_told(tmp_path: Path, header: str) -> None:
+    data = header.encode() + b"\n"
+    start = b"\x93NUMPY\x01\x00" + len(data).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(start + data + bytes(64))
+    with pytest.raises(ConfigError, match=r"is not a \.npy file"):
+        Vectors([str(tmp_path / "a.npy")])
+
+
+@pytest.mark.parametrize("shape", ["(True, 3)", "(-1, 3)", "(-1, -3)"])
+def test_a_shape_of_other_numbers_is_told(tmp_path: Path, shape: str) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(start + header + bytes(64))
+    with pytest.raises(ConfigError, match=r"is not a \.npy file: its shape is"):
+        Vectors([str(tmp_path / "a.npy")])
+
+
+def test_a_fifo_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    make_fifo(tmp_path / "a.npy")
+    with pytest.raises(ConfigError, match="is no regular file"):
+        Vectors([str(tmp_path / "a.npy")])

@@ -109,6 +109,13 @@ def test_ids_of_any_characters_survive_the_table(tmp_path: Path) -> None:
     assert not (tmp_path / "t.txt").exists()
 
 
+def test_a_list_has_no_id_that_only_would_divide(tmp_path: Path) -> None:
+    rows = {"a\u2028b": np.eye(2)[0], "c": np.eye(2)[1]}
+    found = dedupe(open_vectors(write(tmp_path / "v.jsonl", rows)), use_tqdm=False)
+    with pytest.raises(ConfigError, match="is empty or has a line break"):
+        found.write(tmp_path / "t.txt")
+
+
 def test_a_table_of_others_is_no_list(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("name,keep\na,yes\n")
     with pytest.raises(ConfigError, match="no columns id and keep"):

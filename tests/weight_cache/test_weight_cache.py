@@ -339,3 +339,30 @@ def test_the_end_of_the_program_waits_and_then_stops_it(monkeypatch):
     assert stop.is_set()
     writer.join(5)
     assert not writer.is_alive()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "Cannot allocate memory"), MemoryError()])
+def test_a_file_that_the_system_does_not_map_is_told_and_stays(
+    cache, kernels, kept, monkeypatch, caplog, error
+):
+    def refused(*_):
+        raise error
+
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.read", refused)
+    assert not cache().restore(on_meta(), kernels, kernels.memory)
+    assert f"{kept} cannot be read: " in caplog.text
+    assert kept.exists()
+
+
+def test_a_file_that_is_read_in_vain_counts_as_no_memory(cache, kernels, kept, monkeypatch):
+    def rebuilt(factory, checkpoint, device, split, restore):
+        model = on_meta()
+        assert restore(model)
+        model.table = torch.zeros(3)  # another than when the model was kept
+        return model
+
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.restored_model", rebuilt)
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.keeps_large_pages", lambda: True)
+    own = cache()
+    assert own.restored(Small, None, None, kernels, lambda model: None) is None
+    assert own.mapped_bytes == 0

@@ -111,7 +111,8 @@ class LoraConfig(BaseModel):
             if not PLAIN.fullmatch(name):
                 raise fault(CONFIG, "layers_pattern", f"is {shown(name)}", "names such as layers")
         # The first number is the layer's, a later one perhaps an expert's.
-        forms = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names] or [r".*?\.[^.]*\.(\d+)\."]
+        number = r"\.(\d{1,9})\."  # Python reads no number of thousands of digits
+        forms = [rf"(?:^|.*?\.){name}{number}" for name in names] or [rf".*?\.[^.]*{number}"]
         found = [[re.match(form, path) for form in forms] for path in paths]
         firsts = [next((int(own[1]) for own in row if own), None) for row in found]
         return [first in allowed for first in firsts]

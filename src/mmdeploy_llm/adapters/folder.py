@@ -72,18 +72,19 @@ def check_files(folder: Path) -> None:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} has no {name}: it is not the folder of a PEFT adapter")
-        _check_inside(folder, folder / name)
+        check_inside(folder, folder / name)
         check_regular(folder / name)
 
 
-def _check_inside(folder: Path, path: Path) -> None:
+def check_inside(folder: Path, path: Path) -> None:
     """Raises CheckpointError for a link that leads out of the folder, but to the blobs of the hub's
     cache: cache/blobs/HASH, cache/snapshots/REVISION/NAME."""
     real, root = path.resolve(), folder.resolve()
     is_cached = root.parent.name == "snapshots" and real.parent == root.parents[1] / "blobs"
     if not (real.is_relative_to(root) or is_cached):
         raise CheckpointError(
-            f"{path} is a link out of the adapter's folder, which is not followed"
+            f"{path} is a link out of the adapter's folder, which is not followed; put the file "
+            "there instead"
         )
 
 
@@ -92,10 +93,15 @@ def _check_limits(
 ) -> None:
     rank = max((site.rank for site in sites), default=0)
     if max_rank is not None and rank > max_rank:
-        raise CheckpointError(f"the adapter has the rank {rank}; at most {max_rank} is allowed")
+        raise CheckpointError(
+            f"the adapter has the rank {rank}; at most {max_rank} is allowed, raise "
+            "max_adapter_rank"
+        )
     size = sum(torch.Size(x.shape).numel() * x.dtype.itemsize for x in entries.values())
     if max_bytes is not None and size > max_bytes:
-        raise CheckpointError(f"the adapter has {size} bytes; at most {max_bytes} are allowed")
+        raise CheckpointError(
+            f"the adapter has {size} bytes; at most {max_bytes} are allowed, raise adapter_memory"
+        )
 
 
 def _read(

@@ -1,5 +1,7 @@
-"""Puts adapters at a model: finds the matrices that they change, and holds those in memory there.
+"""Puts adapters at a model: knows them by name, finds the matrices that they change, and holds
+those in memory there.
 
+folder --AdapterTable.load--> AdapterRef, checked, by name
 Adapter --Blueprint.attach--> Attached, by the model's matrices --ServedAdapters--> their tables
 """
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.adapters import Adapter, LowRank
+from mmdeploy_llm.adapters import Adapter, LowRank, names_of
 from mmdeploy_llm.basic_layers.adapted import Lookup, Rows
 from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.errors import CheckpointError
@@ -82,7 +82,7 @@ class Blueprint:
         checkpoint."""
         is_unused = False
         for key in (f"{path}.{name}", path):
-            for other in (key, *_other_names(key)):
+            for other in names_of(key):
                 targets: Sequence[Target] | None = self._model.weight_targets(other)
                 if targets:
                     return targets
@@ -205,8 +205,8 @@ class Blueprint:
 
     def _is_table(self, key: str) -> bool:
         """Whether a tensor takes the place of an embedding, not of an output head."""
-        names = (key, *_other_names(key))
-        targets = next((own for name in names if (own := self._model.weight_targets(name))), ())
+        found = (self._model.weight_targets(name) for name in names_of(key))
+        targets: Sequence[Target] = next(filter(None, found), ())
         modules = [self._modules.get(target.name.rpartition(".")[0]) for target in targets]
         is_head = key.rpartition(".")[0].endswith("lm_head")
         return not is_head and any(isinstance(module, Embedding) for module in modules)
@@ -229,28 +229,16 @@ class Blueprint:
             lookup = replace(lookup, a=a, b=b, scale=change.scale)
         if (tokens := adapter.tokens.get(path)) is not None:
             ids, order = tokens.ids.sort()
+            if lookup.rows is not None:
+                raise _refusal(adapter, path, "it is given whole and by rows; keep one of both")
+            if int(ids[-1]) >= vocab or tokens.rows.shape[1] != hidden:
+                found = f"{list(tokens.rows.shape)}, the last of token {int(ids[-1])}"
+                words = f"its rows are {found}; this model has {vocab} of {hidden} values"
+                raise _refusal(adapter, path, words)
             here = torch.isin(ids, held)
             rows = tokens.rows[order][here].to(self._dtype)
             lookup = replace(lookup, ids=torch.searchsorted(held, ids[here]), rows=rows)
         return lookup
-
-
-def _other_names(key: str) -> Iterator[str]:
-    """Yields names that other versions of transformers have for the same module, which the model's
-    own map may know: the language model below the model, or beside it."""
-    for old, new in (
-        ("model.language_model.", "model."),
-        ("model.language_model.", "language_model.model."),
-        ("language_model.model.", "model.language_model."),
-        ("model.language_model.", "language_model."),
-        ("model.", "model.language_model."),
-        ("model.visual.", "visual."),
-        ("model.vision_tower.", "vision_tower."),
-        ("model.multi_modal_projector.", "multi_modal_projector."),
-        ("model.", ""),
-    ):
-        if key.startswith(old):
-            yield new + key.removeprefix(old)
 
 
 def _refusal(adapter: Adapter, path: str, reason: str) -> CheckpointError:

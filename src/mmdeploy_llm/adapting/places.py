@@ -62,6 +62,13 @@ class Attached:
             yield from (each for each in found if each is not None)
 
     @property
+    def computed_by_torch(self) -> list[str]:
+        """The modules of which it changes more than kernels compute: whole matrices, and low-rank
+        changes of embeddings."""
+        found = [place.module for place, own in self.matrices.items() if own.weights]
+        return found + [path for path, own in self.lookups.items() if own.a is not None]
+
+    @property
     def num_bytes(self) -> int:
         """The memory of its tensors."""
         return sum(each.nbytes for each in self.tensors)

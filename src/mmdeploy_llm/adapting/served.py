@@ -99,7 +99,11 @@ class ServedAdapters:
         if self._blueprint is None:
             assert self._new_blueprint is not None, "a runner for adapters has a blueprint"
             self._blueprint = self._new_blueprint()
-        self._put(ref.key, self._free[-1], self._blueprint.attach(adapter))
+        try:
+            self._put(ref.key, self._free[-1], self._blueprint.attach(adapter))
+        except BaseException:  # the next adapter gets its slot
+            self._take_away(ref.key)
+            raise
         self._slots[ref.key] = self._free.pop()
 
     def unload(self, keys: Iterable[str]) -> None:
@@ -110,8 +114,7 @@ class ServedAdapters:
                 slot = self._slots.pop(key)
                 self._free.append(slot)
                 self._recordable.discard(slot)
-            for take_away in self._places.pop(key, ()):
-                take_away()
+            self._take_away(key)
 
     def begin(self, counts: Sequence[int], keys: Sequence[str]) -> ActiveAdapters | None:
         """Begins a pass of items with `counts` rows each; returns None where none has one."""
@@ -133,7 +136,7 @@ class ServedAdapters:
             self.step.set_all()
 
     def _put(self, key: str, slot: int, attached: Attached) -> None:
-        """Puts an adapter at its matrices. What it has put so far is taken away by `unload`."""
+        """Puts an adapter at its matrices. Where it fails, `_take_away` removes what it put."""
         found = {place: self._completed(place, own) for place, own in attached.matrices.items()}
         undo = self._places[key] = []
         for place, placed in found.items():
@@ -157,6 +160,11 @@ class ServedAdapters:
         is_low_rank = not any(placed.weights for placed in found.values())
         if is_low_rank and not attached.lookups:
             self._recordable.add(slot)
+
+    def _take_away(self, key: str) -> None:
+        """Removes an adapter from its matrices, all of it or as far as it was put there."""
+        for undo in self._places.pop(key, ()):
+            undo()
 
     def _new_table(self, placed: Placed) -> LowRankTable:
         self._num_tables += 1

@@ -124,11 +124,11 @@ class EmbeddingClient(BulkClient):
 
         opened = vectors if isinstance(vectors, Vectors) else open_vectors(vectors, column)
         rules = self._desk.abilities.rules
-        wanted = Wanted()
+        wanted = Wanted(instruction=instruction or rules.query_prompt)
         if opened.configurations:  # of others nobody says how they were made
             origin = origin_of(opened)
             origin.check(describe_engine(self._config).values)
-            wanted = origin.query(instruction or rules.query_prompt)
+            wanted = origin.query(wanted.instruction)
         found = self._vectors_of(queries, wanted)
         chosen = similarity or ("dot" if rules.similarity == "dot" else "cosine")
         return search(opened, found, top_k, similarity=chosen)

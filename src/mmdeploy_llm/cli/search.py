@@ -96,6 +96,8 @@ def search(
 
     if (query is None and not image) == (like is None):
         raise ConfigError("give what to search for: a text, pictures with --image, or --like ID")
+    if like is not None and instruction is not None:
+        raise ConfigError("--like compares vectors that are there; --instruction is of a QUERY")
     text = text_value("QUERY", query)
     if report is not None:
         check_page(report)

@@ -4,8 +4,10 @@ here has `asks`, whose outputs it is given in the same order."""
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,16 +23,28 @@ from mmdeploy_llm.pooled_outputs import (
     ScoreOutput,
 )
 from mmdeploy_llm.pooling.abilities import Abilities
-from mmdeploy_llm.pooling.similarity import similarity
 from mmdeploy_llm.wanted import Pooling, Wanted
 
 from .arguments import as_prompt, as_prompts, is_conversation
+from .similarity import similarity
+
+logger = logging.getLogger(__name__)
 
 GROUPS = itertools.count(2**32)  # apart from the numbers that a batch gives its groups
 NO_PAIRS = (
     "this model generates text: it has no head that scores pairs and was not trained for vectors. "
     "Load a reranker or an embedding model for rerank and score; classify compares labels"
 )
+
+
+@cache  # one warning for each folder
+def _warn_of_assumption(folder: str) -> None:
+    logger.warning(
+        "%r does not say that it is a reranker: its scores are the probability of 'yes' against "
+        "'no' after the prompt of its family's rerankers, for which it may not be trained. Where "
+        "it is one, have 'rerank' in the name of its folder",
+        folder,
+    )
 
 
 def wanted_vector(
@@ -96,6 +110,8 @@ class Scoring:
         each = queries * len(self._documents) if len(queries) == 1 else queries
         self._is_paired = abilities.can_score
         if self._is_paired:
+            if self._rules.assumed_of is not None:
+                _warn_of_assumption(self._rules.assumed_of)
             wanted = Wanted(what="score", instruction=instruction)
             pairs = zip(each, self._documents, strict=True)
             self.asks = [

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from mmdeploy_llm.adapter_ref import AdapterRef
+from mmdeploy_llm.adapting.table import AdapterTable
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.intake.prompts import adapter_of
 from mmdeploy_llm.request import MediaSpan, Request
-from mmdeploy_llm.startup.adapters import AdapterTable
 
 from .desk import Desk
 from .ticket import Ask

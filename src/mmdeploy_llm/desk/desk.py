@@ -282,7 +282,7 @@ class Desk(ABC):
         """Raises RequestError while prompts that are here name an adapter."""
         asks = [held.ask for held in tuple(self._held.values())]
         usual = self.runtime.options.default_adapter
-        count = sum(adapter_of(ask.prompt, ask.adapter or usual) == name for ask in asks)
+        count = sum(_uses(ask, name, usual) for ask in asks)
         if count:
             raise RequestError(
                 f"adapter {name!r} is in use by {count} prompts; unload it once they have ended"
@@ -347,3 +347,11 @@ class Desk(ABC):
                 )
             self._has_room.wait()
             self.check()
+
+
+def _uses(ask: Ask, name: str, usual: str) -> bool:
+    """Whether a prompt is computed with an adapter. usual: of prompts that name none."""
+    try:
+        return adapter_of(ask.prompt, ask.adapter or usual) == name
+    except RequestError:  # it names none rightly, and will end with that error
+        return False

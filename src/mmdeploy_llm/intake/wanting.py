@@ -15,15 +15,15 @@ from mmdeploy_llm.errors import PromptTooLongError, RequestError
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.pooling.abilities import Abilities
-from mmdeploy_llm.pooling.parts import system_message, text_parts
 from mmdeploy_llm.pooling.rules import PairRule
-from mmdeploy_llm.pooling.whole_prompts import whole_prompt
 from mmdeploy_llm.wanted import Wanted
 
 from .defaults import ParamsResolver
+from .message_parts import system_message, text_parts
 from .placeholders import Placeholders
 from .prompts import CONTENT_KEYS, MEDIA_KEYS, PromptParts, read_prompt
 from .tokenizer import PromptTokenizer
+from .whole_prompts import whole_prompt
 
 PAIR_KEYS = ("query", "document")
 FIELD = re.compile(r"\{(query|document|instruction)\}")

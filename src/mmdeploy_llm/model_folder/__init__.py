@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
@@ -41,6 +42,18 @@ def bundled_models() -> dict[str, Path]:
     root = Path(__file__).parents[1] / "bundled"
     folders = root.iterdir() if root.is_dir() else ()
     return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
+
+
+@contextmanager
+def naming(name: str, *, kind: str = "model") -> Iterator[None]:
+    """Adds the name, as the caller gave it, to the errors of a model that do not have it yet: most
+    name a file of the model only."""
+    try:
+        yield
+    except ModelError as error:
+        if name not in str(error):
+            error.args = (f"{error} ({kind} {name!r})", *error.args[1:])
+        raise
 
 
 def resolve_model(

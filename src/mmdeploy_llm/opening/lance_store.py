@@ -43,6 +43,7 @@ class LanceStore(RecordStore):
             path.mkdir(parents=True, exist_ok=True)
         self._dataset = self._opened()
         self._places = self._positions()
+        self._next = max(self._places, default=-1) + 1  # the position of the next record
         self._lines: dict[int, str] = {}  # of the journal, by position
         self._size = 0
         self._file: IO[bytes] | None = None
@@ -72,12 +73,12 @@ class LanceStore(RecordStore):
     def append(self, line: str, values: Mapping[str, Any]) -> int:
         """Adds a line to the journal."""
         assert self._file is not None, "the store is written to"
-        last = max(max(self._lines, default=-1), max(self._places, default=-1))
-        position = last + 1
+        position = self._next
         data = f"{position}\t{line}\n".encode()
         self._file.write(data)
         self._file.flush()
         self._lines[position] = line
+        self._next = position + 1
         self._size += len(data)
         if len(self._lines) >= MAX_LINES or self._size >= MAX_BYTES:
             self._flush()
@@ -134,10 +135,12 @@ class LanceStore(RecordStore):
         if not self._journal_path.exists():
             return
         *lines, _ = self._journal_path.read_bytes().split(b"\n")
+        first = self._next
         for line in lines:
             number, _, text = line.partition(b"\t")
-            if int(number) not in self._places and int(number) > max(self._places, default=-1):
+            if int(number) >= first:
                 self._lines[int(number)] = text.decode()
+        self._next = max(self._lines, default=first - 1) + 1
 
     def _begin(self) -> None:
         """Opens the journal, without lines that are void or torn."""

@@ -4,8 +4,5 @@ rules.py            what a model's folder says of its vectors and of pairs
 sentence_folder.py  reads it from a folder of sentence-transformers
 heads.py            fits a model to a checkpoint without an output head, or with one of labels
 pooler.py           pools hidden states, step by step
-parts.py            texts as parts of messages
-similarity.py       compares vectors
-whole_prompts.py    an item that is a prompt of its own
 abilities.py        what a loaded model can give, from its optional attributes
 """

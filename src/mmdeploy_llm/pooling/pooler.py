@@ -8,7 +8,8 @@ Shapes: T tokens of a step, N requests, H hidden size, S size of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,9 @@ from .heads import ACTIVATIONS
 from .rules import NO_RULES, EmbeddingRules
 
 MIN_NORM = 1e-12
+MAX_LOGITS = 256  # rows of logits at once: those of a whole step would take gigabytes
 Floats = NDArray[np.float32]
+OfRows = Callable[[Tensor], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +59,18 @@ class Pooler:
     """Holds what the steps so far have added to each request whose prompt is not computed yet. The
     runner is its only user."""
 
-    def __init__(self, model: Any, name: str = "", rules: EmbeddingRules = NO_RULES) -> None:
+    def __init__(
+        self,
+        model: Any,
+        name: str = "",
+        rules: EmbeddingRules = NO_RULES,
+        of_rows: OfRows = nullcontext,
+    ) -> None:
         """model: with the optional attributes of plugin_objects.model.Model. name: of it, in
-        messages. rules: of its folder."""
+        messages. rules: of its folder. of_rows: says of which rows of the step the model computes
+        within the context, for the adapters that these have."""
         self._model, self._name = model, name or type(model).__name__
+        self._of_rows = of_rows
         self._rules = rules
         self._pieces: dict[str, list[_Piece]] = {}
 
@@ -102,7 +113,8 @@ class Pooler:
     def _add_tokens(self, rows: Sequence[PromptRows], hidden: Tensor) -> None:
         if rows:
             own_rows, counts = _used_rows(rows)
-            vectors = self._embedded(_picked(hidden, own_rows)).float().cpu().numpy()
+            with self._of_rows(torch.from_numpy(own_rows)):
+                vectors = self._embedded(_picked(hidden, own_rows)).float().cpu().numpy()
             parts = np.split(vectors, np.cumsum(counts)[:-1])
             for own, count, value in zip(rows, counts, parts, strict=True):
                 self._keep(own, count, value)
@@ -121,12 +133,21 @@ class Pooler:
         counts = [len(targets) for _, _, targets in found]
         picked = np.concatenate([np.arange(row, row + len(ids)) for _, row, ids in found])
         following = np.concatenate([np.array(ids, dtype=np.int64) for _, _, ids in found])
-        logits: Tensor = self._model.logits(_picked(hidden, picked)).float()
-        own_logits = logits.gather(1, torch.from_numpy(following).to(logits.device)[:, None])[:, 0]
-        values = (own_logits - logits.logsumexp(1)).cpu().numpy()
-        parts = np.split(values, np.cumsum(counts)[:-1])
+        slices = (slice(at, at + MAX_LOGITS) for at in range(0, len(picked), MAX_LOGITS))
+        values = [self._likelihoods(hidden, picked[own], following[own]) for own in slices]
+        parts = np.split(np.concatenate(values), np.cumsum(counts)[:-1])
         for (own, _, _), count, value in zip(found, counts, parts, strict=True):
             self._keep(own, count, float(value.sum()))
+
+    def _likelihoods(
+        self, hidden: Tensor, rows: NDArray[np.int64], following: NDArray[np.int64]
+    ) -> Floats:
+        """Returns the log-likelihood of the token that follows each of these rows."""
+        with self._of_rows(torch.from_numpy(rows)):
+            logits: Tensor = self._model.logits(_picked(hidden, rows)).float()
+        own = logits.gather(1, torch.from_numpy(following).to(logits.device)[:, None])[:, 0]
+        found: Floats = (own - logits.logsumexp(1)).cpu().numpy()
+        return found
 
     def _keep(self, own: PromptRows, count: int, value: Any) -> None:
         piece = _Piece(start=own.start, count=count, value=value)
@@ -147,7 +168,8 @@ class Pooler:
         for what, make in (("vector", self._embedded), ("score", self._scored)):
             rows = [own for own in ended if own.wanted.what == what]
             if rows:
-                values = make(self._pooled(rows, hidden)).float().cpu().numpy()
+                with self._of_rows(torch.tensor([own.end - 1 for own in rows])):
+                    values = make(self._pooled(rows, hidden)).float().cpu().numpy()
                 for own, value in zip(rows, values, strict=True):
                     found[own.request_id] = _finished(value, own.wanted)
         return found

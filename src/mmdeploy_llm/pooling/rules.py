@@ -63,6 +63,8 @@ class EmbeddingRules:
     similarity: how two vectors are compared. pairs: of a model that scores pairs.
     score_tokens: ids of "yes" and "no", the difference of whose logits is the score; without the
         second the score is the logit of the first. score_words: of a family, their texts.
+    assumed_of: the name of a folder that does not say that its model scores pairs; None: one that
+        does, or whose model scores none.
     activation: what is applied to a score; None: the default of its model.
     """
 
@@ -85,6 +87,7 @@ class EmbeddingRules:
     pairs: PairRule | None = None
     score_words: tuple[str, str] | None = None
     score_tokens: tuple[int, int | None] | None = None
+    assumed_of: str | None = None
     activation: Activation | None = None
 
     def around(self, instruction: str | None) -> tuple[str, str]:

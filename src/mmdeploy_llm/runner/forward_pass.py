@@ -252,6 +252,7 @@ class ForwardPass:
             request = self._slots[item.request_id].request
             if wants_prompt_logprobs(request, item):
                 own = slice(last_row + 1 - item.num_tokens, last_row + 1)
-                with self._adapters.step.of_rows(own):
-                    entries = prompt_entries(request, item, hidden[own], self._model.logits)
+                of_rows, logits_of = self._adapters.step.of_rows, self._model.logits
+                with of_rows(own):
+                    entries = prompt_entries(request, item, hidden[own], logits_of, of_rows)
                 outcome.prompt_logprobs[item.request_id] = entries

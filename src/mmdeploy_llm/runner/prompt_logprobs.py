@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -24,10 +25,12 @@ def prompt_entries(
     item: ScheduledTokens,
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
+    of_rows: Callable[[slice], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[TokenLogprobs | None, ...]:
     """Returns an entry for each prompt token that follows one of the item's tokens: the logits at
     token i score token i + 1. The entries of a prompt's first item begin with None, for its first
-    token. hidden: [num_tokens, hidden], the item's hidden states."""
+    token. hidden: [num_tokens, hidden], the item's hidden states. of_rows: says within its context
+    which of these rows the logits are of."""
     count = request.params.prompt_logprobs
     assert count is not None, "checked by wants_prompt_logprobs"
     num_next = min(item.num_tokens, request.prompt_len - 1 - item.start)
@@ -35,5 +38,6 @@ def prompt_entries(
     entries: list[TokenLogprobs | None] = [None] if item.start == 0 else []
     for first in range(0, num_next, MAX_ROWS):
         chunk = slice(first, min(first + MAX_ROWS, num_next))
-        entries += prompt_logprobs(logits_of(hidden[chunk]), following[chunk], count)
+        with of_rows(chunk):
+            entries += prompt_logprobs(logits_of(hidden[chunk]), following[chunk], count)
     return tuple(entries)

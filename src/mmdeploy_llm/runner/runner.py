@@ -77,12 +77,12 @@ class Runner:
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
         None: there are none. states: of the layers that keep one; None for a model without.
         adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
-        self._peers, self._threads = peers or NoPeers(), threads
+        self._peers, self._sampler, self._slots = peers or NoPeers(), sampler, slots
+        self._threads, self._device, self._has_atomic_media = threads, device, has_atomic_media
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
-        self._sampler, self._slots, self._device = sampler, slots, device
-        self._has_atomic_media, self._pooler = has_atomic_media, Pooler(model, name, rules)
         self._adapters = adapters or ServedAdapters(model, device)
+        self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         self._forward = ForwardPass(
             model=self._model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.adapters import read_adapter
+from mmdeploy_llm.adapters.folder import check_inside
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.guarding.folder_files import MAX_TEXT_BYTES, check_regular
 from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.plugin_choice import PluginChoice
 from mmdeploy_llm.tensor_file import Entry
@@ -71,6 +74,7 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
         )
     check_output(output, checkpoint.folder, overwrite=False)
     own, paths = read_adapter(adapter), find_weights(checkpoint.folder)
+    taken = _tokenizer_files(Path(adapter))
     with ExitStack() as stack:
         files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
         entries = {key: entry for file in files for key, entry in file.entries.items()}
@@ -80,12 +84,21 @@ def merge_adapter(model: str, adapter: str | Path, output: Path, **choice: Any) 
     writer = MergeWriter(partial, empty, edits, heads)
     writer.copy(paths)
     merged = writer.merged(untie(values, checkpoint))
-    taken = tuple(name for name in TOKENIZER_FILES if (Path(adapter) / name).is_file())
     for name in taken:
         shutil.copyfile(Path(adapter) / name, partial.folder / name)
     copy_others(checkpoint.folder, partial.folder)
     partial.finish()
     return replace(merged, taken=taken)
+
+
+def _tokenizer_files(adapter: Path) -> tuple[str, ...]:
+    """Returns the names of the tokenizer's files in an adapter's folder. Raises CheckpointError for
+    a link that leads out of it: the new folder would hold a file of this machine."""
+    found = tuple(name for name in TOKENIZER_FILES if os.path.lexists(adapter / name))
+    for name in found:
+        check_inside(adapter, adapter / name)
+        check_regular(adapter / name, MAX_TEXT_BYTES)
+    return found
 
 
 class AsTheyAre:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TYPE = "<f4"
+MAX_SHOWN = 200  # characters of a message of numpy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,11 @@ def read_head(file: IO[bytes], name: str) -> Head:
         if version not in readers:
             raise ValueError(f"its version of .npy, {version}, is not known")
         shape, is_fortran, dtype = readers[version](file)
-    except (ValueError, EOFError, OSError) as error:
-        raise ConfigError(f"{name!r} is not a .npy file: {error}") from None
+    except Exception as error:  # numpy reads it as Python's text, and raises whatever that does
+        words = str(error)[:MAX_SHOWN] or type(error).__name__
+        raise ConfigError(f"{name!r} is not a .npy file: {words}") from None
+    if not all(type(own) is int and own >= 0 for own in shape):
+        raise ConfigError(f"{name!r} is not a .npy file: its shape is {str(shape)[:MAX_SHOWN]}")
     if is_fortran or dtype.hasobject:
         words = "is stored column by column" if is_fortran else "has Python objects"
         raise ConfigError(

@@ -1,102 +1,21 @@
-"""AdapterTable: the adapters that requests may name, checked when they are loaded, read into memory
-when they are needed."""
+"""Makes the table of the adapters that requests may name, and the model's blueprint that it and the
+runners use."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmdeploy_llm.adapter_ref import AdapterRef
-from mmdeploy_llm.adapters.folder import read_adapter
 from mmdeploy_llm.adapting.attach import Blueprint
-from mmdeploy_llm.adapting.served import key_of
-from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.model_folder import resolve_adapter
+from mmdeploy_llm.adapting.table import AdapterTable
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks
-from mmdeploy_llm.spelling import meant
 from mmdeploy_llm.weights.bounds import bounded_building
 
 from .loaded import new_model, shard
-from .model_files import ModelFiles, naming
-
-
-class AdapterTable:
-    """Adapters by name, as `load` has checked them. Any thread may call it."""
-
-    def __init__(
-        self,
-        blueprint: Callable[[], Blueprint],
-        *,
-        max_rank: int | None = None,
-        max_bytes: int | None = None,
-    ) -> None:
-        """blueprint: of the model, made for the first adapter. max_rank, max_bytes: of one."""
-        self._new_blueprint = blueprint
-        self._blueprint: Blueprint | None = None
-        self._max_rank, self._max_bytes = max_rank, max_bytes
-        self._refs: dict[str, AdapterRef] = {}
-        self._lock = threading.Lock()
-
-    @property
-    def refs(self) -> Mapping[str, AdapterRef]:
-        """The adapters that requests may name."""
-        return dict(self._refs)
-
-    def find(self, name: str) -> AdapterRef:
-        """Returns the adapter of this name. Raises RequestError."""
-        found = self._refs.get(name)
-        if found is not None:
-            return found
-        known = ", ".join(self._refs) or "none is loaded"
-        near = meant(name, self._refs)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise RequestError(
-            f"there is no adapter {name!r}; {hint}known: {known}; load one with "
-            "llm.load_adapter(name, folder)"
-        )
-
-    def load(self, name: str, source: str) -> AdapterRef:
-        """Reads an adapter, checks that this model can have it, and gives it a name, of which it
-        replaces another one: requests that are here already keep theirs. source: a folder or an id
-        on the hub. Raises ConfigError, and CheckpointError for what is wrong with the files."""
-        if not name or not isinstance(name, str):
-            raise ConfigError(f"the name of an adapter must be a text, got {name!r}")
-        with naming(source, kind=f"adapter {name!r} in"):
-            folder = resolve_adapter(source)
-            adapter = read_adapter(folder, max_rank=self._max_rank)
-            with self._lock:
-                if self._blueprint is None:
-                    self._blueprint = self._new_blueprint()
-                attached = self._blueprint.attach(adapter)
-                has_media = self._blueprint.has_media(attached)
-        ref = AdapterRef(
-            name=name,
-            folder=str(Path(folder).absolute()),
-            key=key_of(name, adapter.digest),
-            num_bytes=attached.num_bytes,
-            rank=adapter.max_rank,
-            num_modules=len(attached.matrices) + len(attached.lookups),
-            has_media=has_media,
-        )
-        if self._max_bytes is not None and ref.num_bytes > self._max_bytes:
-            raise ConfigError(
-                f"adapter {name!r} takes {ref.num_bytes} bytes, and adapter_memory is "
-                f"{self._max_bytes}; raise it"
-            )
-        self._refs[name] = ref
-        return ref
-
-    def unload(self, name: str) -> AdapterRef:
-        """Forgets an adapter and returns it. Raises RequestError for an unknown one."""
-        ref = self.find(name)
-        self._refs.pop(name, None)
-        return ref
+from .model_files import ModelFiles
 
 
 def new_table(files: ModelFiles, runtime: RuntimeConfig) -> AdapterTable:
@@ -108,6 +27,7 @@ def new_table(files: ModelFiles, runtime: RuntimeConfig) -> AdapterTable:
         partial(blueprint_of, files, runtime, ranks),
         max_rank=config.max_adapter_rank,
         max_bytes=config.adapter_memory,
+        is_deterministic=config.deterministic,
     )
     for name, source in config.adapters.items():
         table.load(name, source)

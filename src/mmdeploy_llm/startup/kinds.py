@@ -15,10 +15,10 @@ def known_kinds(config: EngineConfig) -> KindTable:
 def accepted_kinds(config: EngineConfig) -> tuple[str, ...]:
     """Returns the kinds that the model takes, without its weights. Raises what `read_model_files`
     raises."""
-    from mmdeploy_llm.model_folder import PROMPT_FILES
+    from mmdeploy_llm.model_folder import PROMPT_FILES, naming
 
     from .media import build_media  # which imports torch
-    from .model_files import naming, read_model_files
+    from .model_files import read_model_files
 
     files = read_model_files(config, PROMPT_FILES)
     with naming(config.model):

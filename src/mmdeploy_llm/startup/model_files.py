@@ -3,14 +3,12 @@ weights are loaded: plugins, config.json, tokenizer, chat template, parsers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.errors import ModelError
 from mmdeploy_llm.hooks import (
     Checkpoint,
     LogitsContext,
@@ -22,7 +20,7 @@ from mmdeploy_llm.hooks import (
 from mmdeploy_llm.hooks.relatives import HeadKind, head_of
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
-from mmdeploy_llm.model_folder import MODEL_FILES, TOKENIZER_FILES, resolve_model
+from mmdeploy_llm.model_folder import MODEL_FILES, TOKENIZER_FILES, naming, resolve_model
 from mmdeploy_llm.model_folder.text_sizes import TextSizes, read_text_sizes
 from mmdeploy_llm.parse_cache import ParseCache
 from mmdeploy_llm.pooling.rules import EmbeddingRules
@@ -67,18 +65,6 @@ class ModelFiles:
     def head(self) -> HeadKind:
         """The head of the checkpoint."""
         return head_of(self.checkpoint.architecture, self.spec.architectures)
-
-
-@contextmanager
-def naming(name: str, *, kind: str = "model") -> Iterator[None]:
-    """Adds the name, as the caller gave it, to the errors of a model that do not have it yet: most
-    name a file of the model only."""
-    try:
-        yield
-    except ModelError as error:
-        if name not in str(error):
-            error.args = (f"{error} ({kind} {name!r})", *error.args[1:])
-        raise
 
 
 def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> ModelFiles:

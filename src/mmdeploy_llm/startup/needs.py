@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.model_folder import naming
 from mmdeploy_llm.weights.bounds import bounded_building
 
 from .machine import read_machine
-from .model_files import naming, read_model_files
+from .model_files import read_model_files
 from .options import final_options
 from .sizes import (
     count_blocks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mmdeploy_llm.adapting.table import AdapterTable
 from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.hooks import (
@@ -26,7 +27,6 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
-from .adapters import AdapterTable
 from .chat_media import expander_of
 from .computer import Computer
 from .machine import Machine

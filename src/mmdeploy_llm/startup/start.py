@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.model_folder import naming
 from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
@@ -19,7 +20,7 @@ from .computer import Computer, build_computer, build_ranks
 from .host import Host
 from .machine import Machine, read_machine
 from .media import build_media
-from .model_files import ModelFiles, naming, read_model_files
+from .model_files import ModelFiles, read_model_files
 from .options import final_options
 from .rooms import Assembly, build_rooms
 

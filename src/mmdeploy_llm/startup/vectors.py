@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import PluginContractError
@@ -11,6 +12,8 @@ from mmdeploy_llm.hooks.factories import imported_for
 from mmdeploy_llm.hooks.relatives import HeadKind, head_of
 from mmdeploy_llm.pooling.rules import Activation, EmbeddingRules
 from mmdeploy_llm.pooling.sentence_folder import activation_of, read_rules
+
+REPOSITORY = "models--"  # before the name of a repository in the hub's cache
 
 
 def rules_of(
@@ -25,6 +28,8 @@ def rules_of(
     head = head_of(checkpoint.architecture, spec.architectures)
     if own is None:
         own = _for_head(family, head, tokenizer)
+        if own.score_tokens is not None and not _names_reranker(checkpoint.folder):
+            own = replace(own, assumed_of=checkpoint.folder.name)
     return replace(own, activation=own.activation or _activation(own, checkpoint.config))
 
 
@@ -33,6 +38,13 @@ def _for_head(family: EmbeddingRules, head: HeadKind, tokenizer: Any) -> Embeddi
         tokens = _score_tokens(family, tokenizer)
         return replace(family, score_tokens=tokens, pairs=family.pairs if tokens else None)
     return replace(family, pairs=family.pairs if head == "labels" else None)
+
+
+def _names_reranker(folder: Path) -> bool:
+    """Whether the name of a model says that it scores pairs: that of its folder, or of the hub's
+    repository whose snapshot it is."""
+    names = [folder.name, *(part for part in folder.parts if part.startswith(REPOSITORY))]
+    return any("rerank" in name.lower() for name in names)
 
 
 def _activation(rules: EmbeddingRules, config: Any) -> Activation:

@@ -27,7 +27,7 @@ from mmdeploy_llm.sinks.npy import read_head
 from mmdeploy_llm.sinks.parts import PART_NAME, PartsSink
 
 from .block import Block
-from .parts import ArrayPart, NpyPart, Opened, ParquetPart, Part, RecordsPart
+from .parts import ArrayPart, NpyPart, Opened, ParquetPart, Part, RecordsPart, check_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -192,6 +192,7 @@ def _foreign(path: Path, column: str | None) -> list[Part]:
         part = ParquetPart(partial(_regular, path), str(path), column)
         return [] if part.is_ours else [part]
     if suffix == ".npy":
+        check_file(path)
         with path.open("rb") as file:
             head = read_head(file, str(path))
             file.seek(head.end)

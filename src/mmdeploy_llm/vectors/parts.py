@@ -218,7 +218,13 @@ class ArrayPart:
     def _listed(self, path: Path) -> list[str] | None:
         if not path.exists():
             return None
-        ids = path.read_text(encoding="utf-8").splitlines()
+        check_file(path)
+        data = path.read_bytes()
+        lines = data.removesuffix(b"\n").split(b"\n") if data else []
+        try:
+            ids = [line.removesuffix(b"\r").decode() for line in lines]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{str(path)!r} must be text in UTF-8: {error}") from None
         if len(ids) != self.num_items:
             raise ConfigError(
                 f"{str(path)!r} has {len(ids)} ids, and {str(self._path)!r} has {self.num_items} "
@@ -340,6 +346,12 @@ def _all_rows(firsts: Numbers, lengths: Numbers) -> Numbers:
     offsets = np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)
     found: Numbers = offsets + np.arange(len(offsets))
     return found
+
+
+def check_file(path: Path) -> None:
+    """Raises ConfigError for what is neither a file nor a link to one: a FIFO would block."""
+    if not path.is_file():
+        raise ConfigError(f"{str(path)!r} is no regular file; allowed: a file or a link to one")
 
 
 def plain_record(number: int, row: dict[str, Any]) -> Record:

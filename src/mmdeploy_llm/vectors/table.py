@@ -97,8 +97,9 @@ def _ids(rows: Iterable[TableRow]) -> Iterator[bytes]:
     for row in rows:
         if not row.keep:
             continue
-        if "\n" in row.id or "\r" in row.id:
-            raise ConfigError(f"the id {row.id!r:.80} has a line break; write the table as .csv")
+        if row.id.splitlines() != [row.id]:  # as --only reads them
+            words = f"the id {row.id!r:.80} is empty or has a line break"
+            raise ConfigError(f"{words}; write the table as .csv")
         yield f"{row.id}\n".encode(errors="surrogatepass")
 
 

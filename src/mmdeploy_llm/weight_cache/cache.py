@@ -69,7 +69,10 @@ class WeightCache:
             return self.restore(model, kernels, kernels.memory)
 
         model = restored_model(factory, checkpoint, torch.device("cpu"), split, restore)
-        return model if model is not None and self.is_complete(model) else None
+        if model is not None and self.is_complete(model):
+            return model
+        self.mapped_bytes = 0
+        return None
 
     def restore(self, model: nn.Module, kernels: object, memory: WeightMemory | None) -> bool:
         """Fills a model on the meta device from its file; returns False, and leaves it alone, where
@@ -84,6 +87,8 @@ class WeightCache:
             with closing(file):
                 found = read(file, size, self._path.name, memory)
             fill(model, found, kernels)
+        except (OSError, MemoryError) as error:  # the file may be whole
+            return self._refuse(f"{self._path} cannot be read: {error or type(error).__name__}")
         except (NotKeptError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be used and is written again: %s", self._path, error)
             with suppress(OSError):

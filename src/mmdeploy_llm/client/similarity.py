@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .rules import Similarity
+from mmdeploy_llm.pooling.rules import Similarity
 
 Floats = NDArray[np.float32]
 MIN_NORM = 1e-12
