@@ -23,9 +23,9 @@ class LoadOptions(AdapterOptions):
     )
     weight_cache: str | bool = Field(
         default=True,
-        description="whether packed and rounded weights, the config and the tokenizer are kept in "
-        "files, which the next start on a CPU maps and reads; a path: the folder of these files, "
-        "which only this user may write; off is False; True: ~/.cache/mmdeploy_llm/weights",
+        description="whether packed and rounded weights, config and tokenizer are kept in files, "
+        "which the next start on a CPU maps; a path: the folder of these files, which only this "
+        "user may write; off is False; True: ~/.cache/mmdeploy_llm/weights",
     )
     weight_cache_size: int = Field(
         default=CACHE_BYTES,
