@@ -79,8 +79,19 @@ def test_what_is_asked_of_transformers_is_the_same_model(read, model, kept):
 
 
 def test_plugins_that_import_transformers_get_its_config(read, model, kept, monkeypatch):
-    monkeypatch.setattr(module, "LIBRARY", "transformers")
+    resolve = PluginManager.resolve
+
+    def importing(own, spec):
+        monkeypatch.setattr(module, "LIBRARY", "transformers")
+        return resolve(own, spec)
+
+    monkeypatch.setattr(PluginManager, "resolve", importing)
     assert read(model)[1] == (False, True)
+
+
+def test_a_program_that_has_imported_transformers_gets_its_objects(read, model, kept, monkeypatch):
+    monkeypatch.setattr(module, "LIBRARY", "transformers")
+    assert read(model)[1] == (False, False)
 
 
 class Foreign:
@@ -183,7 +194,7 @@ def test_a_full_disk_is_told(read, model, alone, tmp_path, monkeypatch, caplog):
     assert "No space left" in caplog.text
 
 
-def test_small_models_are_kept_in_a_folder_of_their_own_only(model, tmp_path, monkeypatch):
+def test_small_models_are_kept_in_a_folder_of_their_own_only(model, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     plugins = PluginManager.load()
     for option in (True, False):

@@ -51,12 +51,14 @@ class ParseCache:
 
     def __init__(self, options: LoadOptions, plugins: PluginManager) -> None:
         """plugins: those of the engine. Nothing is kept where others than those of this package
-        are among them: they get transformers' own objects."""
+        are among them: they get transformers' own objects; nor where the program has imported
+        transformers, and may have registered classes there."""
         self._plugins, self._max_bytes = plugins, options.weight_cache_size
         # In a folder of its own a small model is kept too: somebody asked for that.
         self._min_bytes = MIN_BYTES if options.weight_cache is True else 0
         self._place: Path | None = None
-        if all(plugins.origin(spec).is_builtin for spec in plugins.specs):
+        is_alone = LIBRARY not in sys.modules
+        if is_alone and all(plugins.origin(spec).is_builtin for spec in plugins.specs):
             with suppress(RuntimeError):  # the user has no home
                 self._place = cache_folder(options.weight_cache)
 
@@ -101,14 +103,14 @@ class ParseCache:
         """Returns the path of what is kept of a model; None where nothing is."""
         if self._place is None or not place.is_dir():
             return None
-        versions = {name: metadata.version(name) for name in LIBRARIES}
         try:
+            versions = {name: metadata.version(name) for name in LIBRARIES}
             files = list(_files(place))
             if sum(path.stat().st_size for path in files) < self._min_bytes:
                 return None
             code = (ROOT / name for name in CODE)
             key = source_key(files, code, {"what": what, "versions": sorted(versions.items())})
-        except OSError:  # told by who reads the files
+        except (OSError, metadata.PackageNotFoundError):  # told by who reads the files
             return None
         return self._place / f"{key}{SUFFIX}"
 
