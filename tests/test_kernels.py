@@ -20,9 +20,11 @@ from mmdeploy_llm.kernels import (
     WeightMemory,
 )
 from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.kernels.low_rank import LowRankKernels
 from mmdeploy_llm.kernels.states import NormKernels, StateKernels
 
 CAPABILITIES = {
+    "adapters": LowRankKernels,
     "memory": WeightMemory,
     "inputs": InputKernels,
     "attention": AttentionKernels,
@@ -36,6 +38,7 @@ CAPABILITIES = {
 }
 OFFERED = {
     "cpu": {
+        "adapters",
         "memory",
         "inputs",
         "attention",
@@ -46,7 +49,7 @@ OFFERED = {
         "pixels",
         "threads",
     },
-    "cuda": {"experts"},
+    "cuda": {"adapters", "experts"},
 }
 
 

@@ -231,6 +231,8 @@ def test_the_default_is_that_of_prompts_that_name_none(folders, oracles):
     with LLM(str(folders / "base"), **options) as llm:
         asked = ["the cat", {"prompt": "the cat", "adapter": ""}]
         one, two = llm.generate(asked, GREEDY, use_tqdm=False)
+        with pytest.raises(RequestError, match="'some' is the default adapter"):
+            llm.unload_adapter("some")
     ids = one.prompt_token_ids
     assert list(one.outputs.token_ids) == tokens_of(oracles["some"], ids)
     assert list(two.outputs.token_ids) == tokens_of(oracles[""], ids)
@@ -287,7 +289,7 @@ def test_the_command_takes_adapters():
 
 @pytest.mark.full
 @pytest.mark.parametrize("form", ["tensor_parallel_size", "data_parallel_size"])
-def test_engines_in_other_processes_have_adapters(folders, oracles, form):
+def test_engines_in_other_processes_have_adapters(folders, oracles, form, monkeypatch):
     prompt = list(range(5, 25))
     with LLM(
         str(folders / "base"), adapters={"all": folders / "all"}, **OPTIONS, **{form: 2}
@@ -301,6 +303,18 @@ def test_engines_in_other_processes_have_adapters(folders, oracles, form):
         assert "there is no adapter 'rs'" in output.error_msg
         with pytest.raises(CheckpointError, match="no such folder"):
             llm.load_adapter("other", "./none")
+        if form == "data_parallel_size":  # the second engine refuses
+            monkeypatch.setattr(llm._desk.desks[1], "load_adapter", refuse)
+            for name in ("all", "half"):
+                with pytest.raises(CheckpointError, match="no room"):
+                    llm.load_adapter(name, folders / "rs")
+            assert {name: ref.folder for name, ref in llm.adapters.items()} == {
+                "all": str(folders / "all")
+            }
+
+
+def refuse(name, source):
+    raise CheckpointError("no room")
 
 
 KINDS = {

@@ -126,7 +126,10 @@ def test_a_job_that_is_saved_elsewhere_runs_where_it_was_given(work, planned, mo
     ("text", "message"),
     [
         ('paths = ["photos"]', 'has no command; write command = "caption"'),
-        ('command = "captoin"', "command must be one of caption, batch, read, got 'captoin'"),
+        (
+            'command = "captoin"',
+            "command must be one of caption, batch, read, embed, got 'captoin'",
+        ),
         ("command = [", "is not TOML"),
         ('command = "caption"\npromt = "x"', "'promt' is no option of this command; did you mean"),
         ('command = "caption"\npaths = "photos"\ncolumns = "a"', "'columns' is no option"),

@@ -14,7 +14,9 @@ from mmdeploy_llm_processors.video.processor import VideoItem
 MANAGER = PluginManager.load()
 SPECS = {spec.name: spec for spec in MANAGER.media_processors if spec.priority == 0}
 VIDEOS = [name for name, spec in SPECS.items() if spec.kind == "video"]
-IMAGES = [name for name, spec in SPECS.items() if spec.kind == "image"]
+# Processors of transformers, whose checkpoints fix what an image becomes: one size, or tiles.
+FIXED = {"clip-image", "siglip2-image", "colpali-image", "colmodernvbert-image", "florence-image"}
+IMAGES = [name for name, spec in SPECS.items() if spec.kind == "image" and name not in FIXED]
 PHOTO = (4032, 3024)
 SIZES = [
     PHOTO,

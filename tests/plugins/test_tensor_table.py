@@ -55,7 +55,9 @@ def axes(name, tensor):
     """Returns the shape with the axes that differ from item to item by their names."""
     if name == "pixels":
         return f"[N, {tensor.shape[1]}]"
-    return {0: "[]", 1: "[K]", 2: "[1, S]", 3: "[1, S, F] or [1, F, S]"}[tensor.ndim]
+    shapes = ("[]", "[K]", "[1, S]", "[1, S, F] or [1, F, S]")
+    images = "[1, C, H, W] or [1, N, C, H, W]"  # as processors of transformers make them
+    return shapes[tensor.ndim] if tensor.ndim < len(shapes) else images
 
 
 @pytest.mark.full  # a tiny checkpoint of every family

@@ -197,3 +197,11 @@ def test_the_logits_of_long_labels_are_computed_in_parts():
     expected = Model().logits(states[:-1]).log_softmax(1)[range(600), ids[1:]].sum()
     assert found.tolist() == pytest.approx([float(expected), 600], rel=1e-5)
     assert counts == [256, 256, 88]
+
+
+def test_an_instruction_without_a_text_has_no_mean():
+    """All tokens are skipped: a vector of zeros would be as near to all as to none."""
+    for want in (wanted("mean", num_skipped=9), wanted(what="token_vectors", num_skipped=9)):
+        found = Pooler(Model()).add([rows(want, 0, 9)], STATES)["a"]
+        assert found.code == 400
+        assert "no tokens besides its instruction" in found.message

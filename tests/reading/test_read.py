@@ -43,7 +43,7 @@ WORDS = ("docs", "--markdown", "md", "--no-thinking", "-p", "Describe the image.
 def test_documents_become_markdown_and_are_resumed_by_page(folder):
     done = CliRunner().invoke(app, ["read", *WORDS])
     assert done.exit_code == 1, done.output
-    assert "5 pages" not in done.output  # one is a document that cannot be opened
+    assert " 5 pages" not in done.output  # one is a document that cannot be opened
     assert "4 pages of 3 documents, 1 of which cannot be opened; your prompt\n" in done.stderr
     assert "markdown: 4 pages of 3 documents in md" in done.stdout
     assert " pages/s, " in done.stdout

@@ -29,6 +29,7 @@ BATCH_ROOMS = [f"src/mmdeploy_llm/{room}" for room in ROOMS]
 OPENS_FILES = {  # files of processors/ and of these rooms that open a path, and whose path it is
     "src/mmdeploy_llm/answers/schemas.py": "the schema that the caller names",
     "src/mmdeploy_llm/finding/contents.py": "files of the input that may be the same",
+    "src/mmdeploy_llm/sinks/npy.py": "parts of the output",
     "src/mmdeploy_llm/sinks/openai.py": "the output that the program names",
     "src/mmdeploy_llm/sinks/parquet.py": "parts of the output",
     "src/mmdeploy_llm/exporting/boxes.py": "the file or folder that the caller names",

@@ -299,9 +299,9 @@ class TestErrors:
         folder = tmp_path / "other"
         shutil.copytree(tiny_folder("qwen2"), folder)
         config = json.loads((folder / "config.json").read_text())
-        config["architectures"] = ["Qwen2ForSequenceClassification"]
+        config["architectures"] = ["Qwen2ForNothing"]
         (folder / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ModelNotSupportedError, match="Qwen2ForSequenceClassification"):
+        with pytest.raises(ModelNotSupportedError, match="Qwen2ForNothing"):
             LLM(model=str(folder))
 
     def test_a_closed_llm_says_so(self, tiny_folder):

@@ -281,7 +281,7 @@ print([name for name, value in state().items() if value != before[name]])
     )
     found = program(body)
     assert found[0] == "[True, True] 1"
-    assert found[1] == "['environment', 'our threads']"
+    assert found[1] == "['environment', 'gc', 'our threads']"
     assert found[2] == "[]"
 
 

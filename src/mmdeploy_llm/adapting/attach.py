@@ -90,7 +90,9 @@ class Blueprint:
         if path.rpartition(".")[2] == "lm_head" and name == "weight" and self._is_tied:
             return (Target(name=f"{self._embedding}.{name}"),)
         if is_unused:  # in the checkpoint, but not computed
-            logger.info("adapter %r changes %s, which the model does not use", adapter.name, path)
+            logger.warning(
+                "adapter %r changes %s, which the model does not use", adapter.name, path
+            )
             return ()
         raise _refusal(adapter, path, "this model has no such module")
 

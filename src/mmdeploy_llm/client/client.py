@@ -14,7 +14,7 @@ from mmdeploy_llm.boxes.reading import Box, FoundBoxes
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.desk import DeskStats
 from mmdeploy_llm.desk.ticket import Ask
-from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.errors import EngineError, RequestError
 from mmdeploy_llm.intake.defaults import usual_params
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.media_loading.cache import CacheStats
@@ -159,9 +159,14 @@ class EngineClient(Belonging):
         return ref
 
     def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter and frees its memory. Raises RequestError for an unknown one, and
-        while prompts use it."""
+        """Forgets an adapter and frees its memory. Raises RequestError for an unknown one, for the
+        default one, and while prompts use it."""
         self._home.check()
+        if name and name == self._config.default_adapter:
+            raise RequestError(
+                f"{name!r} is the default adapter, with which prompts that name none are computed; "
+                "leave it, or open the model again without default_adapter"
+            )
         self._desk.unload_adapter(name)
         self._keep_adapters({}, name)
 

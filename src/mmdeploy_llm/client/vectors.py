@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.outputs import RequestOutput
@@ -26,7 +24,6 @@ from mmdeploy_llm.pooling.abilities import Abilities
 from mmdeploy_llm.wanted import Pooling, Wanted
 
 from .arguments import as_prompt, as_prompts, is_conversation
-from .similarity import similarity
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +141,8 @@ class Scoring:
         return [self._compared(index, *pair) for index, pair in enumerate(pairs)]
 
     def _compared(self, index: int, query: RequestOutput, document: RequestOutput) -> ScoreOutput:
+        from .similarity import similarity  # which imports numpy
+
         one, two, shared = _vector(query), _vector(document), _shared(document)
         if one is None:
             words = f"the query failed: {query.error_msg}"
@@ -190,6 +189,8 @@ class Classifying:
         failed = next((output for output in outputs if not output.is_ok), None)
         if failed is not None:
             return ClassifyOutput(**_shared(failed))
+        import numpy as np  # which `from mmdeploy_llm import LLM` need not wait for
+
         found = [_vector(output) for output in outputs]
         sums = np.array([own for own in found if own is not None], dtype=np.float64)
         values = sums[:, 0] / sums[:, 1] if self._by_length else sums[:, 0]

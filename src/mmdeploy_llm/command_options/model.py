@@ -53,6 +53,7 @@ Adapter = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=FOLDER",
+        hidden=True,
         help="A LoRA adapter: a PEFT folder or an id on the hub. Of several, prompts name theirs, "
         "and --adapter NAME says which one the others have. May be repeated.",
     ),

@@ -129,11 +129,23 @@ class ManyDesks(Desk):
         return self._ask_one(lambda desk: desk.boxes(prompt, text))
 
     def load_adapter(self, name: str, source: str) -> AdapterRef:
-        """Makes an adapter known to all living desks; see Desk."""
+        """Makes an adapter known to all living desks, or to none; see Desk."""
         self.check()
-        found = [desk.load_adapter(name, source) for desk in self._living()]
+        before, done, ref = self.adapters().get(name), [], None
+        try:
+            for desk in self._living():
+                ref = desk.load_adapter(name, source)
+                done.append(desk)
+        except BaseException:
+            for desk in done:
+                if before is None:
+                    desk.unload_adapter(name)
+                else:
+                    desk.load_adapter(name, before.folder)
+            raise
         self._changes[name] = source
-        return found[0]
+        assert ref is not None, "a desk lives"
+        return ref
 
     def unload_adapter(self, name: str) -> None:
         """Has all living desks forget an adapter; see Desk."""

@@ -201,6 +201,7 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
     def write_cache(
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
     ) -> None:
+        assert cache.numel(), "keys are stored in a layer whose cache has no memory"
         self._library.write_cache(
             dtype=rows.dtype,
             cache_dtype=cache.dtype,

@@ -171,8 +171,14 @@ class Pooler:
                 with self._of_rows(torch.tensor([own.end - 1 for own in rows])):
                     values = make(self._pooled(rows, hidden)).float().cpu().numpy()
                 for own, value in zip(rows, values, strict=True):
-                    found[own.request_id] = _finished(value, own.wanted)
+                    pooled = value[:0] if self._is_empty(own) else value
+                    found[own.request_id] = _finished(pooled, own.wanted)
         return found
+
+    def _is_empty(self, own: PromptRows) -> bool:
+        """Whether a mean has no token, since all of them are those of an instruction."""
+        pieces = self._pieces[own.request_id]
+        return _pools(own, "mean") and not sum(one.count for one in pieces)
 
     def _pooled(self, rows: Sequence[PromptRows], hidden: Tensor) -> Tensor:
         """Returns the pooled states [N, H] in the model's dtype."""

@@ -32,6 +32,11 @@ class SharedChange:
         self._num_holders = 0
         self._undo: Undo | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the change is made."""
+        return self._num_holders > 0
+
     def hold(self, owner: object) -> Callable[[], object]:
         """Makes the change for `owner`, until the returned function is called or `owner` is
         collected."""
@@ -74,9 +79,10 @@ class Host:
         """Called after the load: Python's garbage collector no longer examines the objects that
         exist now, hundreds of thousands of modules, classes and entries of tables, which would make
         each of its full runs in a step last tenths of a second. With the last engine to close it
-        examines them again."""
-        self._held.append(EXAMINED_OBJECTS.hold(self))
-        gc.freeze()
+        examines them again. A program that has called gc.freeze itself keeps what it chose."""
+        if EXAMINED_OBJECTS.is_held or not gc.get_freeze_count():
+            self._held.append(EXAMINED_OBJECTS.hold(self))
+            gc.freeze()
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
+from mmdeploy_llm.client.vectors import wanted_vector
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.questions.asks import Asks
-from mmdeploy_llm.wanted import Pooling, Wanted
+from mmdeploy_llm.wanted import Pooling
 
 
 def vector_asks(
@@ -22,15 +24,5 @@ def vector_asks(
         raise ConfigError(f"pooling must be one of {', '.join(known)}, got {pooling!r:.40}")
     if dimensions is not None and dimensions < 1:
         raise ConfigError(f"dimensions must be at least 1, got {dimensions}")
-    is_many = pooling == "tokens"
-    found = next((own for own in get_args(Pooling) if own == pooling), None)
-    return Asks(
-        wanted=Wanted(
-            what="token_vectors" if is_many else None if pooling is None else "vector",
-            pooling=found,
-            normalize=normalize,
-            dimensions=dimensions,
-            instruction=instruction,
-            is_document=True,
-        )
-    )
+    wanted = wanted_vector(dimensions, normalize, instruction, pooling)
+    return Asks(wanted=replace(wanted, is_document=True))

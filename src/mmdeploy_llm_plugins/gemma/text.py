@@ -49,7 +49,8 @@ class GemmaForCausalLM(CausalLM):
         decoder = decoder_config(config)
         decoder = decoder if is_tied is None else replace(decoder, is_tied=is_tied)
         super().__init__(decoder)
-        self.is_bidirectional = _is_bidirectional(config)  # EmbeddingGemma
+        if _is_bidirectional(config):  # EmbeddingGemma
+            self.is_bidirectional = True
         ignored = ("^lm_head",) if decoder.is_tied else ()
         renames = RENAMES if decoder.post_norms else ()
         self.weight_map = WeightMap(self, renames=renames, ignored=ignored)
