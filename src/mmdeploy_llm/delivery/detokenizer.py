@@ -36,6 +36,7 @@ class Vocabulary:
         self.special_ids = frozenset(special_ids.union(tokenizer.all_special_ids))
         self.byte_ids = frozenset(self.ids_of(f"<0x{byte:02X}>" for byte in range(256)))
         self._texts: dict[int, str] = {}
+        self._known: set[int] = set()
 
     def ids_of(self, tokens: Iterable[str]) -> list[int]:
         """Returns the ids of those `tokens` that are one token of the vocabulary."""
@@ -51,8 +52,12 @@ class Vocabulary:
 
     def known(self, token_ids: Sequence[int]) -> list[int]:
         """Returns `token_ids` without ids that have no token; models have such ids as padding."""
+        if self._known.issuperset(token_ids):
+            return list(token_ids)
         tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))
-        return [token_id for token_id, token in zip(token_ids, tokens, strict=True) if token]
+        found = [token_id for token_id, token in zip(token_ids, tokens, strict=True) if token]
+        self._known.update(found)
+        return found
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a whole sequence, special tokens included."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -98,7 +97,8 @@ class Ticket:
         self._abort = abort
         self._on_news = on_news
         self._changed = threading.Condition(threading.Lock())
-        self._unread: deque[list[RequestOutput]] = deque()  # deltas to join, by completion
+        # Deltas to join, by completion and whether they are errors.
+        self._unread: dict[tuple[int, bool], list[RequestOutput]] = {}
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
 
@@ -130,7 +130,7 @@ class Ticket:
     def get_nowait(self) -> RequestOutput | None:
         """Returns what is unread, of one completion; None when nothing is."""
         with self._changed:
-            deltas = self._unread.popleft() if self._unread else None
+            deltas = self._unread.pop(next(iter(self._unread))) if self._unread else None
         return joined(deltas) if deltas else None
 
     def abort(self) -> None:
@@ -174,11 +174,11 @@ class Ticket:
     def _add(self, output: RequestOutput) -> None:
         """Adds a delta to the unread ones of its completion. An error stays alone: its text may be
         all of the completion's text."""
-        for before in self._unread:
-            if before[0].outputs.index == output.outputs.index and output.is_ok:
-                before.append(output)
-                return
-        self._unread.append([self._numbered(output) if self.ask.stream else output])
+        key = output.outputs.index, output.is_ok
+        if key in self._unread:
+            self._unread[key].append(output)
+        else:
+            self._unread[key] = [self._numbered(output) if self.ask.stream else output]
 
     def _numbered(self, delta: RequestOutput) -> RequestOutput:
         """Returns the delta with its ordinal among those that the reader gets: joined ones count

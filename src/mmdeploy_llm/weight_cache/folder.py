@@ -14,7 +14,8 @@ from mmdeploy_llm.native.sealed import check_owner, check_status
 from mmdeploy_llm.portable import files, locks
 
 SUFFIX, UNFINISHED = ".weights", ".new"
-SUFFIXES = (SUFFIX, ".parsed", UNFINISHED)  # .parsed: see the room parse_cache
+UNUSABLE = ".unusable"  # an empty file in place of one that the model cannot be restored from
+SUFFIXES = (SUFFIX, ".parsed", UNUSABLE, UNFINISHED)  # .parsed: see the room parse_cache
 HARM = "whose weights would be used"
 FREE_SHARE = 20  # a twentieth of the disk stays free
 MAX_AGE = 86400  # seconds after which an unfinished file is one that a killed process has left
@@ -107,6 +108,14 @@ def open_new(path: Path) -> IO[bytes] | None:
 def finish(path: Path) -> None:
     """Gives a file that is whole its name."""
     path.with_suffix(UNFINISHED).replace(path)
+
+
+def give_up(path: Path) -> None:
+    """Puts an empty file in place of one that is whole and of no use, so that later starts neither
+    read nor write it."""
+    with suppress(OSError):
+        os.close(files.open_unfollowed(path.with_suffix(UNUSABLE), os.O_WRONLY | os.O_CREAT, 0o600))
+        path.unlink()
 
 
 def discard(path: Path) -> None:
