@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
-    ("progress_bars",),
+    ("model_names", "progress_bars"),
     ("adapter_ref", "params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),

@@ -320,7 +320,7 @@ class TestCaption:
         [
             (["caption", "nowhere"], "does not exist"),
             (["caption", "pics", "--overwrite", "--resume"], "contradict"),
-            (["caption", "pics", "--model", "unknown"], "no plugin serves"),
+            (["caption", "pics", "--model", "nobody/unknown"], "no plugin serves"),
             (["caption", "pics", "--engine", "nonsense"], "NAME=VALUE"),
             (["caption", "pics", "--engine", "max_model_length=3"], "did you mean 'max_model_len'"),
             (["caption", "pics", "--output", "pics", "--format", "jsonl"], "is a folder"),
@@ -335,7 +335,7 @@ class TestCaption:
         assert result.stderr.startswith("error: ")
 
     def test_debug_shows_the_traceback(self, run, made, pictures):
-        result = run("--debug", "caption", "pics", "--model", "unknown")
+        result = run("--debug", "caption", "pics", "--model", "nobody/unknown")
         assert isinstance(result.exception, ModelNotSupportedError)
 
     def test_names_cannot_steer_the_terminal(self, run, made, pictures):

@@ -13,6 +13,7 @@ from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.sidecars import SidecarChoices
 
 from .exits import SOME_FAILED
+from .first import check_outputs
 
 if TYPE_CHECKING:
     from mmdeploy_llm.exporting.export import ExportSummary
@@ -110,6 +111,7 @@ def export(
     providers: ProviderOptions,
 ) -> None:
     """Write the records of batches in another format: tables, tars, training sets."""
+    check_outputs(parts, "name outputs of batches")
     from mmdeploy_llm.exporting.export import ExportOptions
     from mmdeploy_llm.exporting.formats import export_records, format_of
     from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX, SidecarOptions

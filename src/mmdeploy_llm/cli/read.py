@@ -15,6 +15,7 @@ from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.errors import ConfigError
 
 from .batches import batch_settings, start
+from .first import check_media
 from .running import show_estimate
 from .shards import shard_names
 
@@ -44,14 +45,15 @@ def read(
     """Read documents page by page; write Markdown.
 
     A page is an item: it has a record of its own, is resumed alone and fails alone."""
-    from mmdeploy_llm.config import EngineConfig
-    from mmdeploy_llm.reading.plan import Wish, find_reading, open_reader
-
     desk.written.check()
     listed = desk.selection.files_from
     paths = [*(documents or []), *([] if listed is None else listed_files(listed))]
     if not paths:
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
+    check_media(paths)
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.reading.plan import Wish, find_reading, open_reader
+
     report = desk.shown.report
     shard, output, page = shard_names(
         desk.selection.shard, output, None if report is None else str(report)

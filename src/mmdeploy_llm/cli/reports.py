@@ -17,6 +17,7 @@ from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.errors import ConfigError
 
 from .engines import previews_of
+from .first import check_outputs
 
 REPORT_EPILOG = """\b
 An output is a JSONL file, a folder of Parquet files or WebDataset tars that a
@@ -62,6 +63,7 @@ def report(
     """Write one HTML report of several outputs, such as the shards of a run.
 
     --model is the one whose frames of videos are shown."""
+    check_outputs(parts, "name outputs of batches")
     from mmdeploy_llm.opening.merged import MergedOutputs
     from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
