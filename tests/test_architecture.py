@@ -29,7 +29,7 @@ LAYERS = (
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("adapter_options",),
     ("load_options",),
-    ("config",),
+    ("config", "read_ahead"),
     ("runtime_config",),
     ("output_forms",),
     ("outputs",),

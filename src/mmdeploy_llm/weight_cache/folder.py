@@ -12,8 +12,9 @@ from typing import IO
 
 from mmdeploy_llm.native.sealed import check_owner, check_status
 from mmdeploy_llm.portable import files, locks
+from mmdeploy_llm.read_ahead import KEPT_SUFFIX
 
-SUFFIX, UNFINISHED = ".weights", ".new"
+SUFFIX, UNFINISHED = KEPT_SUFFIX, ".new"
 UNUSABLE = ".unusable"  # an empty file in place of one that the model cannot be restored from
 SUFFIXES = (SUFFIX, ".parsed", UNUSABLE, UNFINISHED)  # .parsed: see the room parse_cache
 HARM = "whose weights would be used"
@@ -31,14 +32,6 @@ class FolderSize:
 
     num_files: int
     num_bytes: int
-
-
-def cache_folder(option: str | bool) -> Path | None:
-    """Returns the folder that the option weight_cache names, None for False. Raises RuntimeError
-    where the user has no home."""
-    if isinstance(option, str):
-        return Path(option).expanduser()
-    return Path.home() / ".cache" / "mmdeploy_llm" / "weights" if option else None
 
 
 def folder_size(folder: Path) -> FolderSize:
