@@ -51,7 +51,7 @@ class FakeLLM:
     death, num_dead = None, 0  # of its engine
 
     def __init__(self, made, model, **options):
-        if model == "unknown":
+        if model == "nobody/unknown":
             raise ModelNotSupportedError("no plugin serves 'UnknownModel'")
         assert options.pop("quiet"), "stderr is for what the command says"
         EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
@@ -508,7 +508,9 @@ class TestGenerate:
         assert result.stderr == "I think.\n"
         assert made[0].options["limit_mm_per_prompt"] == {"image": 1}
 
-    def test_images_go_first(self, run, made):
+    def test_images_go_first(self, run, made, tmp_path):
+        (tmp_path / "a.png").touch()
+        (tmp_path / "b.png").touch()
         run("generate", "What?", "--image", "a.png", "--image", "b.png", "--thinking")
         assert made[0].prompts == [
             {
@@ -527,7 +529,8 @@ class TestGenerate:
         ]
         assert made[0].options["limit_mm_per_prompt"] == {"image": 2}
 
-    def test_raw_prompts_pass_as_they_are(self, run, made):
+    def test_raw_prompts_pass_as_they_are(self, run, made, tmp_path):
+        (tmp_path / "a.png").touch()
         run("generate", "-", "--raw", "--image", "a.png", input="Once upon")
         assert made[0].prompts == [{"prompt": "Once upon", "multimodal_data": {"image": ["a.png"]}}]
 
@@ -602,7 +605,8 @@ class TestChat:
             {"id": "c", "type": "function", "function": function}
         ]
 
-    def test_one_message(self, run, made):
+    def test_one_message(self, run, made, tmp_path):
+        (tmp_path / "a.png").touch()
         result = run("chat", "--message", "hi", "--image", "a.png", "--no-thinking")
         assert result.stdout == "you said: hi\n"
         assert made[0].prompts[0]["chat_template_kwargs"] == {"enable_thinking": False}

@@ -18,7 +18,7 @@ SUFFIX, UNFINISHED = KEPT_SUFFIX, ".new"
 UNUSABLE = ".unusable"  # an empty file in place of one that the model cannot be restored from
 SUFFIXES = (SUFFIX, ".parsed", UNUSABLE, UNFINISHED)  # .parsed: see the room parse_cache
 HARM = "whose weights would be used"
-FREE_SHARE = 20  # a twentieth of the disk stays free
+FREE_SHARE, FREE_BYTES = 20, 8 * 2**30  # a twentieth of the disk stays free, at most so much
 MAX_AGE = 86400  # seconds after which an unfinished file is one that a killed process has left
 
 
@@ -74,7 +74,7 @@ def make_folder(folder: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise NoRoomError(f"{size} bytes are more than the cache may have, {max_bytes}")
     disk = shutil.disk_usage(folder)
-    if disk.free - size < disk.total // FREE_SHARE:
+    if disk.free - size < min(FREE_BYTES, disk.total // FREE_SHARE):
         raise NoRoomError(f"the disk has {disk.free} bytes left, and {size} are needed")
 
 
