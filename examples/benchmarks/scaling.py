@@ -311,9 +311,12 @@ def _tokenizer_json(size: int) -> str:
     ids = {token: index for index, token in enumerate(tokens)}
     merges = []
     while len(tokens) < size:
-        pair = draws.choice(tokens), draws.choice(tokens)
+        pair = (
+            tokens[draws.randrange(min(len(tokens), 4096))],
+            tokens[draws.randrange(256)],
+        )
         token = "".join(pair)
-        if len(token) <= 12 and token not in ids:
+        if token not in ids:
             ids[token] = len(tokens)
             tokens.append(token)
             merges.append(pair)
