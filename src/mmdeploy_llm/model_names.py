@@ -1,4 +1,4 @@
-"""What the name of a model means; imports little, so that a wrong one is told at once."""
+"""Finds what the name of a model means; imports little, so that a wrong one is told at once."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from mmdeploy_llm.command_options.columns import ColumnChoices
 from mmdeploy_llm.command_options.desk import DeskOptions, RunDesk
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.job_file import save_job
+from mmdeploy_llm.command_options.missing import check_media
 from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
 from mmdeploy_llm.errors import ConfigError
 
-from .first import check_media
 from .running import After, nothing_more, run_and_report, show_estimate
 from .shards import shard_names
 

@@ -19,6 +19,7 @@ import typer
 from mmdeploy_llm.command_options.answer import Thinking
 from mmdeploy_llm.command_options.files import CountedPages
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_outputs, check_pictures
 from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.selection import Limit, Recursive
@@ -32,7 +33,6 @@ from mmdeploy_llm.command_options.values import (
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 
 from .exits import SOME_FAILED, print_error
-from .first import check_outputs, check_pictures
 
 if TYPE_CHECKING:
     from mmdeploy_llm.client.counting import TokenCounter

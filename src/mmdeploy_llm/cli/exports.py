@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_outputs
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.sidecars import SidecarChoices
 
 from .exits import SOME_FAILED
-from .first import check_outputs
 
 if TYPE_CHECKING:
     from mmdeploy_llm.exporting.export import ExportSummary

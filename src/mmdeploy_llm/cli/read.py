@@ -9,13 +9,13 @@ import typer
 
 from mmdeploy_llm.command_options.batch_help import EXIT_CODES
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_media
 from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.reading import ReadOptions
 from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.errors import ConfigError
 
 from .batches import batch_settings, start
-from .first import check_media
 from .running import show_estimate
 from .shards import shard_names
 

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_outputs
 from mmdeploy_llm.command_options.model import Engine, Model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.values import engine_options
 from mmdeploy_llm.errors import ConfigError
 
 from .engines import previews_of
-from .first import check_outputs
 
 REPORT_EPILOG = """\b
 An output is a JSONL file, a folder of Parquet files or WebDataset tars that a

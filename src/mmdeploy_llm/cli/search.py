@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_outputs
 from mmdeploy_llm.command_options.model import Engine, known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.single import IsJson
@@ -18,7 +19,6 @@ from mmdeploy_llm.command_options.vectors import Column, Instruction
 from mmdeploy_llm.errors import ConfigError
 
 from .engines import open_llm, previews_of
-from .first import check_outputs
 from .reports import expanded
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import typer
 
 from mmdeploy_llm.command_options.answer import AnswerOptions
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_pictures
 from mmdeploy_llm.command_options.model import ModelOptions
 from mmdeploy_llm.command_options.question import System
 from mmdeploy_llm.command_options.single import Image, Tools
@@ -26,7 +27,6 @@ from mmdeploy_llm.terminal.interrupts import forget_interrupt
 
 from .engines import open_async_llm, open_llm
 from .exits import SOME_FAILED, SOME_LACKING, print_error
-from .first import check_pictures
 
 # click does not rewrap a paragraph that begins with "\b".
 GENERATE_EPILOG = """\b

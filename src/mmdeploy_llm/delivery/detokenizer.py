@@ -52,12 +52,10 @@ class Vocabulary:
 
     def known(self, token_ids: Sequence[int]) -> list[int]:
         """Returns `token_ids` without ids that have no token; models have such ids as padding."""
-        if self._known.issuperset(token_ids):
-            return list(token_ids)
-        tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))
-        found = [token_id for token_id, token in zip(token_ids, tokens, strict=True) if token]
-        self._known.update(found)
-        return found
+        if not self._known.issuperset(token_ids):
+            tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+            self._known.update(own for own, token in zip(token_ids, tokens, strict=True) if token)
+        return [token_id for token_id in token_ids if token_id in self._known]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a whole sequence, special tokens included."""

@@ -97,8 +97,7 @@ class Ticket:
         self._abort = abort
         self._on_news = on_news
         self._changed = threading.Condition(threading.Lock())
-        # Deltas to join, by completion and whether they are errors.
-        self._unread: dict[tuple[int, bool], list[RequestOutput]] = {}
+        self._unread: dict[tuple[int, bool], list[RequestOutput]] = {}  # by completion and is_ok
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
 
@@ -175,17 +174,15 @@ class Ticket:
         """Adds a delta to the unread ones of its completion. An error stays alone: its text may be
         all of the completion's text."""
         key = output.outputs.index, output.is_ok
-        if key in self._unread:
-            self._unread[key].append(output)
-        else:
-            self._unread[key] = [self._numbered(output) if self.ask.stream else output]
+        is_first = self.ask.stream and key not in self._unread
+        self._unread.setdefault(key, []).append(self._numbered(output) if is_first else output)
 
     def _numbered(self, delta: RequestOutput) -> RequestOutput:
         """Returns the delta with its ordinal among those that the reader gets: joined ones count
         as one."""
         (completion,) = delta.outputs
-        index = completion.index
-        number, self._num_deltas[index] = self._num_deltas[index], self._num_deltas[index] + 1
+        number = self._num_deltas[completion.index]
+        self._num_deltas[completion.index] += 1
         if completion.send_idx == number:
             return delta
         return replace(delta, outputs=Completions([replace(completion, send_idx=number)]))
