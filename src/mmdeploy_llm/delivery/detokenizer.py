@@ -13,9 +13,11 @@ library raises an exception in this case.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 REPLACEMENT = "\ufffd"
+AS_WRITTEN = MappingProxyType({"skip_special_tokens": False, "clean_up_tokenization_spaces": False})
 # Ids kept when the window is shortened. UTF-8 decoding resynchronises after at most 3 bytes of a
 # character whose first byte is missing, and an incomplete character at the end has at most 3 bytes:
 # 6 tokens hold both.
@@ -59,10 +61,7 @@ class Vocabulary:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a whole sequence, special tokens included."""
-        text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+        return str(self._tokenizer.decode(token_ids, **AS_WRITTEN))
 
     def text_of(self, token_id: int) -> str:
         """Returns the text of one token as it appears after another, so with its leading space."""
@@ -106,11 +105,10 @@ class Detokenizer:
             return ""
         text = self._vocabulary.decode(self._window)
         num_settled = _num_settled(text)
-        delta = text[self._num_shown : num_settled]
-        self._num_shown = num_settled
+        begin, self._num_shown = self._num_shown, num_settled
         if len(self._window) > WINDOW_SIZE:
             self._shorten()
-        return delta
+        return text[begin:num_settled]
 
     def finish(self) -> str:
         """Returns the text that was held back, decoded without anything after it."""
