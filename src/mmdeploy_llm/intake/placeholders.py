@@ -216,7 +216,7 @@ class Placeholders:
     def _joined(self, text: str) -> str:
         """Returns a text with its items, changed where these meet each other and words."""
         for pattern, joint in self._joints:
-            text = pattern.sub(lambda _, joint=joint: joint, text)
+            text = pattern.sub(joint.replace("\\", r"\\"), text)
         return text
 
     def _add(self, kind: str, processor: MediaProcessor, tokenizer: PromptTokenizer) -> None:

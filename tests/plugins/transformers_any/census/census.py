@@ -5,6 +5,7 @@ greedy tokens here as in transformers, on small random weights, or says why it c
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
     CENSUS_SOUNDS=1 python .../census.py                               sounds only; writes them too
     CENSUS_ODD=1 python .../census.py                                  text, with odd sizes; prints
+    CENSUS_WRITE=1 python .../census.py CLASS ...                      writes these into the data
 
 All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
 bounded time and memory: text, and for classes that take them, images.
@@ -360,9 +361,14 @@ def main():
             if pictured[name][0] in (EQUAL, BY_SEQUENCE) and images.needs_torchvision(ALL[name]):
                 pictured[name] = pictured[name][0], "images need torchvision"
             print(name, "with images:", *pictured[name], flush=True)
-    if not sys.argv[1:]:
-        today = datetime.date.today().isoformat()
-        data = page.data_of(results, pictured, transformers.__version__, today)
+    today = datetime.date.today().isoformat()
+    data = page.data_of(results, pictured, transformers.__version__, today)
+    if os.environ.get("CENSUS_WRITE"):
+        old = json.loads(page.DATA.read_text(encoding="utf-8"))
+        rows = dict(sorted((old["classes"] | data["classes"]).items()))
+        page.DATA.write_text(page.dumps({**old, "classes": rows}), encoding="utf-8")
+        page.main()
+    elif not sys.argv[1:]:
         page.DATA.write_text(page.dumps(data), encoding="utf-8")
         take_sounds()
 
