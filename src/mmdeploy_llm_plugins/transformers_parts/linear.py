@@ -1,15 +1,18 @@
-"""Replaces transformers' linear layers by the engine's, which run on the device's fast kernels."""
+"""Replaces transformers' linear layers and experts by the engine's, which run on the device's fast
+kernels."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Set
 from typing import cast
 
 from torch import Tensor, nn
 
 from mmdeploy_llm.layers import Linear
+
+from .experts import engine_experts
 
 TEXTS = re.compile(r"""(["'])[\w.]*\1""")  # names, quoted
 
@@ -31,7 +34,8 @@ class AnyLinear(Linear):
 
 
 def use_engine_layers(model: nn.Module) -> None:
-    """Replaces the linear layers of `model` in place.
+    """Replaces the linear layers of `model` in place, and its experts where the engine's compute
+    the same.
 
     Two kinds stay: layers that share their weight, since packing changes its layout, and layers
     whose weight the parent module reads itself, or may read because its source is unavailable.
@@ -40,16 +44,22 @@ def use_engine_layers(model: nn.Module) -> None:
     sources: dict[type[nn.Module], str | None] = {}  # finding one takes milliseconds
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or id(child.weight) in shared:
+            is_linear = type(child) is nn.Linear
+            if not (is_linear or isinstance(getattr(child, "gate_up_proj", None), nn.Parameter)):
+                continue
+            if shared & {id(param) for param in child.parameters()}:
                 continue
             if type(parent) not in sources:
                 sources[type(parent)] = _source(type(parent))
             code = sources[type(parent)]
-            if code is not None and f"{name}.weight" not in code:
-                setattr(parent, name, AnyLinear(child))
+            if code is None or f"{name}.weight" in code:
+                continue
+            found = AnyLinear(child) if is_linear else engine_experts(child, code, name)
+            if found is not None:
+                setattr(parent, name, found)
 
 
-def _shared(model: nn.Module) -> Collection[int]:
+def _shared(model: nn.Module) -> Set[int]:
     """Returns the ids of parameters that have more than one name."""
     seen: set[int] = set()
     shared: set[int] = set()
