@@ -33,17 +33,23 @@ class AnyExperts(Experts):
             if name not in vars(self):
                 setattr(self, name, value)
 
-    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Computes the weighted sum of experts, with the arguments that transformers passes."""
+        x = hidden_states
         if x.is_meta:  # the tokens of experts cannot be counted
             return torch.empty_like(x)
         if self.is_fused(x):  # these kernels read weights of x's dtype
-            weights = weights.to(x.dtype)
-        return super().forward(x, weights, experts).to(x.dtype)
+            top_k_weights = top_k_weights.to(x.dtype)
+        return super().forward(x, top_k_weights, top_k_index).to(x.dtype)
 
     def can_hold_coded(self, name: str) -> bool:
         """Returns False: transformers' names of single matrices are not this engine's."""
         return False
+
+
+def has_experts(module: nn.Module) -> bool:
+    """Whether a module may be experts that `engine_experts` takes."""
+    return isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
 
 
 def engine_experts(plain: nn.Module, parent_code: str, name: str) -> AnyExperts | None:

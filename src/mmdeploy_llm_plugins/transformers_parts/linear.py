@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.layers import Linear
 
-from .experts import engine_experts
+from .experts import engine_experts, has_experts
 
 TEXTS = re.compile(r"""(["'])[\w.]*\1""")  # names, quoted
 
@@ -44,19 +44,21 @@ def use_engine_layers(model: nn.Module) -> None:
     sources: dict[type[nn.Module], str | None] = {}  # finding one takes milliseconds
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            is_linear = type(child) is nn.Linear
-            if not (is_linear or isinstance(getattr(child, "gate_up_proj", None), nn.Parameter)):
-                continue
-            if shared & {id(param) for param in child.parameters()}:
+            if type(child) is not nn.Linear and not has_experts(child):
                 continue
             if type(parent) not in sources:
                 sources[type(parent)] = _source(type(parent))
             code = sources[type(parent)]
-            if code is None or f"{name}.weight" in code:
-                continue
-            found = AnyLinear(child) if is_linear else engine_experts(child, code, name)
-            if found is not None:
+            found = None if code is None else _engine_layer(child, code, name)
+            if found is not None and not shared & {id(own) for own in child.parameters()}:
                 setattr(parent, name, found)
+
+
+def _engine_layer(plain: nn.Module, parent_code: str, name: str) -> nn.Module | None:
+    """Returns what takes the place of a layer, which the parent has by this name; None: nothing."""
+    if type(plain) is not nn.Linear:
+        return engine_experts(plain, parent_code, name)
+    return None if f"{name}.weight" in parent_code else AnyLinear(plain)
 
 
 def _shared(model: nn.Module) -> Set[int]:
