@@ -285,7 +285,6 @@ CASES = {
             "use_bias": True,
             "mlp_hidden_act": "silu",
             "norm_topk_prob": False,
-            **TIED,
         },
     ),
     # Granite 4 without experts, with rotation, biases and a tied head.

@@ -36,6 +36,7 @@ OWN_KEYS = (
     "layer_types",
     "layers_block_type",
     "mamba_head_dim",
+    "mamba_hidden_act",
     "mamba_num_heads",
     "mamba_proj_bias",  # not read by transformers: use_bias is
     "mamba_ssm_cache_dtype",  # states are kept in float32
@@ -175,5 +176,6 @@ def _mamba_config(config: Any) -> Mamba2Config:
         norm_eps=config.layer_norm_epsilon,
         conv_bias=config.use_conv_bias,
         bias=config.use_bias,
+        # As transformers does for prompts; for single tokens it knows no limit.
         time_step_limit=(config.time_step_min, float("inf")),
     )

@@ -12,7 +12,6 @@ NEMOTRON_H = text_family(
     mamba_num_heads=8,
     mamba_head_dim=16,
     n_groups=2,
-    time_step_min=0.2,
     n_routed_experts=8,
     moe_intermediate_size=24,
     moe_shared_expert_intermediate_size=40,
