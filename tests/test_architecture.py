@@ -71,7 +71,7 @@ LAYERS = (
     ("exporting", "vectors"),
     ("batch",),
     ("paging", "report"),
-    ("estimate", "reading"),
+    ("estimate", "reading", "transcripts"),
     ("bulk",),
     ("llm", "aio"),
     ("plugin_checks",),
@@ -116,6 +116,14 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
     ),
     # Their decoders attend to an encoder, which transformers runs.
     "mmdeploy_llm_plugins.florence": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
+    "mmdeploy_llm_plugins.vision_encoder_decoder": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
+    "mmdeploy_llm_plugins.whisper": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
     ),

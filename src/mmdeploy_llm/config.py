@@ -164,7 +164,8 @@ class EngineConfig(LoadOptions):
         default=None,
         ge=1,
         description="bytes for embeddings of images and videos, kept for the next prompt with the "
-        "same item; None: 256 MiB on CPU, 1 GiB on CUDA",
+        "same item; None: 256 MiB on CPU, 1 GiB on CUDA; with cross attention one item for each "
+        "request, within a quarter of the memory",
     )
     num_intake_threads: int | None = Field(
         default=None,

@@ -37,6 +37,8 @@ from .read import read
 from .reports import REPORT_EPILOG, report
 from .search import dedupe, search
 from .talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
+from .transcribe import EPILOG as TRANSCRIBE_EPILOG
+from .transcribe import transcribe
 from .wording import in_options
 
 if TYPE_CHECKING:
@@ -184,6 +186,7 @@ def program(
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
 app.command(cls=Command, epilog=READ_EPILOG)(read)
+app.command(cls=Command, epilog=TRANSCRIBE_EPILOG)(transcribe)
 app.command(cls=Command, epilog=EMBED_EPILOG)(embed)
 app.command(cls=Command, epilog=SEARCH_EPILOG)(search)
 app.command(cls=Command, epilog=DEDUPE_EPILOG)(dedupe)
