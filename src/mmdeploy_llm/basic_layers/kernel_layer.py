@@ -25,8 +25,6 @@ def activation_kernels(kernels: Kernels | None, *tensors: Tensor) -> ActivationK
 def scaled(x: Tensor, factor: float, kernels: Kernels | None, *, rounds: bool = False) -> Tensor:
     """Returns x * factor, with kernels in the memory of `x`. rounds: whether the factor is rounded
     to x's dtype first."""
-    if factor == 1:
-        return x
     own = activation_kernels(kernels, x)
     if own is not None and x.is_contiguous():
         return own.scale(x, factor, rounds=rounds)

@@ -2,10 +2,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../cpp_states/state_space.h"
+#include "../cpp_states/states.h"
 #include "attention.h"
 #include "dispatch.h"
-#include "state_space.h"
-#include "states.h"
 
 namespace {
 

@@ -207,7 +207,8 @@ class DecoderLayer(KernelLayer):
         return x
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return scaled(x, self.residual_scale, self.kernels)
+        scale = self.residual_scale
+        return x if scale == 1 else scaled(x, scale, self.kernels)
 
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP | ModalityMLP:
@@ -256,7 +257,9 @@ class Decoder(KernelLayer):
     def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
         """Looks up the embeddings and runs all layers and the final norm."""
         embeds = self.embed_tokens(inputs.token_ids)
-        x = inputs.merge_media(scaled(embeds, self.embed_scale, self.kernels, rounds=True))
+        if self.embed_scale != 1:
+            embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
+        x = inputs.merge_media(embeds)
         step = self.begin(inputs, x, is_vision)
         residual, rows = None, inputs.media_rows
         features = inputs.media_features(x.shape[1])

@@ -1,4 +1,4 @@
-"""Layers with a state of each sequence, see cpp_layers/states.h."""
+"""Layers with a state of each sequence, see cpp_states/."""
 
 from __future__ import annotations
 

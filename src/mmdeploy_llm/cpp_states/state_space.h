@@ -8,18 +8,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "../cpp_layers/calls.h"
 #include "../cpp_products/lanes.h"
 #include "../cpp_products/numbers.h"
 #include "../cpp_products/parallel.h"
-#include "calls.h"
 #include "states.h"
 
 namespace mm {
 
-constexpr int64_t MAX_STATE = 256;                  // rows of a matrix
-constexpr int64_t MAX_HEAD = 256;                   // columns of it
-constexpr int SCANNED = 4;                          // tokens of one pass
-constexpr int SCAN_COLUMNS = NUM_REGISTERS / 8;     // registers of columns of one pass
+constexpr int64_t MAX_STATE = 256;               // rows of a matrix
+constexpr int64_t MAX_HEAD = 256;                // columns of it
+constexpr int SCANNED = 4;                       // tokens of one pass
+constexpr int SCAN_COLUMNS = NUM_REGISTERS / 8;  // registers of columns of one pass
 
 // One token of one head.
 struct ScanToken {
