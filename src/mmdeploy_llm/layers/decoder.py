@@ -207,8 +207,7 @@ class DecoderLayer(KernelLayer):
         return x
 
     def _scaled(self, x: Tensor) -> Tensor:
-        scale = self.residual_scale
-        return x if scale == 1 else scaled(x, scale, self.kernels)
+        return x if self.residual_scale == 1 else scaled(x, self.residual_scale, self.kernels)
 
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP | ModalityMLP:
