@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
+from mmdeploy_llm.basic_layers.mapped_weights import MappedWeights
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
 from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
@@ -38,7 +39,6 @@ from mmdeploy_llm.kernels import ActivationName
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
-from .mapped_weights import MappedWeights
 from .moe import Modality, ModalityMLP, SparseMLP
 
 
