@@ -40,6 +40,7 @@ from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins import (
     ernie,
+    florence,
     gemma,
     glm,
     gptoss,
@@ -52,11 +53,13 @@ from mmdeploy_llm_plugins import (
     paddleocr,
     phi,
     qwen,
+    vision_encoder_decoder,
 )
 from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks, structure
 from mmdeploy_llm_plugins.transformers_media import processing, processor
 
 sys.path.insert(0, str(Path(__file__).parent))
+import encoders
 import images
 import page
 import shrink
@@ -66,7 +69,7 @@ from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 # The plugins of single families.
 NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen),
+    *(phi, qwen, florence, vision_encoder_decoder),
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
@@ -206,6 +209,9 @@ def odd_outcome(name, folder):
 
 def image_outcome(name, folder):
     """Returns (outcome, reason) for prompts with images."""
+    if name in encoders.FAMILIES:
+        prompts, inputs = encoders.write(name, folder)
+        return compared(name, folder, LONGER, prompts, inputs)
     try:
         base, _ = images.processor_class(ALL[name])
         tokenizer, config = images.make_tokenizer(base), config_of(name)
@@ -356,7 +362,7 @@ def main():
             results[name] = run(name)
             print(name, *results[name], flush=True)
         if name in IMAGE_TEXT:
-            is_refused = results.get(name, ("",))[0] == REFUSED
+            is_refused = results.get(name, ("",))[0] == REFUSED and name not in encoders.FAMILIES
             pictured[name] = results[name] if is_refused else run(name, "images")
             if pictured[name][0] in (EQUAL, BY_SEQUENCE) and images.needs_torchvision(ALL[name]):
                 pictured[name] = pictured[name][0], "images need torchvision"
