@@ -17,9 +17,9 @@ from torch import Tensor
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
+from mmdeploy_llm_plugins.transformers_parts.cache import carriers, pages, states
 
 from . import limits, masks, rope, structure, trial
-from .cache import carriers, pages, states
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cache.pages import REFERENCE, PagedLayer
+from mmdeploy_llm_plugins.transformers_parts.cache.pages import REFERENCE, PagedLayer
+
 from .probe import attention_of
 
 # Class -> fields of its config with the ids of tokens that are part of media: the markers around
