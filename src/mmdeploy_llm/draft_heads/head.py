@@ -34,9 +34,15 @@ class DraftHead(KernelLayer):
     norm: RMSNorm | LayerNorm | None
 
     def __init__(
-        self, config: DecoderConfig, layer: nn.Module, *, shares_norm: bool, is_hidden_first: bool
+        self,
+        config: DecoderConfig,
+        layer: nn.Module,
+        decoder: Decoder,
+        *,
+        shares_norm: bool,
+        is_hidden_first: bool,
     ) -> None:
-        """layer: as a NewLayer builds it. shares_norm: whether the norm after it is the model's
+        """layer: as a NewLayer builds it. decoder: the model's. shares_norm: whether the norm after it is the model's
         own. is_hidden_first: whether `proj` reads the hidden state before the embedding."""
         super().__init__()
         size = config.hidden_size
@@ -47,10 +53,12 @@ class DraftHead(KernelLayer):
         self.norm = None if shares_norm else config.new_residual_norm()
         self.is_hidden_first = is_hidden_first
         self._recordings = Recordings()
+        self._decoders = (decoder,)  # in a tuple: its parameters are not the head's
 
-    def forward(self, inputs: ForwardInputs, hidden: Tensor, decoder: Decoder) -> Tensor:
+    def forward(self, inputs: ForwardInputs, hidden: Tensor) -> Tensor:
         """Returns [T, hidden]. inputs: with the token that follows each row's own, whose place the
         positions and the attention are of. hidden: [T, hidden]."""
+        (decoder,) = self._decoders
         embeds = self.embed_norm(decoder.embed(inputs))
         parts = (embeds, self.hidden_norm(hidden))
         x = torch.cat(parts[::-1] if self.is_hidden_first else parts, 1)
@@ -97,7 +105,11 @@ def add_draft_head(
     )
     caches = layer_caches(model)
     model.draft_head = DraftHead(
-        own, new_layer(own, index), shares_norm=shares_norm, is_hidden_first=is_hidden_first
+        own,
+        new_layer(own, index),
+        model.model,
+        shares_norm=shares_norm,
+        is_hidden_first=is_hidden_first,
     )
     model.cache = (*caches, PagedKV(num_kv_heads=own.num_kv_heads, head_dim=own.head_dim))
     before = model.weight_map

@@ -21,8 +21,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
+from mmdeploy_llm.basic_layers.mapped_weights import MappedWeights
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
 from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
@@ -38,7 +39,6 @@ from mmdeploy_llm.kernels import ActivationName
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
-from .mapped_weights import MappedWeights
 from .moe import Modality, ModalityMLP, SparseMLP
 
 
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         return torch.cat([q, k, v], 1)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(KernelLayer):
     """Attention and MLP, each after its norm, or both after one. The residual stream is passed on
     separately from the output, so that the next norm adds them."""
 
@@ -207,7 +207,7 @@ class DecoderLayer(nn.Module):
         return x
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.residual_scale == 1 else x * self.residual_scale
+        return x if self.residual_scale == 1 else scaled(x, self.residual_scale, self.kernels)
 
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP | ModalityMLP:
@@ -270,7 +270,7 @@ class Decoder(KernelLayer):
         """Returns the embeddings of tokens and media, [T, hidden]."""
         embeds: Tensor = self.embed_tokens(inputs.token_ids)
         if self.embed_scale != 1:
-            embeds *= torch.tensor(self.embed_scale, dtype=embeds.dtype)
+            embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
         return inputs.merge_media(embeds)
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
@@ -335,12 +335,6 @@ class CausalLM(MappedWeights, nn.Module):
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns hidden states after the final norm, [T, hidden]."""
         out: Tensor = self.model(inputs)
-        return out
-
-    def draft(self, inputs: ForwardInputs, hidden: Tensor) -> Tensor:
-        """See hooks.Model; only with a draft head."""
-        assert self.draft_head is not None, "the engine asks for guesses where there is one"
-        out: Tensor = self.draft_head(inputs, hidden, self.model)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:

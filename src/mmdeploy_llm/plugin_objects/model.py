@@ -28,18 +28,22 @@ class Model(Protocol):
     max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
     has_sinks: True where its attention has sinks; see `forward.AttentionContext.attend`.
     has_softcaps: True where it caps attention scores, likewise.
+    positions_of(token_ids, media): called in place of `positions` for each prompt with media, where
+        the model counts from the tokens between them.
     is_cacheable: False where its weights are not kept, packed, for the next start (see
         weight_cache), because its modules compute with them while it is loaded.
+    sees_prompts: True where all tokens of a prompt with media attend to each other in both
+        directions, those of text too: every prompt is then computed in one step, without prefixes
+        of others. Its spec has `atomic_media`.
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 
     draft_head: a module that guesses the token after the next, which ModelSpec.draft_head has
         added; None without. Its layer keeps an entry for each token whose next one is known, in a
-        PagedKV after those of the model's layers in `cache`. The model then has
-        `draft(inputs, hidden)`, which returns the head's hidden states [T, hidden], from which
-        `logits` guesses and which take the place of `hidden` for the guess after it. hidden: what
-        `forward` returned. inputs: of the same places, with the token ids and media of the place
-        after each.
+        PagedKV after those of the model's layers in `cache`. Called as draft_head(inputs, hidden)
+        it returns hidden states [T, hidden], from which `logits` guesses and which take the place
+        of `hidden` for the guess after it. hidden: what `forward` returned. inputs: of the same
+        places, with the token ids and media of the place after each.
 
     A model for vectors and scores, which are made of the hidden states of its last layer after a
     prompt is computed, may have these, which pooling/abilities.py reads:

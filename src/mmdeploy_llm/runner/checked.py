@@ -18,8 +18,8 @@ class CheckedModel:
     shape, in which the runner might read rows of other requests.
 
     name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
-    positions; 0 where token i has position i. has_cross: whether layers attend to an encoder.
-    has_draft_head: whether it guesses tokens.
+    positions; 0 where token i has position i. has_cross, sees_prompts, has_draft_head: of
+    hooks.Model.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:
@@ -28,6 +28,7 @@ class CheckedModel:
         self._vocab_size = vocab_size
         self.has_cross = cross_of(model) is not None
         self.has_draft_head = getattr(model, "draft_head", None) is not None
+        self.sees_prompts = bool(getattr(model, "sees_prompts", False))
         first = model.positions(1, ())
         self.num_axes = 0 if first is None else len(first)
 
@@ -40,9 +41,9 @@ class CheckedModel:
     def draft(self, inputs: ForwardInputs, hidden: Tensor) -> Tensor:
         """Returns the hidden states of the draft head [T, hidden]; only where the model has one."""
         meaning = "a row of hidden_size values for each row of hidden states"
-        found = self._model.draft(inputs, hidden)  # type: ignore[attr-defined]
+        found = self._model.draft_head(inputs, hidden)  # type: ignore[attr-defined]
         shape = (hidden.shape[0], self._model.hidden_size)
-        return self._checked("draft", found, shape, meaning)
+        return self._checked("draft_head", found, shape, meaning)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [N, vocab] of hidden states [N, hidden]."""
@@ -50,13 +51,14 @@ class CheckedModel:
         meaning = "a row for each row of its input, a value for each token id of the vocabulary"
         return self._checked("logits", self._model.logits(hidden), shape, meaning)
 
-    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """Returns M-RoPE positions [num_axes, num_tokens]; None where token i has position i."""
-        found = self._model.positions(num_tokens, media)
+    def positions(self, token_ids: Sequence[int], media: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns M-RoPE positions [num_axes, tokens]; None where token i has position i."""
+        by_tokens, count = getattr(self._model, "positions_of", None), len(token_ids)
+        found = by_tokens(token_ids, media) if by_tokens else self._model.positions(count, media)
         if found is None:
             return None
         meaning = "time, height and width of each token, or the model's own axes; or None"
-        return self._checked("positions", found, (self.num_axes, num_tokens), meaning)
+        return self._checked("positions", found, (self.num_axes, count), meaning)
 
     def _checked(self, method: str, found: Tensor, shape: tuple[int, int], meaning: str) -> Tensor:
         if isinstance(found, Tensor) and tuple(found.shape) == shape:

@@ -35,12 +35,12 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.plan import UNKNOWN, NewRequest, ScheduledTokens
 from mmdeploy_llm.sampling.largest import first_argmax
+from mmdeploy_llm.sharding.peers import Peers
 from mmdeploy_llm.transfer import to_device
 
 from .batch import StepBatch, prepare
 from .checked import CheckedModel
 from .encoder_cache import EncoderCache
-from .peers import Peers
 from .slots import Slots
 
 logger = logging.getLogger(__name__)

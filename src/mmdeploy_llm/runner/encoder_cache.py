@@ -19,9 +19,8 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.sharding.peers import NoPeers, Peers
 from mmdeploy_llm.transfer import to_device
-
-from .peers import NoPeers, Peers
 
 logger = logging.getLogger(__name__)
 

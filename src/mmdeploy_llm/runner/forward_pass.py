@@ -21,16 +21,16 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.sampling.largest import first_argmax
+from mmdeploy_llm.sharding.peers import Peers
 from mmdeploy_llm.transfer import to_device
 
-from .batch import Ints, StepBatch, prepare
+from .batch import Ints, StepBatch, prepare, spans_of_items, spans_of_prompts
 from .checked import CheckedModel
 from .drafter import Drafter
 from .drafts import DraftRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .outcome import StepOutcome
-from .peers import Peers
 from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
 from .slots import Slots
 from .states import StateTable, StepStates
@@ -88,7 +88,8 @@ class ForwardPass:
         self._encoder = encoder
         self._device = cache.keys[0].device
         self._num_axes = model.num_axes
-        self._has_atomic_media = has_atomic_media
+        own = spans_of_prompts if model.sees_prompts else spans_of_items
+        self._spans_of = own if has_atomic_media else None
         self._peers = peers
         self._graphs: DecodeGraphs | None = None
 
@@ -116,7 +117,7 @@ class ForwardPass:
             self._cache.block_size,
             self._num_axes,
             self._device,
-            has_atomic_media=self._has_atomic_media,
+            spans_of=self._spans_of,
             frame_for=self._graphs.frame_for if self._graphs and adapters is None else None,
         )
         if token_ids is not None:

@@ -12,10 +12,10 @@ from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.processes import Channel
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Meeting, Ranks
+from mmdeploy_llm.sharding.peers import Peers
 
 from .executor import Executor, ExecutorInfo
 from .overlap import Started
-from .peers import Peers
 from .rank_messages import (
     BarrierMessage,
     DoneMessage,
