@@ -42,8 +42,9 @@ class DraftHead(KernelLayer):
         shares_norm: bool,
         is_hidden_first: bool,
     ) -> None:
-        """layer: as a NewLayer builds it. decoder: the model's. shares_norm: whether the norm after it is the model's
-        own. is_hidden_first: whether `proj` reads the hidden state before the embedding."""
+        """layer: as a NewLayer builds it. decoder: the model's. shares_norm: whether the norm after
+        the layer is the model's own. is_hidden_first: whether `proj` reads the hidden state before
+        the embedding."""
         super().__init__()
         size = config.hidden_size
         self.embed_norm = config.new_residual_norm()
