@@ -461,6 +461,27 @@ struct Patchify {
     float* out;          // [patches][3][frames][patch][patch]
 };
 
+// Resizes an image, see pixels.h, on the calling thread alone.
+struct Resize {
+    const uint8_t* pixels;  // [height][width][3]
+    int64_t height;
+    int64_t width;
+    const int32_t* across_first;    // [columns]
+    const int32_t* across_counts;   // [columns]
+    const int32_t* across_weights;  // [columns][across_most]
+    int64_t across_most;
+    const int32_t* down_first;    // [rows]
+    const int32_t* down_counts;   // [rows]
+    const int32_t* down_weights;  // [rows][down_most]
+    int64_t down_most;
+    int64_t rows;
+    int64_t columns;
+    int64_t stride;   // bytes of a row of `middle`, a multiple of RUN_BYTES
+    uint8_t* turned;  // [width * STRIP_BYTES + 1]
+    uint8_t* middle;  // [height][stride]
+    uint8_t* out;     // [rows][columns][3]
+};
+
 // Restricts threads to CPUs and their memory to a node, see threads.h.
 struct PlaceThreads {
     const int32_t* cpus;  // [num_cpus], of all threads
@@ -510,6 +531,7 @@ struct PlaceThreads {
     CALL(cut, Cut)                    \
     CALL(invert, Invert)              \
     CALL(patchify, Patchify)          \
+    CALL(resize, Resize)              \
     CALL(place_threads, PlaceThreads)
 
 }  // namespace mm

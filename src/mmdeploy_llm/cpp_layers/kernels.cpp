@@ -116,6 +116,14 @@ void run(const mm::Patchify& args) {
                  args.frames, args.first, args.count, args.out);
 }
 
+void run(const mm::Resize& args) {
+    const mm::Taps across = {args.across_first, args.across_counts, args.across_weights,
+                             args.across_most};
+    const mm::Taps down = {args.down_first, args.down_counts, args.down_weights, args.down_most};
+    mm::resize(args.pixels, args.height, args.width, across, down, args.rows, args.columns,
+               args.stride, args.turned, args.middle, args.out);
+}
+
 void run(const mm::PlaceThreads& args) {
     *args.error = mm::place_threads(args.cpus, args.num_cpus, args.pinned, args.num_pinned,
                                     args.node, args.num_workers);

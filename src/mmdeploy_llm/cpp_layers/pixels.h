@@ -1,4 +1,4 @@
-// Turns pixels of images and frames into the patch rows that vision towers read.
+// Resizes images, and turns their pixels into the patch rows that vision towers read.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,92 @@ inline void patchify(const uint8_t* pixels, int64_t height, int64_t width, int64
                 }
                 out += 3 * frames * area;
             }
+        }
+    }
+}
+
+// Which inputs an output is the weighted sum of: counts[i] of them, from number first[i] on.
+struct Taps {
+    const int32_t* first;
+    const int32_t* counts;
+    const int32_t* weights;  // [outputs][most], in 2^-WEIGHT_BITS
+    int64_t most;
+};
+
+constexpr int WEIGHT_BITS = 22;     // as in Pillow
+constexpr int64_t STRIP_ROWS = 16;  // that are resized across at a time
+constexpr int64_t STRIP_BYTES = STRIP_ROWS * 3;
+constexpr int64_t RUN_BYTES = 64;  // that are resized down at a time
+
+typedef uint8_t SixteenBytes __attribute__((vector_size(16)));
+typedef int32_t SixteenInts __attribute__((vector_size(64)));
+
+// Writes the rounded weighted sums of `count` runs of N * 16 bytes, each `step` bytes after the one
+// before. Not inlined, so that the sums stay in registers.
+template <int N>
+__attribute__((noinline)) void weighted(const uint8_t* in, int64_t step, const int32_t* weights,
+                                        int64_t count, uint8_t* out) {
+    SixteenInts sums[N];
+#pragma GCC unroll 4
+    for (int part = 0; part < N; ++part) {
+        sums[part] = SixteenInts{} + (1 << (WEIGHT_BITS - 1));
+    }
+    for (int64_t tap = 0; tap < count; ++tap) {
+#pragma GCC unroll 4
+        for (int part = 0; part < N; ++part) {
+            SixteenBytes bytes;
+            std::memcpy(&bytes, in + tap * step + part * 16, sizeof bytes);
+            sums[part] += __builtin_convertvector(bytes, SixteenInts) * weights[tap];
+        }
+    }
+#pragma GCC unroll 4
+    for (int part = 0; part < N; ++part) {
+        SixteenInts whole = sums[part] >> WEIGHT_BITS;
+        whole = whole < 0 ? SixteenInts{} : whole;
+        whole = whole > 255 ? SixteenInts{} + 255 : whole;
+        const SixteenBytes bytes = __builtin_convertvector(whole, SixteenBytes);
+        std::memcpy(out + part * 16, &bytes, sizeof bytes);
+    }
+}
+
+// Resizes pixels [height][width][3] to out [rows][columns][3] as Pillow does, bit for bit: across
+// into `middle` [height][stride], then down. A strip of rows is turned so that the pixels of a
+// column follow each other, `turned` [width][STRIP_ROWS][3] with a byte more; so both directions
+// are sums of runs of bytes.
+inline void resize(const uint8_t* pixels, int64_t height, int64_t width, const Taps& across,
+                   const Taps& down, int64_t rows, int64_t columns, int64_t stride,
+                   uint8_t* turned, uint8_t* middle, uint8_t* out) {
+    for (int64_t top = 0; top < height; top += STRIP_ROWS) {
+        const int64_t left = height - top < STRIP_ROWS ? height - top : STRIP_ROWS;
+        for (int64_t x = 0; x < width; ++x) {
+            const uint8_t* in = pixels + (top * width + x) * 3;
+            uint8_t* to = turned + x * STRIP_BYTES;
+            // Four bytes are one move; the fourth is overwritten. The last pixel has none after it.
+            const int64_t size = x + 1 < width ? 4 : 3;
+            for (int64_t row = 0; row < left; ++row) {
+                if (size == 4) {
+                    std::memcpy(to + row * 3, in + row * width * 3, 4);
+                } else {
+                    std::memcpy(to + row * 3, in + row * width * 3, 3);
+                }
+            }
+        }
+        for (int64_t x = 0; x < columns; ++x) {
+            uint8_t sums[STRIP_BYTES];
+            weighted<3>(turned + across.first[x] * STRIP_BYTES, STRIP_BYTES,
+                        across.weights + x * across.most, across.counts[x], sums);
+            for (int64_t row = 0; row < left; ++row) {
+                std::memcpy(middle + (top + row) * stride + x * 3, sums + row * 3, 3);
+            }
+        }
+    }
+    for (int64_t y = 0; y < rows; ++y) {
+        for (int64_t begin = 0; begin < columns * 3; begin += RUN_BYTES) {
+            uint8_t sums[RUN_BYTES];
+            weighted<4>(middle + down.first[y] * stride + begin, stride,
+                        down.weights + y * down.most, down.counts[y], sums);
+            const int64_t left = columns * 3 - begin;
+            std::memcpy(out + y * columns * 3 + begin, sums, left < RUN_BYTES ? left : RUN_BYTES);
         }
     }
 }

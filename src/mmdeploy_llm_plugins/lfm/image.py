@@ -139,7 +139,8 @@ class LfmImageProcessor(TileProcessor):
                 item.image, layout.columns, layout.rows, own.tile_size, self.options.pixels
             )
         if layout.small is not None:
-            parts.append(resize(item.image, *layout.small, self.options.pixels))
+            small, kernels = layout.small, self._patches.kernels
+            parts.append(resize(item.image, *small, self.options.pixels, kernels))
         rows = np.concatenate([self._patches.rows(part) for part in parts])
         return self._input(layout, own, torch.from_numpy(rows), self.key_of(item, own))
 

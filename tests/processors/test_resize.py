@@ -1,0 +1,83 @@
+"""Images resized by the CPU kernels equal those resized by Pillow, bit for bit."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.media import resize
+from mmdeploy_llm_plugins.qwen.image import QwenImageProcessor
+
+SIZES = (  # (width, height) before and after
+    ((97, 61), (31, 23)),
+    ((61, 97), (200, 311)),  # larger
+    ((640, 40), (224, 224)),  # smaller across, larger down
+    ((1, 1), (28, 28)),
+    ((1, 700), (28, 56)),
+    ((1003, 17), (1, 1)),
+    ((33, 47), (33, 20)),  # one direction alone, in which Pillow skips the other
+    ((47, 33), (20, 33)),
+    ((1000, 750), (112, 84)),
+)
+
+
+def picture(size, seed=0, *, is_flat=False):
+    rng = np.random.default_rng(seed)
+    shape = (size[1], size[0], 3)
+    # Black and white overshoot at edges, where sums are clipped.
+    values = rng.integers(0, 2, shape) * 255 if is_flat else rng.integers(0, 256, shape)
+    return Image.fromarray(values.astype(np.uint8))
+
+
+@pytest.mark.parametrize("resample", [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC])
+@pytest.mark.parametrize(("before", "after"), SIZES)
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_equal(kernels, resample, before, after, is_flat):
+    image = picture(before, is_flat=is_flat)
+    expected = np.asarray(image.resize(after, resample=resample))
+    assert np.array_equal(resize(image, after[1], after[0], resample, kernels), expected)
+
+
+def test_equal_at_random_sizes(kernels):
+    rng = np.random.default_rng(1)
+    for seed in range(60):
+        before, after = rng.integers(1, 400, 2).tolist(), rng.integers(1, 300, 2).tolist()
+        image, resample = picture(before, seed), int(rng.integers(2, 4))
+        expected = np.asarray(image.resize(after, resample=Image.Resampling(resample)))
+        found = resize(image, after[1], after[0], resample, kernels)
+        assert np.array_equal(found, expected), (before, after, resample)
+
+
+def test_other_filters_are_pillows(kernels):
+    image, lanczos = picture((90, 70)), Image.Resampling.LANCZOS
+    expected = np.asarray(image.resize((28, 28), resample=lanczos))
+    assert np.array_equal(resize(image, 28, 28, lanczos, kernels), expected)
+
+
+def test_a_processor_resizes_with_its_kernels(kernels):
+    config = SimpleNamespace(vision_config=None)
+    plain, fast = (
+        QwenImageProcessor(Checkpoint(folder=Path("."), config=config, preprocessor={}), {})
+        for _ in range(2)
+    )
+    calls = []
+
+    class Counting:
+        def resize(self, *args):
+            calls.append(args)
+            kernels.resize(*args)
+
+        def patchify(self, *args, **options):
+            kernels.patchify(*args, **options)
+
+    fast.use_kernels(Counting())
+    items = [one.decode(picture((333, 217)), MediaLimits()) for one in (plain, fast)]
+    expected, found = (
+        one.process(item, {}).tensors["pixels"]
+        for one, item in zip((plain, fast), items, strict=True)
+    )
+    assert found.equal(expected)
+    assert len(calls) == 1
