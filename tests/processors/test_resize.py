@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 
@@ -21,6 +22,15 @@ SIZES = (  # (width, height) before and after
     ((33, 47), (33, 20)),  # one direction alone, in which Pillow skips the other
     ((47, 33), (20, 33)),
     ((1000, 750), (112, 84)),
+    ((100, 300), (101, 299)),  # Pillow 13 resizes down first
+    ((300, 200), (310, 20)),
+    ((100, 100), (120, 90)),
+    ((22, 90), (23, 41)),
+    ((64, 64), (31, 63)),
+    ((60, 100), (40, 60)),  # exactly twice as many pixels less: across first
+    ((60, 100), (40, 59)),
+    ((102, 76), (61, 33)),
+    ((40, 90), (60, 120)),
 )
 
 
@@ -43,8 +53,8 @@ def test_equal(kernels, resample, before, after, is_flat):
 
 def test_equal_at_random_sizes(kernels):
     rng = np.random.default_rng(1)
-    for seed in range(60):
-        before, after = rng.integers(1, 400, 2).tolist(), rng.integers(1, 300, 2).tolist()
+    for seed in range(100):
+        before, after = rng.integers(15, 400, 2).tolist(), rng.integers(15, 300, 2).tolist()
         image, resample = picture(before, seed), int(rng.integers(2, 4))
         expected = np.asarray(image.resize(after, resample=Image.Resampling(resample)))
         found = resize(image, after[1], after[0], resample, kernels)
@@ -57,6 +67,22 @@ def test_other_filters_are_pillows(kernels):
     assert np.array_equal(resize(image, 28, 28, lanczos, kernels), expected)
 
 
+def test_an_unknown_pillow_resizes_by_itself(kernels, monkeypatch):
+    monkeypatch.setattr(PIL, "__version__", "99.0.0")
+    image = picture((300, 200))
+    monkeypatch.setattr(type(kernels), "resize", None)
+    expected = np.asarray(image.resize((112, 84), resample=Image.Resampling.BICUBIC))
+    assert np.array_equal(resize(image, 84, 112, kernels=kernels), expected)
+
+
+def test_an_older_pillow_resizes_across_first(kernels, monkeypatch):
+    monkeypatch.setattr(PIL, "__version__", "12.1.0")
+    image = picture((300, 200))
+    between = image.resize((310, 200), resample=Image.Resampling.BICUBIC)
+    expected = np.asarray(between.resize((310, 20), resample=Image.Resampling.BICUBIC))
+    assert np.array_equal(resize(image, 20, 310, kernels=kernels), expected)
+
+
 def test_a_processor_resizes_with_its_kernels(kernels):
     config = SimpleNamespace(vision_config=None)
     plain, fast = (
@@ -66,9 +92,9 @@ def test_a_processor_resizes_with_its_kernels(kernels):
     calls = []
 
     class Counting:
-        def resize(self, *args):
+        def resize(self, *args, **options):
             calls.append(args)
-            kernels.resize(*args)
+            kernels.resize(*args, **options)
 
         def patchify(self, *args, **options):
             kernels.patchify(*args, **options)

@@ -461,7 +461,8 @@ struct Patchify {
     float* out;          // [patches][3][frames][patch][patch]
 };
 
-// Resizes an image, see pixels.h, on the calling thread alone.
+// Resizes an image, see pixels.h, on the calling thread alone: across and down, each rounded to
+// bytes, in Pillow's way.
 struct Resize {
     const uint8_t* pixels;  // [height][width][3]
     int64_t height;
@@ -476,9 +477,9 @@ struct Resize {
     int64_t down_most;
     int64_t rows;
     int64_t columns;
-    int64_t stride;   // bytes of a row of `middle`, a multiple of RUN_BYTES
+    int32_t is_down_first;
     uint8_t* turned;  // [width * STRIP_BYTES + 1]
-    uint8_t* middle;  // [height][stride]
+    uint8_t* middle;  // [height][columns][3], or [rows][width][3]
     uint8_t* out;     // [rows][columns][3]
 };
 

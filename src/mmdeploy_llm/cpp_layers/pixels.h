@@ -81,44 +81,48 @@ __attribute__((noinline)) void weighted(const uint8_t* in, int64_t step, const i
     }
 }
 
-// Resizes pixels [height][width][3] to out [rows][columns][3] as Pillow does, bit for bit: across
-// into `middle` [height][stride], then down. A strip of rows is turned so that the pixels of a
-// column follow each other, `turned` [width][STRIP_ROWS][3] with a byte more; so both directions
-// are sums of runs of bytes.
-inline void resize(const uint8_t* pixels, int64_t height, int64_t width, const Taps& across,
-                   const Taps& down, int64_t rows, int64_t columns, int64_t stride,
-                   uint8_t* turned, uint8_t* middle, uint8_t* out) {
-    for (int64_t top = 0; top < height; top += STRIP_ROWS) {
-        const int64_t left = height - top < STRIP_ROWS ? height - top : STRIP_ROWS;
+// Resizes `rows` rows of `width` pixels [3] across, to out [rows][columns][3]. A strip of rows is
+// turned so that the pixels of a column follow each other, `turned` [width][STRIP_ROWS][3] with a
+// byte more: so these are sums of runs of bytes too.
+inline void across(const uint8_t* pixels, int64_t rows, int64_t width, const Taps& taps,
+                   int64_t columns, uint8_t* turned, uint8_t* out) {
+    for (int64_t top = 0; top < rows; top += STRIP_ROWS) {
+        const int64_t left = rows - top < STRIP_ROWS ? rows - top : STRIP_ROWS;
         for (int64_t x = 0; x < width; ++x) {
             const uint8_t* in = pixels + (top * width + x) * 3;
             uint8_t* to = turned + x * STRIP_BYTES;
             // Four bytes are one move; the fourth is overwritten. The last pixel has none after it.
-            const int64_t size = x + 1 < width ? 4 : 3;
-            for (int64_t row = 0; row < left; ++row) {
-                if (size == 4) {
+            if (x + 1 < width) {
+                for (int64_t row = 0; row < left; ++row) {
                     std::memcpy(to + row * 3, in + row * width * 3, 4);
-                } else {
+                }
+            } else {
+                for (int64_t row = 0; row < left; ++row) {
                     std::memcpy(to + row * 3, in + row * width * 3, 3);
                 }
             }
         }
         for (int64_t x = 0; x < columns; ++x) {
             uint8_t sums[STRIP_BYTES];
-            weighted<3>(turned + across.first[x] * STRIP_BYTES, STRIP_BYTES,
-                        across.weights + x * across.most, across.counts[x], sums);
+            weighted<3>(turned + taps.first[x] * STRIP_BYTES, STRIP_BYTES,
+                        taps.weights + x * taps.most, taps.counts[x], sums);
             for (int64_t row = 0; row < left; ++row) {
-                std::memcpy(middle + (top + row) * stride + x * 3, sums + row * 3, 3);
+                std::memcpy(out + ((top + row) * columns + x) * 3, sums + row * 3, 3);
             }
         }
     }
+}
+
+// Resizes rows of `row_bytes` bytes, RUN_BYTES or more, down to out [rows][row_bytes].
+inline void down(const uint8_t* pixels, int64_t row_bytes, const Taps& taps, int64_t rows,
+                 uint8_t* out) {
     for (int64_t y = 0; y < rows; ++y) {
-        for (int64_t begin = 0; begin < columns * 3; begin += RUN_BYTES) {
-            uint8_t sums[RUN_BYTES];
-            weighted<4>(middle + down.first[y] * stride + begin, stride,
-                        down.weights + y * down.most, down.counts[y], sums);
-            const int64_t left = columns * 3 - begin;
-            std::memcpy(out + y * columns * 3 + begin, sums, left < RUN_BYTES ? left : RUN_BYTES);
+        for (int64_t next = 0; next < row_bytes; next += RUN_BYTES) {
+            // The last run begins earlier where it would be shorter.
+            const int64_t begin = next + RUN_BYTES > row_bytes ? row_bytes - RUN_BYTES : next;
+            weighted<RUN_BYTES / 16>(pixels + taps.first[y] * row_bytes + begin, row_bytes,
+                                     taps.weights + y * taps.most, taps.counts[y],
+                                     out + y * row_bytes + begin);
         }
     }
 }

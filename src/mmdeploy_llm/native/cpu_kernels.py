@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
 MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
-RUN_BYTES, STRIP_BYTES = 64, 48  # as in pixels.h
+STRIP_BYTES = 48  # as in pixels.h
 
 
 class Itself:
@@ -287,14 +287,19 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
             out=out,
         )
 
-    def resize(self, pixels: Tensor, out: Tensor, across: ResizeTaps, down: ResizeTaps) -> None:
+    def resize(
+        self,
+        pixels: Tensor,
+        out: Tensor,
+        across: ResizeTaps,
+        down: ResizeTaps,
+        *,
+        is_down_first: bool,
+    ) -> None:
         assert all(x.is_contiguous() for x in (pixels, out, across.weights, down.weights))
         height, width, _ = pixels.shape
         rows, columns, _ = out.shape
-        stride = -(-columns * 3 // RUN_BYTES) * RUN_BYTES
-        # numpy allocates in large pages.
-        turned = torch.from_numpy(np.empty(width * STRIP_BYTES + 1, dtype=np.uint8))
-        middle = torch.from_numpy(np.empty(height * stride, dtype=np.uint8))
+        size = rows * width if is_down_first else height * columns
         self._library.resize(
             pixels=pixels,
             height=height,
@@ -309,9 +314,10 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
             down_most=down.weights.shape[1],
             rows=rows,
             columns=columns,
-            stride=stride,
-            turned=turned,
-            middle=middle,
+            is_down_first=is_down_first,
+            # numpy allocates in large pages.
+            turned=torch.from_numpy(np.empty(width * STRIP_BYTES + 1, dtype=np.uint8)),
+            middle=torch.from_numpy(np.empty(size * 3, dtype=np.uint8)),
             out=out,
         )
 

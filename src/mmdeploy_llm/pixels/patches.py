@@ -17,7 +17,7 @@ from PIL import Image
 from mmdeploy_llm.hooks import PixelKernels
 
 from .arrays import to_array
-from .taps import FILTERS, taps
+from .taps import can_resize, is_down_first, taps
 
 BICUBIC = int(Image.Resampling.BICUBIC)
 # The normalisation of CLIP, which most families were trained with (transformers' OPENAI_CLIP_MEAN
@@ -64,11 +64,17 @@ def resize(
     resample: Pillow's filter number. kernels: resize with the same result in a third of the time,
     by the filters that they can.
     """
-    if kernels is None or resample not in FILTERS or image.size == (width, height):
-        return to_array(image.resize((width, height), resample=Image.Resampling(resample)))
+    size = width, height
+    if kernels is None or image.size == size or not can_resize(image.width, width, resample):
+        return to_array(image.resize(size, resample=Image.Resampling(resample)))
     out = np.empty((height, width, 3), dtype=np.uint8)
-    pixels, across = torch.from_numpy(to_array(image)), taps(image.width, width, resample)
-    kernels.resize(pixels, torch.from_numpy(out), across, taps(image.height, height, resample))
+    kernels.resize(
+        torch.from_numpy(to_array(image)),
+        torch.from_numpy(out),
+        taps(image.width, width, resample),
+        taps(image.height, height, resample),
+        is_down_first=is_down_first(image.size, size),
+    )
     return out
 
 

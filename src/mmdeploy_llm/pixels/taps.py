@@ -1,8 +1,10 @@
-"""Computes which pixels an output pixel is the weighted sum of when an image is resized, with the
-weights that Pillow uses, so that kernels resize bit for bit as it does.
+"""Says how kernels resize an image bit for bit as Pillow does: which pixels an output pixel is the
+weighted sum of, with which weights, and which direction comes first.
 
-Source: Pillow's src/libImaging/Resample.c, precompute_coeffs and normalize_coeffs_8bpc: doubles in
-its order, then rounded to multiples of 2^-22.
+Source: Pillow's src/libImaging/Resample.c: weights are doubles in its order, then rounded to
+multiples of 2^-22. Pillow 12 and earlier always resize across first; 13 down first where the height
+loses more than twice as many pixels as the width (its pull request 9549; found by trying sizes).
+Pillow itself resizes where its version is not known here.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 
@@ -40,6 +43,27 @@ FILTERS: Mapping[int, tuple[float, Filter]] = MappingProxyType(
         int(Image.Resampling.BICUBIC): (2.0, _bicubic),
     }
 )
+
+
+MIN_WIDTH = 22  # of what the kernels resize; smaller images are quick everywhere
+CHOOSES_ORDER, UNKNOWN = 13, 14  # major versions of Pillow
+
+
+def can_resize(width: int, new_width: int, resample: int) -> bool:
+    """Whether kernels can resize as Pillow does."""
+    is_known = _version() < UNKNOWN and resample in FILTERS
+    return is_known and min(width, new_width) >= MIN_WIDTH
+
+
+def is_down_first(size: tuple[int, int], new_size: tuple[int, int]) -> bool:
+    """Whether Pillow resizes this (width, height) down before across."""
+    (width, height), (new_width, new_height) = size, new_size
+    less = height - new_height
+    return _version() >= CHOOSES_ORDER and less > max(0, 2 * (width - new_width))
+
+
+def _version() -> int:
+    return int(PIL.__version__.split(".")[0])
 
 
 def taps(size: int, new_size: int, resample: int) -> ResizeTaps:

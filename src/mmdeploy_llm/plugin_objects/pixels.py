@@ -38,6 +38,14 @@ class PixelKernels(Protocol):
         All tensors are contiguous. Patches are ordered in blocks of merge_size x merge_size.
         """
 
-    def resize(self, pixels: Tensor, out: Tensor, across: ResizeTaps, down: ResizeTaps) -> None:
-        """Resizes uint8 `pixels` [H, W, 3] to `out` [h, w, 3], across first, rounded to uint8 after
-        each direction. All tensors are contiguous."""
+    def resize(
+        self,
+        pixels: Tensor,
+        out: Tensor,
+        across: ResizeTaps,
+        down: ResizeTaps,
+        *,
+        is_down_first: bool,
+    ) -> None:
+        """Resizes uint8 `pixels` [H, W, 3] to `out` [h, w, 3] across and down, rounded to uint8
+        after each direction. All tensors are contiguous; W and w are at least 22."""
