@@ -67,6 +67,14 @@ def test_other_filters_are_pillows(kernels):
     assert np.array_equal(resize(image, 28, 28, lanczos, kernels), expected)
 
 
+def test_narrow_registers_are_no_faster(kernels, monkeypatch):
+    monkeypatch.setattr(kernels, "can_resize", False)
+    monkeypatch.setattr(type(kernels), "resize", None)
+    image = picture((300, 200))
+    expected = np.asarray(image.resize((112, 84), resample=Image.Resampling.BICUBIC))
+    assert np.array_equal(resize(image, 84, 112, kernels=kernels), expected)
+
+
 def test_an_unknown_pillow_resizes_by_itself(kernels, monkeypatch):
     monkeypatch.setattr(PIL, "__version__", "99.0.0")
     image = picture((300, 200))
@@ -92,6 +100,8 @@ def test_a_processor_resizes_with_its_kernels(kernels):
     calls = []
 
     class Counting:
+        can_resize = True
+
         def resize(self, *args, **options):
             calls.append(args)
             kernels.resize(*args, **options)

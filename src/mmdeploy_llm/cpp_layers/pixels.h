@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../cpp_products/lanes.h"
+
 namespace mm {
 
 // Looks pixels [height][width][3] up in table [3][256] and writes patch rows,
@@ -50,35 +52,41 @@ constexpr int64_t STRIP_ROWS = 16;  // that are resized across at a time
 constexpr int64_t STRIP_BYTES = STRIP_ROWS * 3;
 constexpr int64_t RUN_BYTES = 64;  // that are resized down at a time
 
-typedef uint8_t SixteenBytes __attribute__((vector_size(16)));
-typedef int32_t SixteenInts __attribute__((vector_size(64)));
+// Returns LANES bytes as integers.
+MM_INLINE Ints integers(const uint8_t* bytes) {
+#if MM_VECTOR_BYTES == 64
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)bytes));
+#elif MM_VECTOR_BYTES == 32
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)bytes));
+#else
+    return Ints{bytes[0], bytes[1], bytes[2], bytes[3]};
+#endif
+}
 
-// Writes the rounded weighted sums of `count` runs of N * 16 bytes, each `step` bytes after the one
+// Writes the rounded weighted sums of `count` runs of BYTES bytes, each `step` bytes after the one
 // before. Not inlined, so that the sums stay in registers.
-template <int N>
+template <int64_t BYTES>
 __attribute__((noinline)) void weighted(const uint8_t* in, int64_t step, const int32_t* weights,
                                         int64_t count, uint8_t* out) {
-    SixteenInts sums[N];
-#pragma GCC unroll 4
-    for (int part = 0; part < N; ++part) {
-        sums[part] = SixteenInts{} + (1 << (WEIGHT_BITS - 1));
-    }
+    constexpr int NUM = BYTES / LANES;
+    Ints sums[NUM];
+#pragma GCC unroll 16
+    for (int part = 0; part < NUM; ++part) sums[part] = Ints{} + (1 << (WEIGHT_BITS - 1));
     for (int64_t tap = 0; tap < count; ++tap) {
-#pragma GCC unroll 4
-        for (int part = 0; part < N; ++part) {
-            SixteenBytes bytes;
-            std::memcpy(&bytes, in + tap * step + part * 16, sizeof bytes);
-            sums[part] += __builtin_convertvector(bytes, SixteenInts) * weights[tap];
+        const Ints weight = splat(weights + tap);
+#pragma GCC unroll 16
+        for (int part = 0; part < NUM; ++part) {
+            sums[part] += integers(in + tap * step + part * LANES) * weight;
         }
     }
-#pragma GCC unroll 4
-    for (int part = 0; part < N; ++part) {
-        SixteenInts whole = sums[part] >> WEIGHT_BITS;
-        whole = whole < 0 ? SixteenInts{} : whole;
-        whole = whole > 255 ? SixteenInts{} + 255 : whole;
-        const SixteenBytes bytes = __builtin_convertvector(whole, SixteenBytes);
-        std::memcpy(out + part * 16, &bytes, sizeof bytes);
+    int32_t whole[BYTES];
+#pragma GCC unroll 16
+    for (int part = 0; part < NUM; ++part) {
+        Ints sum = sums[part] >> WEIGHT_BITS;
+        sum = sum < 0 ? Ints{} : sum;
+        store_lanes(whole + part * LANES, sum > 255 ? Ints{} + 255 : sum);
     }
+    for (int64_t byte = 0; byte < BYTES; ++byte) out[byte] = uint8_t(whole[byte]);
 }
 
 // Resizes `rows` rows of `width` pixels [3] across, to out [rows][columns][3]. A strip of rows is
@@ -104,8 +112,8 @@ inline void across(const uint8_t* pixels, int64_t rows, int64_t width, const Tap
         }
         for (int64_t x = 0; x < columns; ++x) {
             uint8_t sums[STRIP_BYTES];
-            weighted<3>(turned + taps.first[x] * STRIP_BYTES, STRIP_BYTES,
-                        taps.weights + x * taps.most, taps.counts[x], sums);
+            weighted<STRIP_BYTES>(turned + taps.first[x] * STRIP_BYTES, STRIP_BYTES,
+                                  taps.weights + x * taps.most, taps.counts[x], sums);
             for (int64_t row = 0; row < left; ++row) {
                 std::memcpy(out + ((top + row) * columns + x) * 3, sums + row * 3, 3);
             }
@@ -120,9 +128,9 @@ inline void down(const uint8_t* pixels, int64_t row_bytes, const Taps& taps, int
         for (int64_t next = 0; next < row_bytes; next += RUN_BYTES) {
             // The last run begins earlier where it would be shorter.
             const int64_t begin = next + RUN_BYTES > row_bytes ? row_bytes - RUN_BYTES : next;
-            weighted<RUN_BYTES / 16>(pixels + taps.first[y] * row_bytes + begin, row_bytes,
-                                     taps.weights + y * taps.most, taps.counts[y],
-                                     out + y * row_bytes + begin);
+            weighted<RUN_BYTES>(pixels + taps.first[y] * row_bytes + begin, row_bytes,
+                                taps.weights + y * taps.most, taps.counts[y],
+                                out + y * row_bytes + begin);
         }
     }
 }

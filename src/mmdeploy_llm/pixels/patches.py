@@ -65,7 +65,8 @@ def resize(
     by the filters that they can.
     """
     size = width, height
-    if kernels is None or image.size == size or not can_resize(image.width, width, resample):
+    is_ours = kernels is not None and kernels.can_resize and image.size != size
+    if kernels is None or not is_ours or not can_resize(image.width, width, resample):
         return to_array(image.resize(size, resample=Image.Resampling(resample)))
     out = np.empty((height, width, 3), dtype=np.uint8)
     kernels.resize(

@@ -20,7 +20,9 @@ class ResizeTaps:
 
 
 class PixelKernels(Protocol):
-    """The CPU kernels for pixels."""
+    """The CPU kernels for pixels. can_resize: whether `resize` is faster than Pillow."""
+
+    can_resize: bool
 
     def patchify(
         self,
