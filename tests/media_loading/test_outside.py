@@ -7,7 +7,8 @@ import pytest
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import EncoderPrompt, MediaInput, MediaSpan
 from mmdeploy_llm.media_loading.kinds import ModelMedia
-from mmdeploy_llm.media_loading.outside import divided
+from mmdeploy_llm.media_loading.outside import Expanded, divided
+from mmdeploy_llm.params import SamplingParams
 
 ITEM = MediaInput(kind="image", tensors={}, num_tokens=3, key="a")
 
@@ -36,3 +37,15 @@ def test_no_kind_has_a_placeholder_where_there_is_a_rule():
     media = ModelMedia(processors={"image": object()}, encoder=rule(None))
     assert media.inside.processors == {}
     assert ModelMedia().inside == ModelMedia()
+
+
+def test_processors_of_a_rule_stand_before_those_of_the_caller():
+    rules = {"rules": {"end": 3}, "b": {}}
+    found = EncoderPrompt(ids=(2,), items=(), processors=rules)
+    made = divided(rule(found), PROMPT, (), len)
+    given = SamplingParams(logits_processors=["a", "b"], logits_processors_args={"bias": 1})
+    params = made.params(given)
+    assert params.logits_processors == ("rules", "b", "a")
+    assert params.logits_processors_args == {"bias": 1, "end": 3}
+    assert Expanded(ids=[1], spans=()).params(given) is given
+    assert divided(rule(EncoderPrompt(ids=(2,), items=())), PROMPT, (), len).params(given) is given

@@ -102,9 +102,10 @@ struct NormHeads {
     int32_t num_threads;
 };
 
-// out = silu(gate) * up.
-struct SiluMul {
+// out = activation(gate) * up.
+struct GatedMul {
     int32_t dtype;
+    int32_t kind;  // mm::Activation
     const void* gate;  // [rows][size]
     int64_t gate_stride;
     const void* up;  // [rows][size]
@@ -122,6 +123,16 @@ struct Activate {
     void* x;       // [rows][size]
     int64_t rows;
     int64_t size;
+    int32_t num_threads;
+};
+
+// x *= factor.
+struct Scale {
+    int32_t dtype;
+    void* x;  // [values]
+    float factor;
+    int32_t rounds;  // whether the factor is rounded to the dtype first
+    int64_t values;
     int32_t num_threads;
 };
 
@@ -239,6 +250,35 @@ struct DeltaRule {
     int64_t value_heads;
     int64_t key_dim;
     int64_t value_dim;
+    float eps;
+    int32_t num_threads;
+};
+
+// The state space of Mamba-2 with its norm, see state_space.h.
+struct Mamba2 {
+    int32_t dtype;
+    const void* rows;  // [tokens][heads * head_dim + 2 * groups * state_size]: x, B, C
+    int64_t row_stride;
+    const void* z;  // [tokens][heads][head_dim]: gates of the output
+    int64_t z_stride;
+    const void* dt;  // [tokens][heads]: steps, before softplus
+    int64_t dt_stride;
+    const float* a_log;       // [heads]
+    const float* dt_bias;     // [heads]
+    const float* skip;        // [heads]: factor of x in the output
+    const void* norm_weight;  // [heads][head_dim]
+    float* matrices;          // [rows][heads][state_size][head_dim]
+    void* out;                // [tokens][heads][head_dim]
+    const int64_t* starts;    // [sequences + 1], as ShortConv has them
+    const int64_t* read;      // [sequences]
+    const int64_t* write;     // [sequences]
+    int64_t num_sequences;
+    int64_t heads;
+    int64_t head_dim;
+    int64_t state_size;
+    int64_t groups;  // of heads, which share B and C, and of channels, which are normed together
+    float dt_min;
+    float dt_max;
     float eps;
     int32_t num_threads;
 };
@@ -511,7 +551,8 @@ struct PlaceThreads {
     CALL(attend, Attend)            \
     CALL(write_cache, WriteCache)   \
     CALL(short_conv, ShortConv)     \
-    CALL(delta_rule, DeltaRule)
+    CALL(delta_rule, DeltaRule)     \
+    CALL(mamba2, Mamba2)
 
 #define MM_EACH_LOW_RANK_CALL(CALL) \
     CALL(low_rank, LowRank)
@@ -522,8 +563,9 @@ struct PlaceThreads {
     CALL(angles, Angles)              \
     CALL(rms_norm, RmsNorm)           \
     CALL(norm_heads, NormHeads)       \
-    CALL(silu_mul, SiluMul)           \
+    CALL(gated_mul, GatedMul)         \
     CALL(activate, Activate)          \
+    CALL(scale, Scale)                \
     CALL(gate_heads, GateHeads)       \
     CALL(rotate, Rotate)              \
     CALL(largest, Largest)            \

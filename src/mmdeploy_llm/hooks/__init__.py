@@ -21,6 +21,7 @@ from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.plugin_objects.pixels import PixelKernels
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
+from mmdeploy_llm.plugin_objects.speech import Heard, SpeechRules, Spoken
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 from mmdeploy_llm.plugin_versions import API_VERSION
@@ -58,6 +59,7 @@ __all__ = [
     "EncoderPrompt",
     "EncoderPrompts",
     "EngineInfo",
+    "Heard",
     "KindTable",
     "LogitsContext",
     "LogitsProcessor",
@@ -86,7 +88,9 @@ __all__ = [
     "RecordStore",
     "RequestRecord",
     "Segment",
+    "SpeechRules",
     "SplitPart",
+    "Spoken",
     "StepStats",
     "ToolCall",
     "ToolParser",

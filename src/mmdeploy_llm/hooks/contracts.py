@@ -46,6 +46,8 @@ class ModelSpec:
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
+    speech: "module:Class", SpeechRules built as factory(checkpoint): how the models transcribe,
+        with the times of sentences; None: they do not.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
         makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
     encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a model with encoder
@@ -70,6 +72,7 @@ class ModelSpec:
     gguf: str | None = None
     boxes: str | None = None
     encoder: str | None = None
+    speech: str | None = None
     vectors: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -92,9 +92,13 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
         return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.gated_mul(gate, up, "silu")
+
+    def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
         out = self._empty(gate.shape, dtype=gate.dtype)
-        self._library.silu_mul(
+        self._library.gated_mul(
             dtype=gate.dtype,
+            kind=ACTIVATIONS.index(name),
             gate=gate,
             gate_stride=gate.stride(0),
             up=up,
@@ -110,6 +114,11 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
         self._library.activate(
             dtype=x.dtype, kind=ACTIVATIONS.index(name), x=x, rows=x.shape[0], size=x.shape[1]
         )
+        return x
+
+    def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
+        assert x.is_contiguous()
+        self._library.scale(dtype=x.dtype, x=x, factor=factor, rounds=rounds, values=x.numel())
         return x
 
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:

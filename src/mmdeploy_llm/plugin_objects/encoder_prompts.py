@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from mmdeploy_llm.request import MediaInput
 
@@ -15,10 +15,13 @@ class EncoderPrompt:
 
     ids: the tokens that the decoder continues, at least one.
     items: what the encoder reads. They stand outside of the tokens: all tokens attend to them.
+    processors: logits processors without which the answer is not the model's own, such as the rules
+        of its timestamps: name -> what it gets as `LogitsRow.arguments`.
     """
 
     ids: tuple[int, ...]
     items: tuple[MediaInput, ...]
+    processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class EncoderPrompts(Protocol):

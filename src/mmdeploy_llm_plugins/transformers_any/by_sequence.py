@@ -8,7 +8,7 @@ Together, which computes all sequences of a step at once. It serves what that on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
-from . import limits, rope, structure, trial
+from . import limits, masks, rope, structure, trial
 from .cache import carriers, pages, states
 from .interface import refused
 from .probe import Sizes
@@ -42,7 +42,8 @@ class BySequence:
         decoder = parts.decoder
         if hasattr(parts.inner, "get_image_features"):
             structure.check_decoder(parts.name, decoder)
-            structure.check_masks(parts.name, parts.inner, decoder)
+            if parts.name not in masks.MARKERS:
+                structure.check_masks(parts.name, parts.inner, decoder)
         self._parts = parts
         self._because = because
         self._limit = limits.of_decoder(parts.name, decoder)
@@ -179,11 +180,27 @@ class BySequence:
             if embeds is None:
                 embeds = self._parts.embed(token_ids)
             given["inputs_embeds"] = embeds[own].unsqueeze(0)
+            given |= self._parts.of_tokens(token_ids[own])
+            if inputs is not None and self._parts.name in masks.MARKERS:
+                given["attention_mask"] = self._mask(cache, given, token_ids[own], inputs, own)
         out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
         if store is not None:
             store.save(self._carrier.states(cache, out))
         hidden: Tensor = out.last_hidden_state
         return hidden.squeeze(0)
+
+    def _mask(
+        self,
+        cache: Any,
+        given: Mapping[str, Any],
+        ids: Tensor,
+        inputs: ForwardInputs,
+        own: slice,
+    ) -> Any:
+        """Returns the mask of a prompt with media."""
+        inner = self._parts.inner
+        types = masks.types_of(self._parts.name, inner.config, ids, inputs.in_prompt[own])
+        return masks.make(inner, cache, given["inputs_embeds"], given["position_ids"], types)
 
     def _trial_logits(self, ids: Tensor, steps: Sequence[int]) -> Tensor:
         """Returns the logits [N, vocab] of N tokens that come in steps."""

@@ -74,7 +74,7 @@ def of_windows(config: Any, windows: Mapping[int, int | None]) -> Limit:
     kept = [
         int(layers[number].sliding_window)
         for number, window in windows.items()
-        if window is None and number < len(layers) and layers[number].is_sliding
+        if window is None and number < len(layers) and getattr(layers[number], "is_sliding", False)
     ]
     if not kept:
         return Limit()

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from . import media
 from .interface import refused
@@ -23,6 +24,8 @@ OPTIONAL = frozenset(
     | {"logits_to_keep", "labels", "kwargs", "output_router_logits"}
     | {*media.FIRST, *media.MAPPED, "pixel_values", "mm_encoder_outputs"}
 )
+# Arguments of a decoder, besides the embeddings, that a method of it makes of token ids alone.
+BY_TOKEN = {"per_layer_inputs": "get_per_layer_inputs"}
 # Words in the source code of models that let media tokens attend to each other.
 MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")
 
@@ -80,9 +83,20 @@ def check_decoder(name: str, decoder: Any) -> None:
     missing = [word for word in ("inputs_embeds", "position_ids") if word not in parameters]
     if missing:
         raise refused(name, what, f"takes no {' and no '.join(missing)}")
-    more = [word for word in parameters if word not in OPTIONAL]
+    more = [word for word in parameters if word not in OPTIONAL | makers(decoder).keys()]
     if more:
         raise refused(name, what, f"takes {', '.join(more)} besides the embeddings")
+
+
+def makers(decoder: Any) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Returns the arguments of BY_TOKEN that a decoder takes -> the method of token ids [1, n]."""
+    parameters = inspect.signature(decoder.forward).parameters
+    return {
+        word: getattr(decoder, method)
+        for word, method in BY_TOKEN.items()
+        if word in parameters and hasattr(decoder, method)
+        if len(inspect.signature(getattr(decoder, method)).parameters) == 1
+    }
 
 
 def check_masks(name: str, model: Any, decoder: nn.Module) -> None:

@@ -7,6 +7,8 @@ Shapes: n tokens of the sequence in this step, L tokens so far, K key/value head
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,9 +98,10 @@ def sequence_cache(
 ) -> Cache:
     """Returns the cache of one sequence of the step."""
     layers: list[Any] = []
+    copies = itertools.count(len(kept))
     for number, own in enumerate(kept):
         if own.has_keys:
-            layers.append(_layer_class(own)(own, places, attn, sequence, number))
+            layers.append(_layer_class(own)(own, places, attn, sequence, number, copies))
         else:
             layers.append(StateLayer(own.num_states) if own.num_states else DummyLayer())
     return Cache(layers=layers)
@@ -108,9 +111,17 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
     """Holds one layer of transformers' cache, for one sequence in one step."""
 
     def __init__(
-        self, kept: Kept, places: Places, attn: SequenceAttention, sequence: int, layer: int
+        self,
+        kept: Kept,
+        places: Places,
+        attn: SequenceAttention,
+        sequence: int,
+        layer: int,
+        copies: Iterator[int],
     ) -> None:
+        """copies: numbers of the layers that a model with loops adds to the cache as copies."""
         super().__init__()
+        self._copies = copies
         self._kept = kept
         self._places = places
         self._attn = attn
@@ -119,6 +130,11 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
         self._length = attn.sequences[sequence].num_cached
         self.is_sliding = kept.window is not None
         self.sliding_window = kept.window
+
+    def __deepcopy__(self, _: object) -> PagedLayer:
+        """Returns a layer of its own place, which holds nothing yet in this step."""
+        given = self._kept, self._places, self._attn, self._sequence
+        return type(self)(*given, next(self._copies), self._copies)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         """Stores [1, K, n, D] and returns those of all tokens that the layer keeps."""

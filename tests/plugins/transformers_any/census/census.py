@@ -4,6 +4,7 @@ greedy tokens here as in transformers, on small random weights, or says why it c
     python tests/plugins/transformers_any/census/census.py             all; writes docs/census.json
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
     CENSUS_SOUNDS=1 python .../census.py                               sounds only; writes them too
+    CENSUS_ODD=1 python .../census.py                                  text, with odd sizes; prints
 
 All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
 bounded time and memory: text, and for classes that take them, images.
@@ -26,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # no pool of threads before the f
 
 import torch
 import transformers
+from transformers import modeling_outputs
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -50,6 +52,7 @@ from mmdeploy_llm_plugins import (
     phi,
     qwen,
 )
+from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks
 from mmdeploy_llm_plugins.transformers_media import processing, processor
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -64,7 +67,12 @@ NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
     *(phi, qwen),
 )
-TOKENIZERS = {"Gemma4ForConditionalGeneration": "gemma4"}  # others have qwen2's
+TOKENIZERS = {  # others have that of qwen2
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
+}
+# A field that Llama 4's forward asks for, and transformers 5.24 forgot in its output.
+modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 SECONDS = 120
 BYTES = 6 * 2**30
 MAX_TOKENS = 8
@@ -178,6 +186,12 @@ def text_outcome(name, folder):
     return compared(name, folder, SETTINGS, PROMPTS, inputs)
 
 
+def odd_outcome(name, folder):
+    """Returns (outcome, reason) for prompts of text to a model of odd sizes."""
+    shrink.odd_sizes(getattr(transformers, name).config_class or CONFIG_MAPPING[ALL[name]])
+    return text_outcome(name, folder)
+
+
 def image_outcome(name, folder):
     """Returns (outcome, reason) for prompts with images."""
     try:
@@ -218,6 +232,8 @@ def sound_outcome(name, folder):
 def compared(name, folder, settings, prompts, inputs):
     """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
     settings = {**settings, "model": str(folder)}
+    if name in BY_PROMPT or name in masks.MARKERS:  # its prompts come whole
+        settings["max_num_batched_tokens"] = settings["max_model_len"]
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:
         try:
@@ -257,7 +273,12 @@ def no_images(*_):
     raise UnsupportedMediaError("the census has prompts of text")
 
 
-OUTCOMES = {"text": text_outcome, "images": image_outcome, "sounds": sound_outcome}
+OUTCOMES = {
+    "text": text_outcome,
+    "odd": odd_outcome,
+    "images": image_outcome,
+    "sounds": sound_outcome,
+}
 
 
 def examine(name, writer, kind):
@@ -313,6 +334,10 @@ def main():
     results, pictured = {}, {}
     if os.environ.get("CENSUS_SOUNDS"):
         take_sounds()
+        return
+    if os.environ.get("CENSUS_ODD"):
+        for name in sys.argv[1:] or sorted(ALL):
+            print(name, "with odd sizes:", *run(name, "odd"), flush=True)
         return
     for name in sys.argv[1:] or sorted(ALL):
         if not os.environ.get("CENSUS_IMAGES"):
