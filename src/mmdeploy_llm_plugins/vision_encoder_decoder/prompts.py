@@ -13,6 +13,8 @@ MARKER = "<image>"
 class PicturePrompts:
     """See hooks.EncoderPrompts. Raises CheckpointError where nothing says how a decoder begins."""
 
+    has_places = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = checkpoint.config
         self._start = start_id(checkpoint, config, config.decoder)

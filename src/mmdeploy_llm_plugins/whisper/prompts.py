@@ -31,6 +31,8 @@ Encode = Callable[[str], list[int]]
 class WhisperPrompts:
     """See hooks.EncoderPrompts. Raises CheckpointError where nothing says how a decoder begins."""
 
+    has_places = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         config, generation = checkpoint.config, checkpoint.generation
         self._start = start_id(checkpoint, config)
