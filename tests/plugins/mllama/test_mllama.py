@@ -183,9 +183,8 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
         assert [out.outputs.token_ids for out in again] == [
             out.outputs.token_ids for out in outputs
         ]
-        count = llm.count_tokens(
-            {"prompt": PROMPTS[0][0], "multimodal_data": {"image": picture(0)}}
-        )
+        one = {"prompt": PROMPTS[0][0], "multimodal_data": {"image": picture(0)}}
+        count = llm.count_tokens(one)
         ids = tokenizer(PROMPTS[0][0])["input_ids"]
         assert (count.num_prompt_tokens, count.num_input_image_tokens) == (len(ids), 20)
         wrong = llm.generate({"prompt": f"{TOKEN} one"}, SAMPLING)[0]
