@@ -181,6 +181,10 @@ class CrossContext(Protocol):
         for a token whose request has none. layer: of the CrossKV. kernels: those of the calling
         layer. scale: D ** -0.5 when None."""
 
+    def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Returns keys and values [L, K, D] of all items of a sequence of the step, for a layer
+        that computes attention itself; None without any."""
+
     @property
     def has_items(self) -> bool:
         """Whether any token's request has an item."""

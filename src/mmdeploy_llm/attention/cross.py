@@ -33,7 +33,7 @@ class CrossRequest:
 
     @property
     def sights(self) -> Iterator[CrossSight]:
-        """What its tokens see, in order: cut where a view begins or ends."""
+        """Sights of its tokens, in order: cut where a view begins or ends."""
         end = self.first + self.count
         views = [span.view for span in self.media if span.view is not None]
         cuts = {cut for view in views for cut in (view.first, view.end) if cut is not None}
@@ -46,7 +46,7 @@ class CrossRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossSight:
-    """What `count` tokens see: items by key, and how many tokens of each, None for all. is_blind:
+    """Items that `count` tokens see, by key, and how many tokens of each, None for all. is_blind:
     none is meant for them."""
 
     count: int
@@ -70,6 +70,7 @@ class CrossItems:
 
     def __init__(self, requests: Sequence[CrossRequest], kept: Callable[[str], Tensor]) -> None:
         """kept: key -> keys and values, see caches.CrossKV."""
+        self._requests, self._kept = requests, kept
         self._runs: list[CrossRun] = []
         self._blind: list[range] = []
         self._is_whole = True  # every token has an item
@@ -84,6 +85,14 @@ class CrossItems:
                 continue
             own = [kept(key)[:, :, :count] for key, count in items]
             self._runs.append(_run(start, row, own[0] if len(own) == 1 else torch.cat(own, 2)))
+
+    def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:
+        """See forward.CrossContext."""
+        own = [self._kept(span.item.key)[layer] for span in self._requests[sequence].media]
+        if not own:
+            return None
+        keys, values = own[0] if len(own) == 1 else torch.cat(own, 1)
+        return keys, values
 
     @property
     def has_items(self) -> bool:

@@ -246,6 +246,14 @@ class DenseCross:
             out.append(_attend(rows, keys, values, seen, scale, None, None))
         return torch.cat(out)
 
+    def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:
+        """See forward.CrossContext."""
+        owner, _ = self._pieces[sequence]
+        if not owner.media:
+            return None
+        keys, values = torch.cat([owner.embeds[span.item.key] for span in owner.media], 2)[layer]
+        return keys, values
+
     @property
     def has_items(self) -> bool:
         """See forward.CrossContext."""

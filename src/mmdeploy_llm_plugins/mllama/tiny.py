@@ -93,7 +93,7 @@ def _prompt(
         words = torch.randint(VOCAB_SIZE // 10, VOCAB_SIZE, (13,), generator=generator)
         ids += [config.image_token_index, *words.tolist()]
     spans = []
-    for number, (place, end) in enumerate(zip(places, [*places[1:], None], strict=True)):
+    for number, (place, end) in enumerate(zip(places, [*places[1:], None], strict=False)):
         item = _picture(config, seed + number)
         seen = int(item.tensors["aspect_ratio_mask"].sum()) * tile_tokens(config.vision_config)
         view = MediaView(first=place, end=end, num_tokens=seen)
