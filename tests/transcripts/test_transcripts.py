@@ -141,6 +141,7 @@ def test_where_transcripts_go(tmp_path):
     whole = plan([str(tmp_path)], ("srt", "txt"), None)
     expected = {"a.srt", "a.txt", "b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt", "b/c.mp3.txt"}
     assert (names(whole, tmp_path), whole.num_done) == (expected, 0)
+    assert ".txt" in "".join(whole.told), "a file that is no sound is told"
     other = plan([str(tmp_path / "b")], ("vtt",), tmp_path / "out")
     assert names(other, tmp_path) == {"out/c.wav.vtt", "out/c.mp3.vtt"}
     for name in ("a.srt", "a.txt", "b/c.mp3.txt"):

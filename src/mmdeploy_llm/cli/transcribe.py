@@ -56,6 +56,8 @@ def transcribe(
         is_recursive=out.recursive,
         overwrite=out.overwrite,
     )
+    for words in planned.told:
+        typer.echo(words)
     if planned.num_done:
         typer.echo(f"{planned.num_done} files have their transcripts (--overwrite: again)")
     if not planned.tasks:
