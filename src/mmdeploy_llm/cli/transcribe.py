@@ -64,6 +64,7 @@ def transcribe(
         return
     options = desk.llm_options(ctx)
     rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))
+    rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
     with open_llm(desk.model.model, options) as llm:
         num_failed = _run(Transcriber(llm, rule, wish, limits), planned)
     if num_failed:

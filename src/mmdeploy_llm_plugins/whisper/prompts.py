@@ -66,6 +66,10 @@ class WhisperPrompts:
             ids=tuple(begin), items=(item,), processors={"whisper": {"whisper": rules}}
         )
 
+    def check(self, text: str) -> None:
+        """Raises RequestError for a language, a task or a mark that the model does not know."""
+        self._asked(text, lambda words: [])
+
     def _exact(self, ids: list[int]) -> tuple[list[int], list[int] | None, bool]:
         """Returns what `_asked` does for a prompt that is the decoder's own tokens."""
         if self._start not in ids:

@@ -52,7 +52,7 @@ PROMPTS = [
     ("The quick brown fox", ()),
     ("A red circle and a blue square on a white background", ()),
 ]
-PENALTY = 1.3  # tied embeddings would repeat the first token for ever
+PENALTY = 20.0  # tied embeddings would repeat the first token for ever
 SAMPLING = SamplingParams(temperature=0, repetition_penalty=PENALTY, max_tokens=24, ignore_eos=True)
 TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 40}
 
