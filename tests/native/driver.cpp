@@ -49,8 +49,9 @@ void run_rows(int32_t dtype, int32_t threads) {
     std::vector<int64_t> columns(size);
     for (int64_t i = 0; i < size; ++i) columns[i] = size - 1 - i;
     run(mm::TakeColumns{dtype, columns.data(), x.data(), stride, out.data(), rows, size, threads});
-    run(mm::SiluMul{dtype, x.data(), stride, residual.data(), size, out.data(), rows, size,
-                    threads});
+    run(mm::GatedMul{dtype, int32_t(between(0, 3)), x.data(), stride, residual.data(), size,
+                     out.data(), rows, size, threads});
+    run(mm::Scale{dtype, out.data(), 0.22f, int32_t(between(0, 1)), rows * size, threads});
     const int64_t heads = between(1, 5), pairs = between(1, 40);
     auto turned = random_values<T>(rows * heads * pairs * 2);
     auto angles = random_values<float>(rows * pairs);

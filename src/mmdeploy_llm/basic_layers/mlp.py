@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.kernels import ActivationName
 
-from .kernel_layer import KernelLayer
+from .kernel_layer import KernelLayer, activation_kernels
 from .linear import Linear, MergedLinear, of_rows, plain_linear
 from .rows import row_chunks
 
@@ -38,9 +38,7 @@ def gated(gate_up: Tensor, activation: Activation | None) -> Tensor:
     concatenated, [..., 2 I]."""
     if activation is None:
         return silu_mul(gate_up)
-    gate, up = gate_up.chunk(2, -1)
-    out: Tensor = activation(gate.contiguous()) * up
-    return out
+    return activation.times(*gate_up.chunk(2, -1))
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -126,12 +124,18 @@ class Activation(KernelLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the activation of each value, which may overwrite `x` [T, size]."""
-        own = None if self.kernels is None else self.kernels.activations
-        if own is None or self.kernels is None or not x.is_contiguous():
-            return ACTIVATIONS[self.name](x)
-        if self.kernel_name is None or x.dim() != 2 or not self.kernels.takes(x):
+        own = activation_kernels(self.kernels, x)
+        if own is None or self.kernel_name is None or x.dim() != 2 or not x.is_contiguous():
             return ACTIVATIONS[self.name](x)
         return own.activate(x, self.kernel_name)
+
+    def times(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Computes activation(gate) * up, both [T, size]."""
+        own = activation_kernels(self.kernels, gate, up)
+        if own is None or self.kernel_name is None or gate.dim() != 2:
+            out: Tensor = self(gate.contiguous()) * up
+            return out
+        return own.gated_mul(gate, up, self.kernel_name)
 
 
 def _known(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

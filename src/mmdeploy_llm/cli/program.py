@@ -91,7 +91,10 @@ class Program(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns a built-in command, else a plugin's; plugins cannot replace built-in ones."""
-        return self.commands.get(cmd_name) or self._plugin_commands().get(cmd_name)
+        found = self.commands.get(cmd_name)
+        if found is None and has_other_plugins():
+            return self._plugin_commands().get(cmd_name)
+        return found
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the names for --help. Loads plugins only when another package provides some,

@@ -169,6 +169,13 @@ class ActivationKernels(Protocol):
     def activate(self, x: Tensor, name: ActivationName) -> Tensor:
         """Returns x [T, size], contiguous, with each value replaced by its activation."""
 
+    def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
+        """Returns activation(gate) * up, both [T, size], the activation rounded to their dtype."""
+
+    def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
+        """Returns x * factor in the memory of `x`, contiguous. rounds: whether the factor is
+        rounded to x's dtype first."""
+
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
         """Returns x * sigmoid(gate), both [T, heads, D], in the memory of `x`, contiguous."""
 

@@ -16,7 +16,7 @@ from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
-from mmdeploy_llm.pooling.abilities import is_bidirectional
+from mmdeploy_llm.pooling.abilities import has_whole_prompts
 from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.encoder_memory import encoder_tokens
 from mmdeploy_llm.runner.peers import NoPeers, Peers
@@ -183,7 +183,7 @@ def _limits(model: Model, runtime: RuntimeConfig) -> dict[str, Any]:
     length = model_length(model, runtime)
     if length < runtime.max_model_len:
         logger.info("max_model_len is reduced to %d, which the model can compute", length)
-    if not is_bidirectional(model):
+    if not has_whole_prompts(model):
         return {"max_model_len": length}
     # Each prompt is computed in one step, and no part of it is like that of another prompt.
     whole = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
