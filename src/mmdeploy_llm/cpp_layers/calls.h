@@ -500,6 +500,28 @@ struct Patchify {
     float* out;          // [patches][3][frames][patch][patch]
 };
 
+// Resizes an image, see pixels.h, on the calling thread alone: across and down, each rounded to
+// bytes, in Pillow's way.
+struct Resize {
+    const uint8_t* pixels;  // [height][width][3]
+    int64_t height;
+    int64_t width;
+    const int32_t* across_first;    // [columns]
+    const int32_t* across_counts;   // [columns]
+    const int32_t* across_weights;  // [columns][across_most]
+    int64_t across_most;
+    const int32_t* down_first;    // [rows]
+    const int32_t* down_counts;   // [rows]
+    const int32_t* down_weights;  // [rows][down_most]
+    int64_t down_most;
+    int64_t rows;
+    int64_t columns;
+    int32_t is_down_first;
+    uint8_t* turned;  // [width * STRIP_BYTES + 1]
+    uint8_t* middle;  // [height][columns][3], or [rows][width][3]
+    uint8_t* out;     // [rows][columns][3]
+};
+
 // Restricts threads to CPUs and their memory to a node, see threads.h.
 struct PlaceThreads {
     const int32_t* cpus;  // [num_cpus], of all threads
@@ -551,6 +573,7 @@ struct PlaceThreads {
     CALL(cut, Cut)                    \
     CALL(invert, Invert)              \
     CALL(patchify, Patchify)          \
+    CALL(resize, Resize)              \
     CALL(place_threads, PlaceThreads)
 
 }  // namespace mm

@@ -136,6 +136,20 @@ void run(const mm::Patchify& args) {
                  args.frames, args.first, args.count, args.out);
 }
 
+void run(const mm::Resize& args) {
+    const mm::Taps across = {args.across_first, args.across_counts, args.across_weights,
+                             args.across_most};
+    const mm::Taps down = {args.down_first, args.down_counts, args.down_weights, args.down_most};
+    if (args.is_down_first) {
+        mm::down(args.pixels, args.width * 3, down, args.rows, args.middle);
+        mm::across(args.middle, args.rows, args.width, across, args.columns, args.turned, args.out);
+    } else {
+        mm::across(args.pixels, args.height, args.width, across, args.columns, args.turned,
+                   args.middle);
+        mm::down(args.middle, args.columns * 3, down, args.rows, args.out);
+    }
+}
+
 void run(const mm::PlaceThreads& args) {
     *args.error = mm::place_threads(args.cpus, args.num_cpus, args.pinned, args.num_pinned,
                                     args.node, args.num_workers);
