@@ -33,7 +33,7 @@ class MllamaImages(TransformersImages):
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         super().__init__(checkpoint, options)
         vision, fields = checkpoint.config.vision_config, self._fields
-        self._num_tokens = vision.max_num_tiles * tile_tokens(vision)
+        self._num_tokens: int = vision.max_num_tiles * tile_tokens(vision)
         found = fields["max_image_tiles"], fields["size"]["height"]
         needed = vision.max_num_tiles, vision.image_size
         if found != needed:
