@@ -463,16 +463,15 @@ struct Temper {
     int32_t num_threads;
 };
 
-// The least z of each row that the rules of a draw keep, see sample.h.
+// z = -inf where the rules of a draw keep no token of the row, see sample.h.
 struct Cut {
-    const float* z;      // [rows][size]
+    float* z;            // [rows][size]
     const float* probs;  // [rows][size]
     int64_t rows;
     int64_t size;
     const float* least;    // [rows]
     const int64_t* top_k;  // [rows]; 0 is off
     const double* top_p;   // [rows]; 1 is off
-    float* cuts;           // [rows]
     int32_t num_threads;
 };
 

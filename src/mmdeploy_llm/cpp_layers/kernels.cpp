@@ -53,6 +53,9 @@ void by_kind(int32_t kind, const Function& function) {
         case mm::GELU: return function(std::integral_constant<int32_t, mm::GELU>());
         case mm::GELU_TANH: return function(std::integral_constant<int32_t, mm::GELU_TANH>());
         case mm::QUICK_GELU: return function(std::integral_constant<int32_t, mm::QUICK_GELU>());
+        case mm::RELU: return function(std::integral_constant<int32_t, mm::RELU>());
+        case mm::RELU2: return function(std::integral_constant<int32_t, mm::RELU2>());
+        case mm::IDENTITY: return function(std::integral_constant<int32_t, mm::IDENTITY>());
         default: return function(std::integral_constant<int32_t, mm::SILU>());
     }
 }
@@ -121,7 +124,7 @@ void run(const mm::Temper& args) {
 
 void run(const mm::Cut& args) {
     mm::cut(args.z, args.probs, args.rows, args.size, args.least, args.top_k, args.top_p,
-            args.cuts, args.num_threads);
+            args.num_threads);
 }
 
 void run(const mm::Invert& args) {

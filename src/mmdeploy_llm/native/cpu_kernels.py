@@ -94,11 +94,11 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.gated_mul(gate, up, "silu")
 
-    def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
+    def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName | None) -> Tensor:
         out = self._empty(gate.shape, dtype=gate.dtype)
         self._library.gated_mul(
             dtype=gate.dtype,
-            kind=ACTIVATIONS.index(name),
+            kind=len(ACTIVATIONS) if name is None else ACTIVATIONS.index(name),
             gate=gate,
             gate_stride=gate.stride(0),
             up=up,
