@@ -326,10 +326,9 @@ class EngineConfig(LoadOptions):
     )
     speculative: Literal["ngram", "mtp"] | None = Field(
         default=None,
-        description="a step tries up to 7 tokens before they are sampled, where that is faster; "
-        "the answers stay the same. ngram: those that followed the last ones earlier in the prompt "
-        "or answer; mtp: those that the checkpoint's own draft layer (multi-token prediction) "
-        "guesses, of families that have one; None: it does not",
+        description="a step tries up to 7 tokens, where that is faster; the answers stay the same. "
+        "ngram: those that followed the last ones earlier in the text; mtp: those that the "
+        "checkpoint's own draft layer guesses; None: it does not",
     )
     enforce_eager: bool = Field(
         default=False,

@@ -58,10 +58,10 @@ def test_silu_mul(kernels, dtype, rows, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"])
+@pytest.mark.parametrize("name", ["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu2", None])
 def test_gated_mul_has_the_bits_of_its_two_steps(kernels, dtype, name):
     gate, up = values(5, 66, dtype=dtype).mul(4).chunk(2, -1)
-    expected = kernels.activate(gate.clone(), name) * up
+    expected = up * (gate if name is None else kernels.activate(gate.clone(), name))
     assert torch.equal(kernels.gated_mul(gate, up, name), expected)
 
 

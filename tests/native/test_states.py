@@ -7,7 +7,7 @@ import torch
 
 from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet, Mamba2, Mamba2Config
-from mmdeploy_llm.layers.states.short_conv import ShortConv
+from mmdeploy_llm.layers.states.short_conv import GatedShortConv, ShortConv
 
 from .test_kernels import DTYPES, values
 
@@ -60,6 +60,17 @@ def test_short_conv(kernels, dtype, taps, has_silu, has_bias):
     (expected, state), (out, after) = found
     torch.testing.assert_close(out, expected, **limits(dtype))
     assert torch.equal(after, state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_short_conv(kernels, dtype):
+    layer = filled(GatedShortConv(48, 3, 0, has_bias=True), dtype)
+    x, found = values(sum(COUNTS), 48, dtype=dtype), []
+    for own in (None, kernels):
+        for module in layer.modules():
+            module.kernels = own
+        found.append(layer(x, context(COUNTS, (values(12, 48, 2, dtype=dtype),))))
+    torch.testing.assert_close(*found, **limits(dtype))
 
 
 def a_layer(dtype, *, key_dim, value_dim, key_heads=2, value_heads=4):

@@ -29,3 +29,9 @@ def scaled(x: Tensor, factor: float, kernels: Kernels | None, *, rounds: bool = 
     if own is not None and x.is_contiguous():
         return own.scale(x, factor, rounds=rounds)
     return x * (torch.tensor(factor, dtype=x.dtype) if rounds else factor)
+
+
+def multiplied(x: Tensor, y: Tensor, kernels: Kernels | None) -> Tensor:
+    """Returns x * y, both [T, size]."""
+    own = activation_kernels(kernels, x, y)
+    return x * y if own is None else own.gated_mul(x, y, None)

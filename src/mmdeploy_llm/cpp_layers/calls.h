@@ -463,16 +463,15 @@ struct Temper {
     int32_t num_threads;
 };
 
-// The least z of each row that the rules of a draw keep, see sample.h.
+// z = -inf where the rules of a draw keep no token of the row, see sample.h.
 struct Cut {
-    const float* z;      // [rows][size]
+    float* z;            // [rows][size]
     const float* probs;  // [rows][size]
     int64_t rows;
     int64_t size;
     const float* least;    // [rows]
     const int64_t* top_k;  // [rows]; 0 is off
     const double* top_p;   // [rows]; 1 is off
-    float* cuts;           // [rows]
     int32_t num_threads;
 };
 
@@ -499,6 +498,28 @@ struct Patchify {
     int64_t first;       // frame that is written
     int64_t count;       // frames that are written
     float* out;          // [patches][3][frames][patch][patch]
+};
+
+// Resizes an image, see pixels.h, on the calling thread alone: across and down, each rounded to
+// bytes, in Pillow's way.
+struct Resize {
+    const uint8_t* pixels;  // [height][width][3]
+    int64_t height;
+    int64_t width;
+    const int32_t* across_first;    // [columns]
+    const int32_t* across_counts;   // [columns]
+    const int32_t* across_weights;  // [columns][across_most]
+    int64_t across_most;
+    const int32_t* down_first;    // [rows]
+    const int32_t* down_counts;   // [rows]
+    const int32_t* down_weights;  // [rows][down_most]
+    int64_t down_most;
+    int64_t rows;
+    int64_t columns;
+    int32_t is_down_first;
+    uint8_t* turned;  // [width * STRIP_BYTES + 1]
+    uint8_t* middle;  // [height][columns][3], or [rows][width][3]
+    uint8_t* out;     // [rows][columns][3]
 };
 
 // Restricts threads to CPUs and their memory to a node, see threads.h.
@@ -552,6 +573,7 @@ struct PlaceThreads {
     CALL(cut, Cut)                    \
     CALL(invert, Invert)              \
     CALL(patchify, Patchify)          \
+    CALL(resize, Resize)              \
     CALL(place_threads, PlaceThreads)
 
 }  // namespace mm

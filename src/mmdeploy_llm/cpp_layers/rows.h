@@ -139,7 +139,7 @@ void gate_heads(T* x, const T* gate, int64_t gate_stride, int64_t gate_head_stri
     });
 }
 
-enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, SILU };
+enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, SILU, RELU, RELU2, IDENTITY };
 
 // Returns the error function, up to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
 MM_INLINE float fast_erf(float x) {
@@ -160,6 +160,9 @@ MM_INLINE float activated(float x) {
     if constexpr (KIND == GELU_TANH) {
         return 0.5f * x * (1.0f + fast_tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
     }
+    if constexpr (KIND == RELU) return x < 0.0f ? 0.0f : x;
+    if constexpr (KIND == RELU2) return x < 0.0f ? 0.0f : x * x;
+    if constexpr (KIND == IDENTITY) return x;
     if constexpr (KIND == QUICK_GELU) return x / (1.0f + fast_exp(-1.702f * x));
     return x / (1.0f + fast_exp(-x));
 }

@@ -215,13 +215,14 @@ class DepthSearch {
     std::vector<Item> items_;
 };
 
-// Computes for each row the smallest z that min_p (as the logarithm `least`), top_k and top_p keep,
-// in this order. probs: of the whole vocabulary. top_k 0 and top_p 1 are off.
-inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, const float* least,
-                const int64_t* top_k, const double* top_p, float* cuts, int num_threads) {
+// Keeps of each row the values from the smallest z that min_p (as the logarithm `least`), top_k and
+// top_p keep, in this order; the others become -inf. probs: of the whole vocabulary. top_k 0 and
+// top_p 1 are off.
+inline void cut(float* z, const float* probs, int64_t rows, int64_t size, const float* least,
+                const int64_t* top_k, const double* top_p, int num_threads) {
     parallel_for(rows, num_threads, [&](int64_t row) {
         static thread_local DepthSearch search;
-        const float* in = z + row * size;
+        float* in = z + row * size;
         const float* prob = probs + row * size;
         const auto depth = [&](int64_t i) { return depth_of(in[i]); };
         constexpr uint32_t FINITE = 0x7f7fffff;
@@ -242,7 +243,9 @@ inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, 
             };
             deepest = std::min(deepest, search.find(size, top_p[row] * total, depth, amount));
         }
-        cuts[row] = -bits_to_float(deepest);
+        const float last = -bits_to_float(deepest);
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) in[i] = in[i] < last ? -INFINITY : in[i];
     });
 }
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,6 @@ from mmdeploy_llm.forward import (
     RotaryAttention,
     StateContext,
 )
-from mmdeploy_llm.kernels import ActivationName
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
@@ -218,7 +217,7 @@ def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP |
         return GatedMLP(size, inner, bias=config.mlp_bias, activation=config.activation)
     moe = config.moe
     if moe.activation == "silu":  # the default
-        moe = replace(moe, activation=cast("ActivationName", config.activation))
+        moe = replace(moe, activation=config.activation)
     return (SparseMLP if moe.vision_intermediate_size is None else ModalityMLP)(
         config.hidden_size, moe
     )

@@ -8,6 +8,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from mmdeploy_llm.tiny import write_tiny
 
+REASON = "each prompt must have an image"
 FAMILIES = {
     "Florence2ForConditionalGeneration": ("florence2", ("<CAPTION>", "<OD>")),
     "VisionEncoderDecoderModel": ("vision_encoder_decoder", (" ", "The quick")),
