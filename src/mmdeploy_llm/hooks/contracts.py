@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
@@ -19,9 +19,6 @@ from mmdeploy_llm.guarding.folder_files import read_object
 from mmdeploy_llm.plugin_objects.declared import FirstBytes
 from mmdeploy_llm.plugin_objects.pixels import PixelKernels
 from mmdeploy_llm.request import MediaInput
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
