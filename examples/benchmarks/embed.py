@@ -1,13 +1,15 @@
 """Compares how fast this engine and others make vectors of documents and images.
 
     python examples/benchmarks/embed.py FOLDER [--rounds 3] [--only WORDS] [--openvino PYTHON]
-        [--llamacpp PROGRAM]
+        [--llamacpp PROGRAM] [--level avx2] [--peers NAMES] [--lengths 128,512]
 
 Writes random checkpoints of real shapes into FOLDER, unless they are there: Qwen3-Embedding-0.6B
-(28 layers, hidden 1,024, last token), BGE-base (12 layers, hidden 768, first token) and
-SigLIP-base. Documents have 128 or 512 tokens. --openvino: the Python interpreter of an environment
-with sentence-transformers and optimum-intel; --llamacpp: the program llama-embedding, for which
-FOLDER/NAME holds bf16.gguf and Q8_0.gguf (peers/README.md).
+(28 layers, hidden 1,024, last token), BGE-base (12 layers, hidden 768, first token), SigLIP-base
+(224 pixels) and ColQwen2 on Qwen2-VL-2B (256 tokens of an image, a vector for each). Documents have
+128 or 512 tokens. --openvino: the Python interpreter of an environment with sentence-transformers
+and optimum-intel; --llamacpp: the program llama-embedding, for which FOLDER/NAME holds bf16.gguf
+and Q8_0.gguf (peers/README.md). --level avx2 holds all engines but llama.cpp to AVX2, as compare.py
+does.
 
 Each engine loads a model once, in a process of its own, and warms up; then they take turns, and
 the processes of the others are stopped meanwhile. Rates are medians of the rounds, ratios medians
@@ -25,11 +27,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compare import Runner, RunnerError, say
+from sessions import LEVELS, Level, level_here
 
 OURS = "mmdeploy_llm"
 QWEN3 = {
@@ -42,6 +45,20 @@ QWEN3 = {
     "head_dim": 128,
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
+}
+QWEN2_VL = {
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000000.0,
+        "mrope_section": [16, 24, 24],
+    },
 }
 
 
@@ -78,6 +95,12 @@ WORKS = (
         lengths=(0,),
         num=64,
         precisions={"bf16": (("transformers", "bf16"), ("transformers", "float32")), "int8": ()},
+    ),
+    Work(
+        model="colqwen2-2b",
+        lengths=(0,),
+        num=4,
+        precisions={"bf16": (("transformers", "bf16"),), "int8": ()},
     ),
 )
 
@@ -134,7 +157,7 @@ def _tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def start(engine: str, precision: str, folder: Path, programs: dict[str, str]) -> Any:
+def start(engine: str, precision: str, folder: Path, programs: dict[str, str], level: Level) -> Any:
     """Starts an engine and warms it up. Raises RunnerError."""
     if engine in ("openvino", "llamacpp") and not programs[engine]:
         raise RunnerError(f"no --{engine} was given")
@@ -142,19 +165,23 @@ def start(engine: str, precision: str, folder: Path, programs: dict[str, str]) -
         return LlamaCpp(programs[engine], folder, precision)
     python = programs["openvino"] if engine == "openvino" else sys.executable
     arguments = ["--model", str(folder), "--engine", engine, "--precision", precision]
-    return Runner(python, "run_vectors.py", arguments)
+    arguments += level.arguments if engine == OURS else ()
+    return Runner(python, "run_vectors.py", arguments, level.variables)
 
 
-def run(work: Work, folder: Path, rounds: int, programs: dict[str, str]) -> None:
-    """Measures one model and prints a table."""
+def run(
+    work: Work, folder: Path, rounds: int, peers: str, programs: dict[str, str], level: Level
+) -> None:
+    """Measures one model and prints a table. peers: the only ones to compare with; "" for all."""
     wanted = [(OURS, own) for own in work.precisions]
-    wanted += [peer for peers in work.precisions.values() for peer in peers]
+    named = [peer for found in work.precisions.values() for peer in found]
+    wanted += [peer for peer in named if not peers or peer[0] in peers.split(",")]
     unit = "images/s" if work.lengths == (0,) else "documents/s"
     with contextlib.ExitStack() as stack:
         runners: dict[tuple[str, str], Any] = {}
         for engine, precision in wanted:
             try:
-                runner = start(engine, precision, folder, programs)
+                runner = start(engine, precision, folder, programs, level)
                 stack.callback(runner.close)
                 runner.ask(num=4, tokens=work.lengths[0], seed=99)
             except RunnerError as error:
@@ -249,10 +276,36 @@ def write_siglip(folder: Path) -> None:
     SiglipImageProcessorPil(size={"height": 224, "width": 224}).save_pretrained(folder)
 
 
+def write_colqwen2(folder: Path) -> None:
+    """Writes a checkpoint of ColQwen2's form and the shapes of Qwen2-VL-2B."""
+    import torch
+    from checkpoints import MEDIA_TOKENS, tokenizer
+    from transformers import (
+        ColQwen2Config,
+        ColQwen2ForRetrieval,
+        Qwen2VLConfig,
+        Qwen2VLImageProcessorPil,
+    )
+
+    words = tokenizer()
+    media = {key: words.convert_tokens_to_ids(token) for key, token in MEDIA_TOKENS.items()}
+    shapes = QWEN2_VL | {"bos_token_id": None, "eos_token_id": words.eos_token_id}
+    config = ColQwen2Config(
+        vlm_config=Qwen2VLConfig(text_config=shapes, vision_config={"hidden_size": 1536}, **media),
+        embedding_dim=128,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    ColQwen2ForRetrieval(config).save_pretrained(folder)
+    torch.set_default_dtype(torch.float32)
+    words.save_pretrained(folder)
+    Qwen2VLImageProcessorPil().save_pretrained(folder)
+
+
 WRITERS: dict[str, Callable[[Path], None]] = {
     "qwen3-embedding-0.6b": write_qwen3,
     "bge-base": write_bge,
     "siglip-base": write_siglip,
+    "colqwen2-2b": write_colqwen2,
 }
 
 
@@ -281,6 +334,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the model's name")
     parser.add_argument("--openvino", metavar="PYTHON", default="")
     parser.add_argument("--llamacpp", metavar="PROGRAM", default="")
+    parser.add_argument("--level", choices=sorted(LEVELS), default="best")
+    parser.add_argument("--peers", default="", help="the only ones, with commas between them")
+    parser.add_argument("--lengths", help="tokens of documents, with commas between them")
     args = parser.parse_args()
     programs = {"openvino": args.openvino, "llamacpp": args.llamacpp}
     for work in WORKS:
@@ -288,7 +344,9 @@ def main() -> None:
             folder = args.folder / work.model
             if not (folder / "config.json").exists():
                 WRITERS[work.model](folder)
-            run(work, folder, args.rounds, programs)
+            if args.lengths and any(work.lengths):
+                work = replace(work, lengths=tuple(map(int, args.lengths.split(","))))
+            run(work, folder, args.rounds, args.peers, programs, level_here(args.level))
 
 
 if __name__ == "__main__":

@@ -67,11 +67,13 @@ class CrossKV:
     tokens, while a running request has the item, and for the next ones while there is room.
 
     num_layers: layers of the decoder with cross attention, each with heads of its own.
+    longest: tokens of the longest item; None: unknown. The cache then has its usual size.
     """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    longest: int | None = None
 
     def shape(self, num_tokens: int) -> tuple[int, ...]:
         """Returns the shape of an item of this many tokens: keys, then values, of each layer."""

@@ -164,7 +164,8 @@ class EngineConfig(LoadOptions):
         default=None,
         ge=1,
         description="bytes for embeddings of images and videos, kept for the next prompt with the "
-        "same item; None: 256 MiB on CPU, 1 GiB on CUDA",
+        "same item; None: 256 MiB on CPU, 1 GiB on CUDA; with cross attention one item for each "
+        "request, within a quarter of the memory",
     )
     num_intake_threads: int | None = Field(
         default=None,
@@ -291,8 +292,8 @@ class EngineConfig(LoadOptions):
         default=None,
         ge=1,
         description="number of CPU threads that compute; None: as many as the program has set for "
-        "torch or OpenMP, else one for each core (SMT siblings not counted), within a container's "
-        "share of CPU time",
+        "torch or OpenMP, else one for each core (SMT siblings not counted), within the CPUs and a "
+        "container's share of CPU time",
     )
     cpu_affinity: Literal["auto"] | tuple[NonNegativeInt, ...] | None = Field(
         default=None,
@@ -302,7 +303,8 @@ class EngineConfig(LoadOptions):
     numa_node: int | None = Field(
         default=None,
         ge=0,
-        description="NUMA node whose cores and memory are used; None: any",
+        description="NUMA node whose cores and memory are used; None: any, but several engines or "
+        "ranks have one each where they come out even",
     )
     native_kernels: bool | None = Field(
         default=None,

@@ -1,7 +1,10 @@
 """Adapters in the engine: each prompt with its own, in one batch, as peft computes them."""
 
+import asyncio
 import json
 import shutil
+import threading
+import time
 
 import pytest
 import transformers
@@ -9,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import (
     LLM,
+    AsyncLLM,
     CheckpointError,
     ConfigError,
     EngineConfig,
@@ -95,6 +99,35 @@ def test_every_door_names_an_adapter(llm, oracles, folders):
     both = llm.generate(["the cat", "the cat"], adapter=["all", None], **given)
     plain = tokens_of(oracles[""], output.prompt_token_ids)
     assert [list(one.outputs.token_ids) for one in both] == [expected, plain]
+
+
+def test_the_event_loop_goes_on_while_an_adapter_is_read(folders, oracles, monkeypatch):
+    """And requests that bring the same files have them read once."""
+    loads, read = [], AsyncLLM.load_adapter
+
+    def slow(self, name, folder):
+        loads.append((name, threading.current_thread() is threading.main_thread()))
+        time.sleep(0.5)
+        return read(self, name, folder)
+
+    monkeypatch.setattr(AsyncLLM, "load_adapter", slow)
+
+    async def answer(engine, request):
+        return [output async for output in engine.generate("a cat", GREEDY, adapter=request)][-1]
+
+    async def run():
+        request = LoRARequest("brought", 1, str(folders / "all"))
+        async with AsyncLLM(str(folders / "base"), **OPTIONS) as engine:
+            both = [asyncio.create_task(answer(engine, request)) for _ in range(2)]
+            begin = time.monotonic()
+            await asyncio.sleep(0.01)
+            assert time.monotonic() - begin < 0.4
+            return await asyncio.gather(*both)
+
+    first, second = asyncio.run(run())
+    assert loads == [("brought", False)]
+    expected = tokens_of(oracles["all"], first.prompt_token_ids)
+    assert [list(own.outputs.token_ids) for own in (first, second)] == [expected, expected]
 
 
 def test_wrong_calls_raise(llm):

@@ -229,6 +229,17 @@ class TestGemma4Large(VisionKind):
     )
 
 
+class TestGemma4Unified(VisionVariant):
+    """No tower: blocks of pixels, whose tokens see each other in layers with a window."""
+
+    spec = SPECS["gemma4_unified"]
+    # Its window is smaller than an image of the processor, which an engine refuses.
+    test_a_chat_equals_the_reference = None
+    tolerance = 5e-4
+    cases = GEMMA_MEDIA
+    options = MappingProxyType({"sliding_window": 40})
+
+
 class TestGemma3(VisionVariant):
     """A plain tower whose patches are averaged, images whose tokens see each other in layers with
     and without a window."""

@@ -1,5 +1,7 @@
 """The input arrays of a step, compared with a plain loop over its tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from mmdeploy_llm.plan import NewRequest, ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
 from mmdeploy_llm.runner import batch as batches
 from mmdeploy_llm.runner import step_inputs
-from mmdeploy_llm.runner.batch import prepare
+from mmdeploy_llm.runner.batch import prepare, spans_of_items, spans_of_prompts
 from mmdeploy_llm.runner.slots import Slots
 
 BLOCK_SIZE = 4
@@ -164,10 +166,25 @@ def broken_span():
 def test_runs_of_atomic_media_reach_the_attention(slots):
     slots.add(new("c", range(300, 308), media=(broken_span(),)), None)
     items = step(("a", 10, 1), ("c", 0, 6))
-    spans = prepare(items, slots, BLOCK_SIZE, 0, CPU, has_atomic_media=True).tensors.layout.spans
+    spans = prepare(items, slots, BLOCK_SIZE, 0, CPU, spans_of=spans_of_items).tensors.layout.spans
     assert spans == ((1, 2, 4), (1, 5, 7))
     assert broken_span().end == 7
     assert prepare(items, slots, BLOCK_SIZE, 0, CPU).tensors.layout.spans == ()
+
+
+def test_sounds_are_no_spans(slots):
+    """In a model whose images see each other a sound is heard as text is read."""
+    sound = MediaInput(kind="audio", tensors={}, num_tokens=3, key="s")
+    media = (MediaSpan(offset=0, item=sound), replace(broken_span(), offset=4))
+    slots.add(new("c", range(300, 312), media=media), None)
+    assert spans_of_items(step(("c", 0, 12)), slots) == ((0, 4, 6), (0, 7, 9))
+
+
+def test_a_whole_prompt_with_media_is_a_span(slots):
+    """Also with generated tokens after it, which are causal; a prompt of text is not."""
+    slots.add(new("c", range(300, 310), prompt_len=8, media=(broken_span(),)), None)
+    assert spans_of_prompts(step(("a", 0, 3), ("c", 0, 10)), slots) == ((1, 0, 8),)
+    assert spans_of_prompts(step(("c", 9, 1)), slots) == ()
 
 
 def test_lengths_lie_on_another_device(slots, monkeypatch):
@@ -289,14 +306,14 @@ class TestDecodeFrame:
         def choose(_):
             raise AssertionError("asked for a step with media")
 
-        for has_spans in (False, True):
+        for spans_of in (None, spans_of_items):
             batch = prepare(
                 step(("b", 3, 1)),
                 slots,
                 BLOCK_SIZE,
                 0,
                 CPU,
-                has_atomic_media=has_spans,
+                spans_of=spans_of,
                 frame_for=choose,
             )
             assert batch.frame is None

@@ -206,3 +206,55 @@ def test_positions_of_a_lance_dataset_only_rise(tmp_path: Path) -> None:
     assert [position for position, _ in again.entries()] == [0, 1, 3]
     assert again.append(lines[2], {}) == 4
     again.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"x\t{}\n", b"-1\t{}\n", b'0\t["a"]\n', b"0\t{\n", b"0\n", b"\n", b"0\t{\xff}\n"]
+)
+def test_a_file_that_is_no_journal_of_lance_is_refused(tmp_path: Path, data: bytes) -> None:
+    pytest.importorskip("lance")
+    (tmp_path / "v.lance.journal").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"is not the journal of this output: line 1 is no"):
+        LanceStore(tmp_path / "v.lance", writable=True)
+    assert (tmp_path / "v.lance.journal").read_bytes() == data
+
+
+def test_a_folder_or_a_vast_file_is_no_journal_of_lance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lance")
+    (tmp_path / "a.lance.journal").mkdir()
+    (tmp_path / "b.lance.journal").write_bytes(b"0\t{}\n")
+    monkeypatch.setattr("mmdeploy_llm.opening.lance_store.MAX_JOURNAL", 4)
+    for name in ("a.lance", "b.lance"):
+        with pytest.raises(ConfigError, match="no file, or one of more than"):
+            LanceStore(tmp_path / name, writable=True)
+
+
+def test_a_disk_that_fills_up_tears_no_line_of_lances_journal(tmp_path: Path) -> None:
+    pytest.importorskip("lance")
+    store = LanceStore(tmp_path / "v.lance", writable=True)
+    store.append(made(1).line, {})
+    journal = store._file
+    assert journal is not None
+
+    class Full:
+        """Takes ten bytes, and no more."""
+
+        num_calls = 0
+
+        def write(self, data: memoryview) -> int:
+            self.num_calls += 1
+            if self.num_calls == 2:
+                raise OSError(28, "No space left on device")
+            return journal.write(data[:10] if self.num_calls == 1 else data)
+
+        truncate, close = journal.truncate, journal.close
+
+    store._file = Full()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space"):
+        store.append(made(2).line, {})
+    store.append(made(3).line, {})
+    store.close()
+    found = LanceStore(tmp_path / "v.lance", writable=False).entries()
+    assert [line for _, line in found] == [made(1).line, made(3).line]

@@ -10,6 +10,9 @@ import pytest
 
 SEVERAL = {"tensor_parallel_size": 2, "num_threads": 2}, {"data_parallel_size": 2, "num_threads": 2}
 ENGINES = [{}, *(pytest.param(options, marks=pytest.mark.long) for options in SEVERAL)]
+# Triton's bindings list what they still hold when a forked child ends, which lacks the threads that
+# hold it; Triton is there only where another test has asked for its interpreter.
+OTHERS = ("nanobind:", " - ", "See https://nanobind.")
 HEAD = """
 import gc, os, sys, threading, time
 from mmdeploy_llm import LLM, SamplingParams
@@ -34,7 +37,7 @@ def program(run_program, tmp_path):
         ]
         env = {"TMPDIR": str(tmp_path)}
         done = run_program("\n".join(lines), env=env, timeout=seconds)
-        assert done.stderr == ""
+        assert [line for line in done.stderr.splitlines() if not line.startswith(OTHERS)] == []
         assert done.returncode == 0
         assert [path for path in os.listdir(tmp_path) if path.startswith("mmdeploy")] == []
         return done.stdout.splitlines()

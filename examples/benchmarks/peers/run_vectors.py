@@ -10,6 +10,7 @@ BEGUN = time.perf_counter()
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+import os  # noqa: E402
 import random  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Sequence  # noqa: E402
@@ -22,8 +23,8 @@ Encode = Callable[[Sequence[Any]], Any]
 DTYPES = {"bf16": "bfloat16", "float32": "float32"}
 
 
-def ours(model: str, precision: str) -> tuple[str, Encode]:
-    """This engine; a precision of few bits is computed on bfloat16 weights."""
+def ours(model: str, precision: str, level: str | None = None) -> tuple[str, Encode]:
+    """This engine; a precision of few bits is computed on bfloat16 weights. level: see --level."""
     from mmdeploy_llm import LLM
 
     few = precision if precision.startswith("int") else None
@@ -31,14 +32,15 @@ def ours(model: str, precision: str) -> tuple[str, Encode]:
         model,
         dtype=DTYPES.get(precision, "bfloat16"),
         quantization=few,
-        max_model_len=1024,
+        max_model_len=1024 if "qwen3" in model else None,
         enable_prefix_caching=False,
         limit_mm_per_prompt={"image": 1},
+        cpu_level=level,
     )
 
     def encode(items: Sequence[Any]) -> Any:
         texts = isinstance(items[0], str)
-        prompts = items if texts else [{"image": item} for item in items]
+        prompts = items if texts else [{"multimodal_data": {"image": [item]}} for item in items]
         outputs = llm.embed(prompts, use_tqdm=False)
         assert all(output.is_ok for output in outputs), outputs[0].error_msg
         return outputs
@@ -60,17 +62,26 @@ def openvino(model: str, precision: str) -> tuple[str, Encode]:
     from sentence_transformers import SentenceTransformer
 
     found = SentenceTransformer(model, device="cpu", backend="openvino")
-    return f"sentence-transformers, OpenVINO {precision}", _encoding(found)
+    own = "float32" if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2" else precision
+    return f"sentence-transformers, OpenVINO {own}", _encoding(found)
 
 
 def transformers(model: str, precision: str) -> tuple[str, Encode]:
     """transformers, for images: 16 at once."""
     import torch
-    from transformers import AutoModel, AutoProcessor
+    import transformers as library
 
     dtype = getattr(torch, DTYPES[precision])
-    found = AutoModel.from_pretrained(model, dtype=dtype).eval()
-    processor = AutoProcessor.from_pretrained(model)
+    name = library.AutoConfig.from_pretrained(model).architectures[0]
+    found = getattr(library, name).from_pretrained(model, dtype=dtype).eval()
+    if name == "ColQwen2ForRetrieval":
+        words = library.AutoTokenizer.from_pretrained(model)
+        pictures = library.AutoImageProcessor.from_pretrained(model)
+        processor = library.ColQwen2Processor(image_processor=pictures, tokenizer=words)
+        compute = found
+    else:
+        processor = library.AutoProcessor.from_pretrained(model)
+        compute = found.get_image_features
 
     @torch.inference_mode()
     def encode(items: Sequence[Any]) -> Any:
@@ -78,7 +89,7 @@ def transformers(model: str, precision: str) -> tuple[str, Encode]:
         for start in range(0, len(items), 16):
             inputs = processor(images=list(items[start : start + 16]), return_tensors="pt")
             inputs["pixel_values"] = inputs["pixel_values"].to(dtype)
-            vectors.append(found.get_image_features(**inputs))
+            vectors.append(compute(**inputs))
         return vectors
 
     return f"transformers {precision}", encode
@@ -116,8 +127,10 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--engine", choices=sorted(ENGINES), required=True)
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--level", help="of the CPU kernels, for mmdeploy_llm")
     args = parser.parse_args()
-    name, encode = ENGINES[args.engine](args.model, args.precision)
+    own = {"level": args.level} if args.engine == "mmdeploy_llm" else {}
+    name, encode = ENGINES[args.engine](args.model, args.precision, **own)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)

@@ -122,6 +122,8 @@ class AsyncLLM(AsyncVectors):
         """Yields the outputs of one request, by its params' `output_kind`: all so far, what is new,
         or one at the end. The other arguments are as for `submit`. Closing the generator, or
         cancelling its task, aborts the request."""
+        if isinstance(adapter, LoRARequest):  # its files may have to be read
+            adapter = await asyncio.to_thread(self._adapter, adapter)
         ask = self._ask(prompt, sampling_params, request_id, priority, timeout, adapter)
         try:
             handle = self._start(ask, waits=False)

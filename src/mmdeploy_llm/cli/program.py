@@ -37,6 +37,8 @@ from .read import read
 from .reports import REPORT_EPILOG, report
 from .search import dedupe, search
 from .talk import CHAT_EPILOG, GENERATE_EPILOG, chat, generate
+from .transcribe import EPILOG as TRANSCRIBE_EPILOG
+from .transcribe import transcribe
 from .wording import in_options
 
 if TYPE_CHECKING:
@@ -89,7 +91,10 @@ class Program(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns a built-in command, else a plugin's; plugins cannot replace built-in ones."""
-        return self.commands.get(cmd_name) or self._plugin_commands().get(cmd_name)
+        found = self.commands.get(cmd_name)
+        if found is None and has_other_plugins():
+            return self._plugin_commands().get(cmd_name)
+        return found
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the names for --help. Loads plugins only when another package provides some,
@@ -184,6 +189,7 @@ def program(
 app.command(cls=Command, epilog=CAPTION_EPILOG)(caption)
 app.command(cls=Command, epilog=BATCH_EPILOG)(batch)
 app.command(cls=Command, epilog=READ_EPILOG)(read)
+app.command(cls=Command, epilog=TRANSCRIBE_EPILOG)(transcribe)
 app.command(cls=Command, epilog=EMBED_EPILOG)(embed)
 app.command(cls=Command, epilog=SEARCH_EPILOG)(search)
 app.command(cls=Command, epilog=DEDUPE_EPILOG)(dedupe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from mmdeploy_llm.output_forms import table_of, told
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.processes import finalize_here, without_collections
+from mmdeploy_llm.read_ahead import read_ahead
 
 from .arguments import as_prompt
 from .belonging import Belonging
@@ -38,9 +40,11 @@ class EngineClient(Belonging):
         super().__init__()
         self._tokenizer: Any = None
         self._config, self._step_lock = config, step_lock
+        self._loading = threading.Lock()  # of adapters that requests bring with them
         self._open(config.quiet)
 
     def _open(self, quiet: bool) -> None:
+        read_ahead(self._config.model, self._config)
         with without_collections():
             # They import torch, which `from mmdeploy_llm import LLM` need not wait for.
             from mmdeploy_llm.desk.many import open_desk
@@ -183,8 +187,9 @@ class EngineClient(Belonging):
         Raises TypeError for anything else."""
         if isinstance(adapter, LoRARequest):
             name, source = adapter.lora_name, os.fspath(adapter.lora_path)
-            if source and self._config.adapters.get(name) != source:
-                self.load_adapter(name, source)
+            with self._loading:  # threads that ask for the same files load them once
+                if source and self._config.adapters.get(name) != source:
+                    self.load_adapter(name, source)
             return name
         if adapter is not None and not isinstance(adapter, str):
             kind = type(adapter).__name__

@@ -21,10 +21,11 @@ from mmdeploy_llm.plugin_objects.model import Model
 from mmdeploy_llm.plugin_objects.parsing import NextText, ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.plugin_objects.pixels import PixelKernels
 from mmdeploy_llm.plugin_objects.reading import ReadingPreset, ReadPage, ReadText
+from mmdeploy_llm.plugin_objects.speech import Heard, SpeechRules, Spoken
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 from mmdeploy_llm.plugin_versions import API_VERSION
-from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
+from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan, MediaView
 
 from .contracts import (
     Checkpoint,
@@ -58,6 +59,7 @@ __all__ = [
     "EncoderPrompt",
     "EncoderPrompts",
     "EngineInfo",
+    "Heard",
     "KindTable",
     "LogitsContext",
     "LogitsProcessor",
@@ -70,6 +72,7 @@ __all__ = [
     "MediaRef",
     "MediaSpan",
     "MediaSplitter",
+    "MediaView",
     "Model",
     "ModelSpec",
     "NextText",
@@ -86,7 +89,9 @@ __all__ = [
     "RecordStore",
     "RequestRecord",
     "Segment",
+    "SpeechRules",
     "SplitPart",
+    "Spoken",
     "StepStats",
     "ToolCall",
     "ToolParser",

@@ -46,6 +46,8 @@ class ModelSpec:
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
+    speech: "module:Class", SpeechRules built as factory(checkpoint): how the models transcribe,
+        with the times of sentences; None: they do not.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
         makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
     encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a model with encoder
@@ -70,6 +72,7 @@ class ModelSpec:
     gguf: str | None = None
     boxes: str | None = None
     encoder: str | None = None
+    speech: str | None = None
     vectors: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -239,6 +242,8 @@ class MediaProcessor(ABC):
     markers: texts that represent one item in a rendered prompt, with or without `token`; a marker
         may consist of several tokens.
     written_token: token that stands in the final prompt for each `token`; None: `token` itself.
+    joints: (pattern, text) pairs: after all items are written into a text, each match of a pattern,
+        a regular expression, becomes the text, in this order. They hold no `token`.
     is_whole_prompt: whether an item's prompt_text is all of a prompt, and a text beside it is
         refused. The tokenizer need not have `token`.
     auto_tokens: what `image_tokens="auto"` (or video_tokens) stands for, what the family's authors
@@ -249,6 +254,7 @@ class MediaProcessor(ABC):
     token: str
     markers: tuple[str, ...]
     written_token: str | None = None
+    joints: tuple[tuple[str, str], ...] = ()
     is_whole_prompt: bool = False
     auto_tokens: int | None = None
 

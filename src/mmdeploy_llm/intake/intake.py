@@ -25,7 +25,7 @@ from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
-from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
+from mmdeploy_llm.media_loading.loader import Fetch, MediaLoader
 from mmdeploy_llm.media_loading.outside import Expanded, divided
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
@@ -81,7 +81,7 @@ class Intake:
         grammars: Grammars | None = None,
         check_processors: CheckProcessors | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         guard: CallGuard | None = None,
         media_size: int | None = None,
         box_rule: BoxRule | None = None,
@@ -149,7 +149,7 @@ class Intake:
             prompt=rendered.text if rendered.pieces else None,
             item=prompt if item is None else item,
             prompt_token_ids=expanded.ids,
-            params=begun.params(len(expanded.ids)),
+            params=expanded.params(begun.params(len(expanded.ids))),
             wanted=wanted,
             token_types=rendered.token_types,
             eos_token_ids=self._eos_token_ids,
@@ -376,13 +376,13 @@ class Intake:
         return self._chat_template
 
     def _checked(self, ids: list[int]) -> tuple[int, ...]:
-        if not ids:
+        if not ids and self._kinds.encoder is None:  # whose rule says how a decoder begins
             raise RequestError("the prompt has no tokens; give at least one character")
         self._check_vocabulary(ids)
         return tuple(ids)
 
     def _check_vocabulary(self, ids: Sequence[int]) -> None:
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
+        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
             wrong = next(item for item in ids if not 0 <= item < self._vocab_size)
             raise RequestError(
                 f"the prompt has token id {wrong}; allowed are 0 to {self._vocab_size - 1}"

@@ -109,8 +109,10 @@ class PromptTokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of a text that is one token of the vocabulary, else None."""
-        token_id: int | None = self.raw.get_vocab().get(token)
-        return token_id
+        # Not the whole vocabulary, which tokenizers copy for each who asks.
+        token_id: int | None = self.raw.convert_tokens_to_ids(token)
+        is_known = token_id is not None and self.raw.convert_ids_to_tokens(token_id) == token
+        return token_id if is_known else None  # of an unknown one it is that of "<unk>"
 
     def token_ids(self, text: str) -> tuple[int, ...] | None:
         """Returns the ids of a text that is one token of the vocabulary or consists of added
@@ -170,19 +172,37 @@ class PromptTokenizer:
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
     """Returns the end-of-sequence ids of generation_config.json, else config.json, else the
-    tokenizer. Raises CheckpointError for one that is not in the vocabulary."""
-    text = text_config(checkpoint)
+    tokenizer; of the last two only those of the vocabulary, see check_eos. Raises CheckpointError
+    for another one in generation_config.json."""
+    if checkpoint.generation.get("eos_token_id") is not None:
+        check_eos(checkpoint, tokenizer)
+    size = text_config(checkpoint).vocab_size
+    _, ids = _given_eos(checkpoint, tokenizer)
+    return frozenset(token_id for token_id in ids if _is_id(token_id, size))
+
+
+def check_eos(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> None:
+    """Raises CheckpointError for an end-of-sequence id that is not in the vocabulary. For models
+    that generate: SigLIP's config class has such an id by default, and nothing that needs it."""
+    size = text_config(checkpoint).vocab_size
+    source, ids = _given_eos(checkpoint, tokenizer)
+    for token_id in ids:
+        if not _is_id(token_id, size):
+            raise CheckpointError(
+                f"'eos_token_id' in {source} of the model is {shown(token_id)}; allowed: 0 to "
+                f"{size - 1}, the ids of its vocabulary"
+            )
+
+
+def _given_eos(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> tuple[str, tuple[Any, ...]]:
     sources = (
         ("generation_config.json", checkpoint.generation.get("eos_token_id")),
-        ("config.json", getattr(text, "eos_token_id", None)),
+        ("config.json", getattr(text_config(checkpoint), "eos_token_id", None)),
         ("the tokenizer", tokenizer.raw.eos_token_id),
     )
     source, given = next(((name, ids) for name, ids in sources if ids is not None), ("", ()))
-    ids = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    for token_id in ids:
-        if type(token_id) is not int or not 0 <= token_id < text.vocab_size:
-            raise CheckpointError(
-                f"'eos_token_id' in {source} of the model is {shown(token_id)}; allowed: 0 to "
-                f"{text.vocab_size - 1}, the ids of its vocabulary"
-            )
-    return frozenset(ids)
+    return source, tuple(given) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _is_id(token_id: Any, vocab_size: int) -> bool:
+    return type(token_id) is int and 0 <= token_id < vocab_size

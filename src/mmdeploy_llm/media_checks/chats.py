@@ -60,6 +60,7 @@ def transformers_chat(folder: Path, messages: Sequence[Any], num_tokens: int) ->
     CheckSkipped where it cannot be asked."""
     try:
         inputs = _inputs(folder, messages)
+        ids = inputs["input_ids"][0].tolist()  # none of a model that hears outside of its tokens
     except Exception as error:  # transformers raises whatever its classes raise
         reason = str(error).strip().splitlines()[:1]
         raise CheckSkipped(
@@ -71,7 +72,8 @@ def transformers_chat(folder: Path, messages: Sequence[Any], num_tokens: int) ->
         out = model.generate(
             **inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
         )
-    ids = inputs["input_ids"][0].tolist()
+    if model.config.is_encoder_decoder:  # the encoder reads the prompt; the decoder has its own
+        ids = out[0, :-num_tokens].tolist()
     return ChatAnswer(prompt_ids=ids, token_ids=out[0, len(ids) :].tolist())
 
 

@@ -3,9 +3,10 @@ have no placeholders, and stand outside of the tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import (
@@ -17,14 +18,19 @@ from mmdeploy_llm.hooks import (
     ModelSpec,
 )
 from mmdeploy_llm.hooks.factories import imported_for
+from mmdeploy_llm.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded:
-    """A prompt's final token ids and the spans of its media, in order."""
+    """A prompt's final token ids and the spans of its media, in order.
+
+    params: adds to a request's params what its answer needs, see EncoderPrompt.processors.
+    """
 
     ids: list[int]
     spans: tuple[MediaSpan, ...]
+    params: Callable[[SamplingParams], SamplingParams] = lambda own: own
 
 
 class Written(Protocol):
@@ -65,5 +71,24 @@ def divided(
         raise PluginContractError(
             f"divide of {type(rule).__name__} must return an EncoderPrompt with at least one id"
         )
-    spans = tuple(MediaSpan(offset=0, item=item, rows=()) for item in found.items)
-    return Expanded(ids=list(found.ids), spans=spans)
+    views = found.views or (None,) * len(found.items)
+    spans = tuple(
+        MediaSpan(offset=0, item=item, rows=(), view=view)
+        for item, view in zip(found.items, views, strict=True)
+    )
+    params = partial(with_processors, found.processors)
+    return Expanded(ids=list(found.ids), spans=spans, params=params)
+
+
+def with_processors(
+    processors: Mapping[str, Mapping[str, Any]], params: SamplingParams
+) -> SamplingParams:
+    """Returns params with these logits processors, before those of the caller."""
+    if not processors:
+        return params
+    own = [name for name in params.logits_processors if name not in processors]
+    arguments = dict(params.logits_processors_args)
+    for given in processors.values():
+        arguments |= given
+    changes = {"logits_processors": (*processors, *own), "logits_processors_args": arguments}
+    return params.model_copy(update=changes)

@@ -25,13 +25,14 @@ class Reference:
         self.model: Any = architecture.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
         ).eval()
+        for name in ("suppress_tokens", "begin_suppress_tokens"):  # rules of answers, not the model
+            setattr(self.model.generation_config, name, None)
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:
         """Returns the logits [len(prompt), vocab]."""
         ids = torch.tensor([list(prompt)])
-        inputs = {"input_ids": ids, **self._media_inputs(ids, media)}
-        logits: Tensor = self.model(**_given(inputs)).logits[0]
+        logits: Tensor = self.model(**self._inputs(ids, media)).logits[0]
         return logits
 
     @torch.inference_mode()
@@ -40,14 +41,15 @@ class Reference:
     ) -> list[int]:
         """Generates exactly `num_tokens` greedy tokens, ignoring end-of-sequence."""
         ids = torch.tensor([list(prompt)])
-        inputs = _given({"input_ids": ids, **self._media_inputs(ids, media)})
+        inputs = self._inputs(ids, media)
         if "input_ids" in inputs:
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         out = self.model.generate(
             do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, **inputs
         )
-        tokens: list[int] = out[0, len(prompt) :].tolist()
-        return tokens
+        tokens: list[int] = out[0].tolist()
+        # Of some families, generate returns the new tokens alone.
+        return tokens[len(prompt) :] if tokens[: len(prompt)] == list(prompt) else tokens
 
     def positions(self, prompt: Sequence[int], media: Sequence[MediaSpan]) -> Tensor:
         """Returns the positions [3, len(prompt)] of an M-RoPE model."""
@@ -56,6 +58,11 @@ class Reference:
         positions, _ = self.model.model.get_rope_index(ids, **inputs)
         result: Tensor = positions[:, 0]
         return result
+
+    def _inputs(self, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+        """Returns the model's arguments; where a decoder gets the ids, the encoder gets its own."""
+        found = self._media_inputs(ids, media)
+        return _given(found if "decoder_input_ids" in found else {"input_ids": ids, **found})
 
     def _media_inputs(self, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
         """Returns the media arguments of a multimodal model, as its processor would."""

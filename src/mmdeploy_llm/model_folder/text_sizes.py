@@ -9,7 +9,8 @@ from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.guarding.folder_files import shown
 from mmdeploy_llm.hooks import Checkpoint
 
-POSITIONS = ("max_position_embeddings", "max_seq_len")  # in the configs of transformers
+# In the configs of transformers.
+POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

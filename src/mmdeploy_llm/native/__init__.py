@@ -9,11 +9,14 @@ from .build import Level, NoCompilerError, build, cpu_levels
 from .coded import PANEL
 from .cores import (
     ComputeThreads,
+    NumaNode,
     Placement,
     choose_placement,
     num_suitable_threads,
     own_choice,
     usable_cpus,
+    usable_nodes,
+    within_quota,
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .memory import LargePages, keep_freed_memory
@@ -34,6 +37,7 @@ __all__ = [
     "LargePages",
     "Level",
     "NoCompilerError",
+    "NumaNode",
     "Placement",
     "Recording",
     "build",
@@ -46,4 +50,6 @@ __all__ = [
     "num_suitable_threads",
     "own_choice",
     "usable_cpus",
+    "usable_nodes",
+    "within_quota",
 ]

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.plugin_objects.store import RecordStore
@@ -28,6 +29,7 @@ from mmdeploy_llm.records.arrow_vectors import (
 from mmdeploy_llm.records.vectors import Vector
 
 MAX_LINES, MAX_BYTES = 20_000, 64 * 2**20  # of the journal
+MAX_JOURNAL = 8 * MAX_BYTES  # that is read: its last record may be long
 ROWS_AT_ONCE = 1024
 COLUMNS = ("position", "record", EMBEDDING)
 
@@ -46,7 +48,7 @@ class LanceStore(RecordStore):
         self._next = max(self._places, default=-1) + 1  # the position of the next record
         self._lines: dict[int, str] = {}  # of the journal, by position
         self._size = 0
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self._read_journal()
         if writable:
             self._begin()
@@ -75,8 +77,13 @@ class LanceStore(RecordStore):
         assert self._file is not None, "the store is written to"
         position = self._next
         data = f"{position}\t{line}\n".encode()
-        self._file.write(data)
-        self._file.flush()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(self._size)  # else the next line would continue a torn one
+            raise
         self._lines[position] = line
         self._next = position + 1
         self._size += len(data)
@@ -131,25 +138,45 @@ class LanceStore(RecordStore):
         self._places = self._positions()
 
     def _read_journal(self) -> None:
-        """Reads the lines that are not in the dataset; a torn last one is none."""
-        if not self._journal_path.exists():
+        """Reads the lines that are not in the dataset; a torn last one is none. Raises ConfigError
+        for a file that is no journal."""
+        path = self._journal_path
+        if not path.exists():
             return
-        *lines, _ = self._journal_path.read_bytes().split(b"\n")
+        if not path.is_file() or path.stat().st_size > MAX_JOURNAL:
+            raise self._no_journal("no file, or one of more than 512 MiB")
+        *lines, _ = path.read_bytes().split(b"\n")
         first = self._next
-        for line in lines:
+        for index, line in enumerate(lines, 1):
             number, _, text = line.partition(b"\t")
-            if int(number) >= first:
-                self._lines[int(number)] = text.decode()
+            try:
+                position, record = int(number), text.decode()
+                is_void = 0 <= position < first  # the dataset has it
+                is_record = is_void or (position >= 0 and isinstance(json.loads(record), dict))
+            except ValueError:
+                is_record = False
+            if not is_record:
+                raise self._no_journal(f"line {index} is no position with a record")
+            if not is_void:
+                self._lines[position] = record
         self._next = max(self._lines, default=first - 1) + 1
+
+    def _no_journal(self, found: str) -> ConfigError:
+        return ConfigError(
+            f"{str(self._journal_path)!r} is not the journal of this output: {found}; it holds the "
+            "last records of a run: remove it to have these made again, or name another --output"
+        )
 
     def _begin(self) -> None:
         """Opens the journal, without lines that are void or torn."""
         data = b"".join(f"{at}\t{line}\n".encode() for at, line in self._lines.items())
         partial = self._journal_path.with_name(f"{self._journal_path.name}.partial")
-        partial.write_bytes(data)
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:  # never through a link
+            file.write(data)
         os.replace(partial, self._journal_path)
         self._size = len(data)
-        self._file = self._journal_path.open("ab")
+        self._file = self._journal_path.open("ab", buffering=0)
 
     def _flush(self) -> None:
         """Adds the journal to the dataset; writes it whole where its vectors are of a new kind."""

@@ -28,8 +28,13 @@ class Model(Protocol):
     max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
     has_sinks: True where its attention has sinks; see `forward.AttentionContext.attend`.
     has_softcaps: True where it caps attention scores, likewise.
+    positions_of(token_ids, media): called in place of `positions` for each prompt with media, where
+        the model counts from the tokens between them.
     is_cacheable: False where its weights are not kept, packed, for the next start (see
         weight_cache), because its modules compute with them while it is loaded.
+    sees_prompts: True where all tokens of a prompt with media attend to each other in both
+        directions, those of text too: every prompt is then computed in one step, without prefixes
+        of others. Its spec has `atomic_media`.
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 

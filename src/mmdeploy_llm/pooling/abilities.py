@@ -60,6 +60,11 @@ def is_bidirectional(model: Any) -> bool:
     return bool(getattr(model, "is_bidirectional", False))
 
 
+def has_whole_prompts(model: Any) -> bool:
+    """Whether a prompt of a Model is computed in one step, and is like no part of another one."""
+    return is_bidirectional(model) or bool(getattr(model, "sees_prompts", False))
+
+
 def abilities_of(model: Any, rules: EmbeddingRules = NO_RULES) -> Abilities:
     """Returns what a Model can give. rules: of its folder."""
     is_encoder = is_bidirectional(model)

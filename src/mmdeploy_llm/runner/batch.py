@@ -25,6 +25,8 @@ from .slots import BlockTables, Slots
 from .step_inputs import DecodeFrame, Paging, StepArrays, StepTensors
 
 Ints = NDArray[np.int64]
+Spans = tuple[tuple[int, int, int], ...]
+SpansOf = Callable[[Sequence[ScheduledTokens], Slots], Spans]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +68,12 @@ def prepare(
     num_axes: int,
     device: torch.device,
     *,
-    has_atomic_media: bool = False,
+    spans_of: SpansOf | None = None,
     frame_for: Callable[[StepArrays], DecodeFrame | None] | None = None,
 ) -> StepBatch:
     """Builds the inputs of a pass and copies them to the device. The block tables in `slots` hold
-    the new blocks of the step already. frame_for: returns the frame of a recorded decode step that
-    fits, or None."""
+    the new blocks of the step already. spans_of: gives BatchLayout.spans. frame_for: returns the
+    frame of a recorded decode step that fits, or None."""
     indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     counts = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
@@ -92,7 +94,7 @@ def prepare(
         pagings=tuple(_paging(tables, *where) for tables in slots.tables),
         is_long=None if slots.is_long is None else slots.is_long[rows],
     )
-    spans = _spans(scheduled, slots) if has_atomic_media else ()
+    spans = spans_of(scheduled, slots) if spans_of else ()
     media = _media_pieces(scheduled, slots, stops - counts)
     frame = None if frame_for is None or spans or media else frame_for(arrays)
     tensors = _tensors(arrays, spans, device) if frame is None else frame.fill(arrays)
@@ -196,13 +198,24 @@ def _media_piece(span: MediaSpan, start: int, stop: int, row: int) -> MediaPiece
     return MediaPiece(item=span.item, begin=begin, end=end, rows=rows)
 
 
-def _spans(scheduled: Sequence[ScheduledTokens], slots: Slots) -> tuple[tuple[int, int, int], ...]:
+def spans_of_prompts(scheduled: Sequence[ScheduledTokens], slots: Slots) -> Spans:
+    """Returns (sequence, start, end) of every whole prompt with media, for models with
+    sees_prompts."""
+    return tuple(
+        (sequence, 0, slots[item.request_id].request.prompt_len)
+        for sequence, item in enumerate(scheduled)
+        if slots[item.request_id].media and not item.start
+    )
+
+
+def spans_of_items(scheduled: Sequence[ScheduledTokens], slots: Slots) -> Spans:
     """Returns (sequence, start, end) of every run of media embeddings that this step touches, for
     models with atomic media."""
     return tuple(
         (sequence, start, end)
         for sequence, item in enumerate(scheduled)
         for span in slots[item.request_id].media
+        if span.item.kind != "audio"  # in every model that sees ahead, sounds do not
         for start, end in span.runs
         if start < item.start + item.num_tokens and item.start < end
     )

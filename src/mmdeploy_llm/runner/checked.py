@@ -18,7 +18,7 @@ class CheckedModel:
     shape, in which the runner might read rows of other requests.
 
     name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
-    positions; 0 where token i has position i. has_cross: whether layers attend to an encoder.
+    positions; 0 where token i has position i. has_cross, sees_prompts: of hooks.Model.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:
@@ -26,6 +26,7 @@ class CheckedModel:
         self._name = name
         self._vocab_size = vocab_size
         self.has_cross = cross_of(model) is not None
+        self.sees_prompts = bool(getattr(model, "sees_prompts", False))
         first = model.positions(1, ())
         self.num_axes = 0 if first is None else len(first)
 
@@ -41,13 +42,14 @@ class CheckedModel:
         meaning = "a row for each row of its input, a value for each token id of the vocabulary"
         return self._checked("logits", self._model.logits(hidden), shape, meaning)
 
-    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """Returns M-RoPE positions [num_axes, num_tokens]; None where token i has position i."""
-        found = self._model.positions(num_tokens, media)
+    def positions(self, token_ids: Sequence[int], media: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns M-RoPE positions [num_axes, tokens]; None where token i has position i."""
+        by_tokens, count = getattr(self._model, "positions_of", None), len(token_ids)
+        found = by_tokens(token_ids, media) if by_tokens else self._model.positions(count, media)
         if found is None:
             return None
         meaning = "time, height and width of each token, or the model's own axes; or None"
-        return self._checked("positions", found, (self.num_axes, num_tokens), meaning)
+        return self._checked("positions", found, (self.num_axes, count), meaning)
 
     def _checked(self, method: str, found: Tensor, shape: tuple[int, int], meaning: str) -> Tensor:
         if isinstance(found, Tensor) and tuple(found.shape) == shape:

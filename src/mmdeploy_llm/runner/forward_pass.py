@@ -17,14 +17,14 @@ from torch import Tensor
 
 from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
-from mmdeploy_llm.attention.cross import CrossItems
+from mmdeploy_llm.attention.cross import CrossItems, CrossRequest
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.sampling.largest import first_argmax
 from mmdeploy_llm.transfer import to_device
 
-from .batch import Ints, StepBatch, prepare
+from .batch import Ints, StepBatch, prepare, spans_of_items, spans_of_prompts
 from .checked import CheckedModel
 from .drafts import DraftRows
 from .encoder_cache import EncoderCache
@@ -87,7 +87,8 @@ class ForwardPass:
         self._encoder = encoder
         self._device = device
         self._num_axes = num_axes
-        self._has_atomic_media = has_atomic_media
+        own = spans_of_prompts if model.sees_prompts else spans_of_items
+        self._spans_of = own if has_atomic_media else None
         self._peers = peers
         self._graphs: DecodeGraphs | None = None
 
@@ -115,7 +116,7 @@ class ForwardPass:
             self._cache.block_size,
             self._num_axes,
             self._device,
-            has_atomic_media=self._has_atomic_media,
+            spans_of=self._spans_of,
             frame_for=self._graphs.frame_for if self._graphs and adapters is None else None,
         )
         if token_ids is not None:
@@ -199,13 +200,13 @@ class ForwardPass:
 
     def _cross_items(self, batch: StepBatch) -> CrossItems:
         """Returns the keys and values that each request's tokens have of an encoder's item."""
-        return CrossItems(
-            [
-                (item.num_tokens, [span.item.key for span in self._slots[item.request_id].media])
-                for item in batch.scheduled
-            ],
-            self._embeds,
-        )
+        rows = [
+            CrossRequest(
+                first=item.start, count=item.num_tokens, media=self._slots[item.request_id].media
+            )
+            for item in batch.scheduled
+        ]
+        return CrossItems(rows, self._embeds)
 
     def _decode_states(
         self, num_rows: int, scheduled: Sequence[ScheduledTokens]

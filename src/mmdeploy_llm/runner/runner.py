@@ -22,7 +22,7 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.pooling.abilities import is_bidirectional
+from mmdeploy_llm.pooling.abilities import has_whole_prompts
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
@@ -98,7 +98,7 @@ class Runner:
             pooler=self._pooler,
             states=states,
         )
-        self._is_whole = states is not None or is_bidirectional(model)
+        self._is_whole = states is not None or has_whole_prompts(model)
         self._retry = Retry(
             compute=lambda items: self._collect(self._launch(items)),
             reset=self._reset_sampling,
@@ -201,7 +201,7 @@ class Runner:
         """Returns M-RoPE positions [axes, prompt_len] of a prompt with media; None for others."""
         if not self._model.num_axes or not new.media:
             return None
-        positions = self._model.positions(new.prompt_len, new.media)
+        positions = self._model.positions(new.token_ids[: new.prompt_len], new.media)
         return None if positions is None else positions.cpu().numpy()
 
     def _is_ready(self, item: ScheduledTokens, outcome: StepOutcome) -> bool:

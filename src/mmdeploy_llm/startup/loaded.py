@@ -16,9 +16,9 @@ from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
-from mmdeploy_llm.plugin_objects.model import media_size
-from mmdeploy_llm.pooling.abilities import is_bidirectional
+from mmdeploy_llm.pooling.abilities import has_whole_prompts
 from mmdeploy_llm.pooling.heads import add_dense, fit_head
+from mmdeploy_llm.runner.encoder_memory import encoder_tokens
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
@@ -105,13 +105,11 @@ def load_model(
     _install(model, machine, runtime.options)
     if cache is not None:
         cache.keep(model)
-    # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
-    num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return LoadedModel(
         files=files,
         runtime=replace(
             runtime,
-            encoder_cache_tokens=max(1, num_tokens),
+            encoder_cache_tokens=group.least(encoder_tokens(runtime, model)),
             **_limits(model, runtime),
         ),
         machine=machine,
@@ -185,7 +183,7 @@ def _limits(model: Model, runtime: RuntimeConfig) -> dict[str, Any]:
     length = model_length(model, runtime)
     if length < runtime.max_model_len:
         logger.info("max_model_len is reduced to %d, which the model can compute", length)
-    if not is_bidirectional(model):
+    if not has_whole_prompts(model):
         return {"max_model_len": length}
     # Each prompt is computed in one step, and no part of it is like that of another prompt.
     whole = {"enable_prefix_caching": False, "enable_chunked_prefill": False}

@@ -12,7 +12,7 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
-from mmdeploy_llm.plugin_objects.model import media_size
+from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.pooling.abilities import abilities_of
 from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runner.encoder_cache import values_per_call
@@ -126,7 +126,9 @@ def measured_memory(
     than half of the memory, on any rank, smaller items are measured and a warning is logged.
     Raises ConfigError when nothing is left.
     """
-    max_media_tokens = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
+    max_media_tokens = runtime.encoder_cache_tokens
+    if cross_of(model) is None:  # they stand in the sequence
+        max_media_tokens = min(max_media_tokens, runtime.max_model_len - 2)
     while True:
         largest = largest_step(processors, runtime, model, max_media_tokens)
         # All requests of these steps write to the blocks of the longest one.

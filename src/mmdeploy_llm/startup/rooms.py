@@ -18,6 +18,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.intake.tokenizer import check_eos
 from mmdeploy_llm.media_loading.added_tokens import with_placeholders
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
@@ -60,6 +61,8 @@ def build_rooms(
 ) -> Assembly:
     """Builds intake, scheduler and delivery, and starts the engine that steps them."""
     executor, plugins = computer.info, files.plugins
+    if executor.abilities.can_generate:
+        check_eos(files.checkpoint, files.tokenizer)
     scheduling = _scheduler_config(files, executor)
     if machine.kernels is not None and machine.kernels.pixels is not None:
         for processor in media.processors.values():

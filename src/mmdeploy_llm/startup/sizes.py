@@ -11,7 +11,7 @@ from torch import nn
 from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.pooling.abilities import is_bidirectional
+from mmdeploy_llm.pooling.abilities import has_whole_prompts, is_bidirectional
 from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -173,7 +173,7 @@ def model_length(model: Any, runtime: RuntimeConfig) -> int:
                 f"sequences of at most {most} tokens; lower it"
             )
         length = int(most)
-    if is_bidirectional(model) and length > runtime.max_num_batched_tokens:
+    if has_whole_prompts(model) and length > runtime.max_num_batched_tokens:
         if asked is not None:
             raise ConfigError(
                 f"max_model_len = {asked}, but {type(model).__name__} computes a prompt in one "

@@ -163,6 +163,7 @@ def write_family(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         decoder_start_token_id=getattr(config.get_text_config(), "decoder_start_token_id", None),
+        **described.generation(tokenizer),
     )
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
@@ -199,6 +200,7 @@ def tokenizer_of(described: Family) -> transformers.PreTrainedTokenizerFast:
         chat_template=described.chat_template,
         eos_token=described.eos_token,
         special_tokens=described.special_tokens,
+        last_tokens=described.last_tokens,
         named_tokens=described.named_tokens,
         frames=described.frames,
     )

@@ -81,7 +81,9 @@ class Family:
 
     architecture: the model's class in transformers.
     make_config: (tokenizer, replaced fields of the text model's config) -> transformers' config.
-    special_tokens: special tokens in addition to SPECIAL_TOKENS.
+    special_tokens: special tokens in addition to SPECIAL_TOKENS. last_tokens: those that have the
+        largest ids, in this order.
+    generation: tokenizer -> further values of generation_config.json.
     named_tokens: names by which transformers' processor asks the tokenizer for tokens of media,
         such as image_token, with their texts.
     files: further JSON files of the folder, name -> contents.
@@ -96,6 +98,8 @@ class Family:
     chat_template: str = CHATML
     eos_token: str = "<|im_end|>"
     special_tokens: tuple[str, ...] = ()
+    last_tokens: tuple[str, ...] = ()
+    generation: Callable[[Any], Mapping[str, Any]] = lambda _: {}
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     media: MediaForm = field(default_factory=MediaForm)
@@ -136,6 +140,8 @@ def randomize(model: nn.Module) -> None:
             is_centered = not parameter.any()
             shift = 1.0 if name.endswith("weight") and not is_centered else 0.0
             parameter.data = values * 0.1 + shift
+        elif name.endswith("gate") and parameter.numel() == 1:  # nothing would pass through 0
+            parameter.data = values * 0.1 + 0.7
         elif parameter.ndim < 2 or "correction_bias" in name:
             parameter.data = values * 0.05
         elif "embed_tokens" in name:
@@ -161,11 +167,12 @@ def build_tokenizer(
     chat_template: str,
     eos_token: str,
     special_tokens: Sequence[str] = (),
+    last_tokens: Sequence[str] = (),
     named_tokens: Mapping[str, str] | None = None,
     frames: tuple[str, str] | None = None,
 ) -> transformers.PreTrainedTokenizerFast:
     """Trains a byte-level BPE with SPECIAL_TOKENS and more special tokens. It encodes any text, and
-    decoding restores the text. frames: see Family."""
+    decoding restores the text. last_tokens, frames: see Family."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -181,6 +188,7 @@ def build_tokenizer(
         tokenizer.post_processor = processors.TemplateProcessing(
             single=frames[0], pair=frames[1], special_tokens=known
         )
+    tokenizer.add_special_tokens([*last_tokens])
     spec = json.loads(tokenizer.to_str())
     for token in spec["added_tokens"]:
         token["special"] = token["content"] not in TEXT_TOKENS

@@ -99,7 +99,7 @@ class MediaForm:
     """How transformers takes the images and videos of a family, and how its prompts hold them.
 
     inputs: (transformers' config, token ids [1, tokens], media) -> the model's arguments for media,
-        as its processor would make them.
+        as its processor would make them; with decoder_input_ids, all of them.
     merge_size: (config) -> the patches along a side of the block that becomes a token.
     has_tiles: an image may be several tiles, and the config names no markers around it.
     has_text_between: text stands between the frames of a video, or the tiles of an image.

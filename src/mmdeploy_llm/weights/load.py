@@ -190,6 +190,8 @@ def _piece(
             "that says how, or it does not name this layer"
         )
     stored, into = file.entries[key].shape, _run(shapes[target.name], target.index, target.rows)
+    if target.other_rows is not None and stored[:1] != into.shape[:1]:
+        into = _run(shapes[target.name], target.index, target.other_rows)
     source = _Run(first=0, shape=())
     if _has_index(stored, target):
         source = _run(stored, target.source_index, target.source)

@@ -34,6 +34,8 @@ class Target:
     name: the parameter.
     index: index on the parameter's first axis, such as an expert.
     rows: the rows to fill (first axis, after `index`); None is all.
+    other_rows: the rows to fill where the checkpoint's tensor has not as many as `rows`; None: that
+        is an error.
     source_index: index on the first axis of the checkpoint's tensor. num_sources: the size of that
         axis, which is checked; None: any that holds the index.
     source: the rows of the checkpoint's tensor to read (first axis, after `source_index`); None is
@@ -45,6 +47,7 @@ class Target:
     name: str
     index: int | None = None
     rows: slice | None = None
+    other_rows: slice | None = None
     source_index: int | None = None
     num_sources: int | None = None
     source: slice | None = None

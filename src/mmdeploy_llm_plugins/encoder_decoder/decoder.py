@@ -41,7 +41,7 @@ RENAMES: Sequence[tuple[str, Replacement]] = (
 class CrossDecoderConfig:
     """Sizes and options of a CrossDecoder.
 
-    encoder_size: channels of the encoder's output.
+    encoder_size: channels of the encoder's output. encoder_positions: tokens of its longest item.
     num_positions: tokens of the longest sequence. position_offset: rows of the table before the
         first position's.
     norms_first: norms stand before the parts, with one at the end.
@@ -55,6 +55,7 @@ class CrossDecoderConfig:
     num_layers: int
     num_heads: int
     encoder_size: int
+    encoder_positions: int
     num_positions: int
     position_offset: int = 0
     activation: str = "gelu"
@@ -87,7 +88,10 @@ class CrossDecoderConfig:
     def cross(self) -> CrossKV:
         """Describes what the layers read of an encoder's item."""
         return CrossKV(
-            num_layers=self.num_layers, num_kv_heads=self.num_heads, head_dim=self.head_dim
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_heads,
+            head_dim=self.head_dim,
+            longest=self.encoder_positions,
         )
 
 

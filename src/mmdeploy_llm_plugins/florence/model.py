@@ -83,6 +83,7 @@ class Florence2ForConditionalGeneration(EncoderDecoderLM):
                 num_layers=text.decoder_layers,
                 num_heads=text.decoder_attention_heads,
                 encoder_size=text.d_model,
+                encoder_positions=text.max_position_embeddings,
                 num_positions=text.max_position_embeddings,
                 position_offset=OFFSET,
                 activation=text.activation_function,

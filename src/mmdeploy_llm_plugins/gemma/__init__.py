@@ -41,7 +41,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
         ),
         ModelSpec(
             name="gemma4_text",
-            architectures=("Gemma4ForCausalLM",),
+            architectures=("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
             factory=f"{MODULE4}:Gemma4ForCausalLM",
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_TEXT",
@@ -72,6 +72,16 @@ def _media_models() -> tuple[ModelSpec, ...]:
             reasoning="gemma4",
             atomic_media=True,
         ),
+        ModelSpec(
+            name="gemma4_unified",
+            architectures=("Gemma4UnifiedForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.gemma.unified4:Gemma4UnifiedForConditionalGeneration",
+            tiny="mmdeploy_llm_plugins.gemma.tiny4:GEMMA4_UNIFIED",
+            boxes="mmdeploy_llm_plugins.gemma.boxes:RULE",
+            media=("image", "video", "audio"),
+            reasoning="gemma4",
+            atomic_media=True,
+        ),
     )
 
 
@@ -89,18 +99,18 @@ def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
             name="gemma4-image",
             kind="image",
             factory="mmdeploy_llm_plugins.gemma.image4:Gemma4ImageProcessor",
-            models=("gemma4",),
+            models=("gemma4", "gemma4_unified"),
         ),
         MediaProcessorSpec(
             name="gemma4-video",
             kind="video",
             factory="mmdeploy_llm_plugins.gemma.video4:Gemma4VideoProcessor",
-            models=("gemma4",),
+            models=("gemma4", "gemma4_unified"),
         ),
         MediaProcessorSpec(
             name="gemma4-audio",
             kind="audio",
             factory="mmdeploy_llm_plugins.gemma.audio4:Gemma4AudioProcessor",
-            models=("gemma4",),
+            models=("gemma4", "gemma4_unified"),
         ),
     )

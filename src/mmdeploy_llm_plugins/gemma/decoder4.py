@@ -125,15 +125,15 @@ class Gemma4Layer(DecoderLayer):
         super().__init__(layer_config(config, text, layer), layer)
         self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False)
         self.router = None
-        if text.enable_moe_block:
+        if getattr(text, "enable_moe_block", False):  # the Unified has neither
             sizes = text.num_experts, config.hidden_size, text.moe_intermediate_size
             self.router, self.experts = Gemma4Router(config, text), Experts(*sizes, ACTIVATION)
             self.post_feedforward_layernorm_1 = config.new_norm(config.hidden_size)
             self.post_feedforward_layernorm_2 = config.new_norm(config.hidden_size)
             self.pre_feedforward_layernorm_2 = config.new_norm(config.hidden_size)
-        self.has_embedding = bool(text.hidden_size_per_layer_input)
+        self.has_embedding = bool(per_layer_size(text))
         if self.has_embedding:
-            size, own = config.hidden_size, text.hidden_size_per_layer_input
+            size, own = config.hidden_size, per_layer_size(text)
             self.per_layer_input_gate = Linear(size, own)
             self.per_layer_activation = Activation(ACTIVATION)
             self.per_layer_projection = Linear(own, size)
@@ -200,7 +200,7 @@ class Gemma4Decoder(Decoder):
 
     def __init__(self, config: DecoderConfig, new_layer: NewLayer, *, text: Any) -> None:
         super().__init__(config, new_layer)
-        self.num_layers, self.per_layer_size = config.num_layers, text.hidden_size_per_layer_input
+        self.num_layers, self.per_layer_size = config.num_layers, per_layer_size(text)
         self.padding_id = padding_id(text)
         self.sees_ahead = text.use_bidirectional_attention == "vision"
         self.media_ids: Sequence[int] = ()
@@ -236,6 +236,11 @@ class Gemma4Decoder(Decoder):
         return joined
 
 
+def per_layer_size(text: Any) -> int:
+    """Returns the channels of an embedding for a layer; 0 for a model without them."""
+    return int(getattr(text, "hidden_size_per_layer_input", 0) or 0)
+
+
 def padding_id(text: Any) -> int:
     """Returns the id whose embeddings for layers media tokens take. Raises ModelNotSupportedError
     where the table of these embeddings lacks that id, or ids that the model can generate."""
@@ -244,7 +249,7 @@ def padding_id(text: Any) -> int:
         "vocab_size": text.vocab_size - 1,
     }
     for name, last in rows.items():
-        if text.hidden_size_per_layer_input and not 0 <= last < text.vocab_size_per_layer_input:
+        if per_layer_size(text) and not 0 <= last < text.vocab_size_per_layer_input:
             raise ModelNotSupportedError(
                 f"{name} = {getattr(text, name)} of this {text.model_type} model is beyond its "
                 f"embeddings for layers, vocab_size_per_layer_input = "

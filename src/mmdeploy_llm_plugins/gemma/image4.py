@@ -138,10 +138,12 @@ def check_budget(num_tokens: int, config: Any) -> None:
     vision, text = config.vision_config, getattr(config, "text_config", None)
     longest = num_tokens * getattr(vision, "pooling_kernel_size", MERGE)
     table = getattr(vision, "position_embedding_size", longest)
+    if hasattr(vision, "mm_posemb_size"):  # of Gemma 4 Unified, whose tokens have them
+        longest, table = num_tokens, vision.mm_posemb_size
     if longest > table:
         raise ConfigError(
             f"an image of {num_tokens} tokens may have {longest} patches in a line, but the "
-            f"model's vision tower knows {table} positions; lower {BUDGET}"
+            f"model knows {table} positions; lower {BUDGET}"
         )
     window = getattr(text, "sliding_window", None) or num_tokens
     if getattr(text, "use_bidirectional_attention", None) == "vision" and num_tokens > window:

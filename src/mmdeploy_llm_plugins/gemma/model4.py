@@ -40,6 +40,7 @@ RENAMES = (
     (r"^model\.vision_tower\.encoder\.", "visual."),
     (r"^model\.vision_tower\.", "visual."),
     (r"^model\.embed_vision\.embedding_projection\.", "projector.linear."),
+    (r"^model\.vision_embedder\.", "embedder."),
     (r"^model\.audio_tower\.", "audio.inner."),
     (r"^model\.embed_audio\.embedding_projection\.", "audio_projector.linear."),
 )
@@ -56,7 +57,7 @@ class Projector(nn.Module):
         """tower: the tower's config. size: of the decoder's embeddings."""
         super().__init__()
         self.norm = UnweightedNorm(tower.rms_norm_eps)
-        self.linear = Linear(getattr(tower, "output_proj_dims", tower.hidden_size), size)
+        self.linear = Linear(getattr(tower, "output_proj_dims", 0) or tower.hidden_size, size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes [M, tower size] -> [M, hidden]."""
@@ -79,7 +80,7 @@ class Gemma4ForCausalLM(CausalLM):
         """Builds the map of weights for the modules so far."""
         readers = [str(i) for i in range(self.num_layers) if owner_of(text, i) is not None]
         unused = [UNUSED.format(layers="|".join(readers))] if readers else []
-        sounds = [] if hasattr(self, "audio") else [SOUNDS]
+        sounds = [] if hasattr(self, "audio_projector") else [SOUNDS]
         ignored = [*IGNORED, *sounds, *unused, *(() if self.lm_head else (r"(^|\.)lm_head\.",))]
         return WeightMap(self, renames=(*RENAMES, *TEXT_RENAMES), ignored=ignored)
 

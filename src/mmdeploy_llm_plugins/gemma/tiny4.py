@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.tiny import Family, MediaForm, lines, media_kinds, sound_inputs, text_config
 
 from .tiny import TEMPLATE as TEXT_TEMPLATE
@@ -28,6 +29,15 @@ TEMPLATE = (
     "{{- '<turn|>\\n' -}}{%- endfor -%}" + MODEL_TURN
 )
 KINDS = ["sliding_attention", "full_attention"]
+
+
+TOKENS = {
+    "audio_token_id": AUDIO,
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "boi_token_id": START,
+    "eoi_token_id": END,
+}
 
 
 def _text(tokenizer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,12 +91,8 @@ def _gemma4(tokenizer: Any, options: Mapping[str, Any]) -> Any:
             "subsampling_conv_channels": [128, 4],  # the first is that of the frames
             "output_proj_dims": 24,
         },
-        audio_token_id=tokenizer.convert_tokens_to_ids(AUDIO),
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
-        video_token_id=tokenizer.convert_tokens_to_ids(VIDEO),
-        boi_token_id=tokenizer.convert_tokens_to_ids(START),
-        eoi_token_id=tokenizer.convert_tokens_to_ids(END),
         tie_word_embeddings=text["tie_word_embeddings"],
+        **{name: tokenizer.convert_tokens_to_ids(token) for name, token in TOKENS.items()},
     )
 
 
@@ -103,15 +109,31 @@ def _merge(config: Any) -> int:
 
 
 def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
-    """Returns images and frames, all padded to the largest: line by line, channels last."""
+    """Returns images and frames: line by line, channels last."""
+    return _padded(ids, media, _merge(config), lambda frame, places, _: (frame, places))
+
+
+def _padded(
+    ids: Tensor,
+    media: Sequence[MediaSpan],
+    merge: int,
+    arrange: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
+) -> dict[str, Tensor]:
+    """Returns images and frames, all padded to the largest. arrange: of patches, line by line with
+    channels last, and their (column, row)."""
     inputs = {"mm_token_type_ids": media_kinds(ids, media)}
-    merge = _merge(config)
     inputs |= sound_inputs(media)
-    seen = [span for span in media if span.item.kind != "audio"]
-    longest = max((len(frame) for span in seen for frame in lines(span.item, merge)[0]), default=0)
+
+    def made(item: MediaInput) -> tuple[list[Tensor], Tensor]:
+        frames, places = lines(item, merge)
+        found = [arrange(frame, places, merge) for frame in frames]
+        return [frame for frame, _ in found], found[0][1]
+
+    seen = [made(span.item)[0] for span in media if span.item.kind != "audio"]
+    longest = max((len(frame) for frames in seen for frame in frames), default=0)
     names = {"image": ("pixel_values", "image"), "video": ("pixel_values_videos", "video")}
     for kind, (pixels_name, prefix) in names.items():
-        items = [lines(span.item, merge) for span in media if span.item.kind == kind]
+        items = [made(span.item) for span in media if span.item.kind == kind]
         frames = [frame for found, _ in items for frame in found]
         if frames:
             pad = [(0, 0, 0, longest - len(frame)) for frame in frames]
@@ -122,6 +144,61 @@ def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, T
         if kind == "video" and items:
             inputs["num_frames_per_video"] = torch.tensor([len(found) for found, _ in items])
     return inputs
+
+
+def _unified(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = _text(tokenizer, {})
+    fields = {name: value for name, value in fields.items() if "per_layer_input" not in name}
+    text = {**fields, "sliding_window": 9, **options}
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in TOKENS.items()}
+    vision = {"patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 40}
+    return transformers.Gemma4UnifiedConfig(
+        text_config=text,
+        vision_config={**vision, "mm_posemb_size": 128, "output_proj_dims": 40},
+        audio_config={"audio_embed_dim": 640},
+        tie_word_embeddings=text["tie_word_embeddings"],
+        **ids,
+    )
+
+
+def _in_blocks(frame: Tensor, places: Tensor, merge: int) -> tuple[Tensor, Tensor]:
+    """Returns the blocks of merge x merge patches of a frame, line by line with channels last, and
+    their (column, row)."""
+    columns, rows = (places.max(0).values + 1).tolist()
+    side = round((frame.shape[1] // 3) ** 0.5)
+    cells = frame.view(rows // merge, merge, columns // merge, merge, side, side, 3)
+    blocks = cells.permute(0, 2, 1, 4, 3, 5, 6).reshape(-1, merge**2 * frame.shape[1])
+    own = torch.arange(len(blocks))
+    return blocks, torch.stack([own % (columns // merge), own // (columns // merge)], -1)
+
+
+def _mend_masks() -> None:
+    """Gives transformers' forward of Gemma 4 Unified the masks of its generate, which are those of
+    Gemma 4: the tokens of an image see each other in layers with a window only. As it is, forward
+    lets them in the other layers too, so a prompt has other logits in it than in generate."""
+    from transformers.models.gemma4_unified import modeling_gemma4_unified as module
+
+    if not isinstance(module.create_masks_for_generate, partial):
+        module.create_masks_for_generate = partial(
+            _masks, module.create_masks_for_generate, module.create_masks_for_vision_model
+        )
+
+
+def _masks(
+    plain: Callable[..., Any],
+    for_vision: Callable[..., Any],
+    block_sequence_ids: Tensor | None = None,
+    **given: Any,
+) -> Any:
+    if block_sequence_ids is None:
+        return plain(**given)
+    return for_vision(block_sequence_ids=block_sequence_ids, **given)
+
+
+def _unified_inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+    """Returns images and frames in blocks of pixels."""
+    _mend_masks()
+    return _padded(ids, media, _merge(config), _in_blocks)
 
 
 GEMMA4 = Family(
@@ -161,4 +238,43 @@ GEMMA4 = Family(
         },
     },
     media=MediaForm(inputs=_inputs, merge_size=_merge, has_text_between=True),
+)
+
+GEMMA4_UNIFIED = Family(
+    architecture="Gemma4UnifiedForConditionalGeneration",
+    make_config=_unified,
+    chat_template=TEMPLATE,
+    eos_token="</s>",
+    special_tokens=(IMAGE, START, END, VIDEO, AUDIO, START_AUDIO, END_AUDIO),
+    named_tokens={
+        "image_token": IMAGE,
+        "boi_token": START,
+        "eoi_token": END,
+        "audio_token": AUDIO,
+        "boa_token": START_AUDIO,
+        "eoa_token": END_AUDIO,
+    },
+    files={
+        "preprocessor_config.json": {
+            "image_processor_type": "Gemma4UnifiedImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "max_soft_tokens": 70,
+        },
+        "video_preprocessor_config.json": {
+            "video_processor_type": "Gemma4UnifiedVideoProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 3,
+            "max_soft_tokens": 70,
+            "num_frames": 3,
+        },
+        "processor_config.json": {
+            "processor_class": "Gemma4UnifiedProcessor",
+            "feature_extractor": {
+                "feature_extractor_type": "Gemma4UnifiedAudioFeatureExtractor",
+                "sampling_rate": 16000,
+            },
+        },
+    },
+    media=MediaForm(inputs=_unified_inputs, merge_size=_merge, has_text_between=True),
 )

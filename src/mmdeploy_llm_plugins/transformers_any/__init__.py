@@ -8,7 +8,10 @@ PRIORITY = -1000
 MODEL = "mmdeploy_llm_plugins.transformers_any.model:AnyModel"
 
 # Tokens of an image attend to each other in both directions, so they must come in one step.
-ATOMIC = ("Gemma3ForConditionalGeneration",)
+BY_ITEM = ("Gemma3ForConditionalGeneration",)
+# All tokens of a prompt with images do.
+BY_PROMPT = ("PaliGemmaForConditionalGeneration",)
+ATOMIC = (*BY_ITEM, *BY_PROMPT)
 
 ANY = ModelSpec(
     name="transformers_any",

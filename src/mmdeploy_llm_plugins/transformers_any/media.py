@@ -15,6 +15,7 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
 TYPES = {"image": 1, "video": 2}  # in transformers' mm_token_type_ids
+CROPS = {"image": "target_sizes", "video": "target_sizes_videos"}  # patches of each crop
 VIDEO_PIXELS = "pixel_values_videos"
 # Seconds between two steps of a video's grid: the names of the tensor and of the argument.
 SECONDS = {"second_per_grid_ts": "second_per_grid_ts", "video_second_per_grid": "second_per_grids"}
@@ -35,7 +36,7 @@ def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
         raise MediaError(f"transformers' {name} has no {own}; use a plugin made for this model")
     weight = model.get_input_embeddings().weight
     inputs = {
-        key: _to_device(tensor, weight)
+        key: _given(method, key, _to_device(tensor, weight))
         for key, tensor in item.tensors.items()
         if _accepts(method, key)
     }
@@ -147,6 +148,32 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     return result
 
 
+def counts_from_tokens(base: Any) -> bool:
+    """Whether get_rope_index needs the sizes of crops, and the marks between them in the prompt."""
+    return _accepts(base.get_rope_index, CROPS["image"])
+
+
+def positions_of(base: Any, token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> Tensor:
+    """Returns the positions [axes, tokens] that such a get_rope_index computes."""
+    kinds = torch.zeros(1, len(token_ids), dtype=torch.int64)
+    given: dict[str, Any] = {}
+    for kind, name in CROPS.items():
+        own = [span for span in spans if span.item.kind == kind]
+        for start, end in (run for span in own for run in span.runs):
+            kinds[0, start:end] = TYPES[kind]
+        if any(name not in span.item.tensors for span in own):
+            raise MediaError(
+                f"get_rope_index of {type(base).__name__} needs the sizes of an item's crops "
+                f"({name}), which come with its pixels only; give the {kind} itself"
+            )
+        if own:
+            given[name] = torch.cat([span.item.tensors[name] for span in own])
+    ids = torch.tensor([list(token_ids)])
+    found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, **given)
+    result: Tensor = found[:, 0]
+    return result
+
+
 def _grids(spans: Sequence[MediaSpan]) -> dict[str, Any]:
     """Returns the arguments of get_rope_index that describe images and videos."""
     found: dict[str, Any] = {}
@@ -179,6 +206,12 @@ def _write_ids(ids: Tensor, kinds: Tensor, config: Any) -> None:
 def _to_device(tensor: Tensor, like: Tensor) -> Tensor:
     """Copies a tensor to the device of `like`; floating-point values also get its dtype."""
     return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
+
+
+def _given(method: Callable[..., Any], name: str, value: Tensor) -> Any:
+    """Returns a value as the method takes it: counts of each image as a list, where it says so."""
+    kind = inspect.signature(method).parameters[name].annotation
+    return value.tolist() if str(kind).startswith("list[") else value
 
 
 def _accepts(method: Callable[..., Any], name: str) -> bool:

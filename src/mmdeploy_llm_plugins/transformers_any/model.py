@@ -15,6 +15,7 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 
+from . import BY_PROMPT, masks
 from .by_sequence import BySequence
 from .interface import NotCausal
 from .probe import Sizes
@@ -54,6 +55,11 @@ class AnyModel(Wrapped):
     def long_after(self) -> int | None:
         """See forward.ForwardInputs.is_long."""
         return self._way.long_after if isinstance(self._way, Together) else None
+
+    @property
+    def sees_prompts(self) -> bool:
+        """See hooks.Model."""
+        return self.parts.name in BY_PROMPT or self.parts.name in masks.KNOWN
 
     def init_buffers(self, device: torch.device) -> None:
         """Completes the weights, and runs the checks that need them."""

@@ -200,8 +200,9 @@ def _reason(
     """Returns why the engine cannot compute this attention, None when it can."""
     if k.shape[2] != q.shape[2]:
         return f"attends from {q.shape[2]} tokens to {k.shape[2]} others (cross attention)"
-    if getattr(module, "is_causal", True) is False or kwargs.get("is_causal") is False:
-        return NOT_CAUSAL
+    says_so = getattr(module, "is_causal", True) is False or kwargs.get("is_causal") is False
+    if says_so and not (isinstance(mask, _Mask) and _is_causal(mask, window)):
+        return NOT_CAUSAL  # a mask that is causal after all counts for more (PaliGemma's)
     if value.shape[-1] > q.shape[-1]:
         return "has values with more channels than its keys"
     if sinks is not None and sinks.shape != (q.shape[1],):

@@ -65,6 +65,7 @@ class Together:
         self._limit.check(self._parts.name, inputs.positions)
         embeds = self._parts.embed_inputs(inputs)
         given = self._parts.features(inputs, 0, len(embeds))
+        given |= self._parts.of_tokens(inputs.token_ids)
         self._step.is_long = inputs.is_long
         try:
             return self._decode(embeds, inputs.positions, inputs.attn, **given)
@@ -85,7 +86,7 @@ class Together:
         """Runs the decoder on [T, hidden] at positions [T] or [3, T]."""
         out = self._parts.decoder(
             inputs_embeds=embeds.unsqueeze(0),
-            position_ids=positions.unsqueeze(-2),
+            position_ids=positions.unsqueeze(-2) + self._parts.first_position,
             use_cache=False,
             return_dict=True,
             **kwargs,
@@ -99,7 +100,12 @@ class Together:
     def _trial_logits(self, ids: Tensor) -> Tensor:
         embeds = self._parts.embed(ids)
         return self._parts.logits(
-            self._decode(embeds, self._first_positions(ids.device), trial.Whole())
+            self._decode(
+                embeds,
+                self._first_positions(ids.device),
+                trial.Whole(),
+                **self._parts.of_tokens(ids),
+            )
         )
 
     def _first_positions(self, device: torch.device) -> Tensor:

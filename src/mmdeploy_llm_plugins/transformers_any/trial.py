@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 from mmdeploy_llm.forward import SequenceRows
 
+from . import structure
 from .probe import NUM_TOKENS, attention_of
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ def check_equal(
     found = _tried(name, forward, ids)
     try:
         with attention_of(decoder.config, "eager"):
-            wanted: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
+            wanted = _own_logits(model, decoder, ids)
     except Exception as error:  # transformers' code: anything may come
         if is_required:
             raise
@@ -141,6 +142,21 @@ def check_equal(
             "something around its layers that is not known here; use a plugin made for this model"
         )
     return difference
+
+
+def _own_logits(model: Any, decoder: nn.Module, ids: Tensor) -> Tensor:
+    """Returns the logits of transformers' own forward: of the whole model, or where that fails on
+    text alone, as Llama 4's does in some versions, of the language model in it."""
+    given = {"input_ids": ids.unsqueeze(0), "use_cache": False}
+    try:
+        logits: Tensor = model(**given).logits[0]
+    except Exception:  # transformers' code: anything may come
+        inner = structure.child_with(model, decoder)
+        child: Any = getattr(model, str(inner), None)
+        if child is decoder or getattr(child, "lm_head", None) is None:
+            raise
+        logits = child(**given).logits[0]
+    return logits
 
 
 def _tried(name: str, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:

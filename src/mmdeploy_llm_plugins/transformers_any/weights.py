@@ -116,11 +116,14 @@ class WeightTable:
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
         sizes = self._projections(name, converter.source_patterns)
+        size, count = self._shapes[name][0], len(converter.source_patterns)
         if sizes is None:
-            rows = _chunk(self._shapes[name][0], position, len(converter.source_patterns))
-        else:
-            rows = slice(sum(sizes[:position]), sum(sizes[: position + 1]))
-        return (Target(name=self._prefix + name, rows=rows),)
+            return (Target(name=self._prefix + name, rows=_chunk(size, position, count)),)
+        rows = slice(sum(sizes[:position]), sum(sizes[: position + 1]))
+        # save_pretrained cuts the joined parameter as torch.chunk does, whatever was joined in it.
+        step = -(-size // count)
+        cut = slice(position * step, min(size, (position + 1) * step))
+        return (Target(name=self._prefix + name, rows=rows, other_rows=cut),)
 
     def _joined_experts(
         self, key: str, name: str, pattern: str, position: int, converter: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from mmdeploy_llm_plugins.transformers_parts import buffers
 from mmdeploy_llm_plugins.transformers_parts.adapter import merge_adapter
 from mmdeploy_llm_plugins.transformers_parts.linear import use_engine_layers
 
-from . import head, media, structure
+from . import head, masks, media, structure
 from .interface import refused
 from .weights import WeightTable
 
@@ -33,7 +33,8 @@ NUM_AXES = 3  # time, height, width; HunYuan-VL has four
 class Parts:
     """Holds the parts of a transformers model. inner: the whole. base: its child that is or
     contains the decoder. head: a view of the whole that computes logits of the decoder's output.
-    replaced: see placeholders.py; Wrapped writes it once."""
+    first_position: see structure.positions_of. replaced: see placeholders.py; Wrapped writes it
+    once. makers: see structure.makers."""
 
     name: str
     inner: Any
@@ -41,7 +42,9 @@ class Parts:
     decoder: Any
     head: Any
     hidden_size: int
+    first_position: int = 0
     replaced: dict[int, int] = field(default_factory=dict)
+    makers: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     @property
     def num_axes(self) -> int:
@@ -74,6 +77,11 @@ class Parts:
         if self.has_indicators and inputs.has_prompt:
             return media.indicate(self.base, inputs, embeds)
         return embeds
+
+    def of_tokens(self, ids: Tensor) -> dict[str, Tensor]:
+        """Returns the arguments [1, n, ...] that the decoder takes besides the embeddings of token
+        ids [n], made of these ids."""
+        return {name: make(ids.unsqueeze(0)) for name, make in self.makers.items()}
 
     def features(self, inputs: ForwardInputs, start: int, end: int) -> dict[str, Any]:
         """Returns the arguments in which the decoder takes features of media, for the rows start ..
@@ -112,6 +120,8 @@ class Wrapped(nn.Module):
             base=getattr(self.inner, str(structure.child_with(self.inner, decoder)), None),
             decoder=decoder,
             head=head.head_of(self.inner, decoder),
+            makers=structure.makers(decoder),
+            first_position=structure.positions_of(decoder)[0],
             hidden_size=int(decoder.config.get_text_config().hidden_size),
         )
         self.hidden_size = self.parts.hidden_size
@@ -141,13 +151,15 @@ class Wrapped(nn.Module):
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, hidden] per item."""
+        return [self._heard(item) if item.kind == "audio" else self._seen(item) for item in items]
+
+    def _seen(self, item: MediaInput) -> Tensor:
         parts = self.parts
-        return [
-            self._heard(item)
-            if item.kind == "audio"
-            else media.encode(parts.name, parts.inner, parts.base, item)
-            for item in items
-        ]
+        rows = media.encode(parts.name, parts.inner, parts.base, item)
+        if parts.name not in masks.ADDED:
+            return rows
+        placeholder = torch.tensor([parts.inner.config.image_token_id], device=rows.device)
+        return rows + parts.embed(placeholder)
 
     def _heard(self, item: MediaInput) -> Tensor:
         """Returns the embeddings of a sound, with zeros for layers that get features of images."""
@@ -162,6 +174,13 @@ class Wrapped(nn.Module):
         if all(span.item.kind == "audio" for span in spans):  # they count up as text does
             return parts.count_up(0, num_tokens, torch.device("cpu"))
         return media.positions(parts.base, num_tokens, spans)
+
+    def positions_of(self, token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns [axes, tokens], by the tokens where get_rope_index reads these."""
+        base = self.parts.base
+        if self.parts.num_axes and media.counts_from_tokens(base):
+            return media.positions_of(base, token_ids, spans)
+        return self.positions(len(token_ids), spans)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map."""

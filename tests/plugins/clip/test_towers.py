@@ -1,17 +1,21 @@
 """Models of two towers against transformers."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
 
+from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaSpan
 from mmdeploy_llm.model_checks.models import ModelSubject
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing.embedder_conformance import EmbedderConformance
 from mmdeploy_llm.testing.model_conformance import build
+from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm_plugins.clip import provide_media_processors, provide_models
 from mmdeploy_llm_plugins.clip.image import FlexibleImages, TowerImages
 from mmdeploy_llm_plugins.clip.tiny import SIDE
@@ -116,3 +120,16 @@ def test_what_a_config_may_not_ask_for_is_refused(changes, message, tiny_folder)
         setattr(config.vision_config, field, value)
     with pytest.raises(ModelNotSupportedError, match=message):
         build(SPECS["siglip"], tiny_folder("siglip"), config, torch.float32)
+
+
+def test_an_end_token_that_no_text_needs(tmp_path):
+    """SigLIP's config class names one beyond its vocabulary, and nothing is generated."""
+    folder = write_tiny("siglip", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["text_config"]["eos_token_id"] = 49_407
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with LLM(str(folder), quiet=True) as llm:
+        picture = Image.new("RGB", (SIDE, SIDE), "red")
+        prompt = {"multimodal_data": {"image": [picture]}}
+        output = llm.embed([prompt], use_tqdm=False)[0]
+    assert output.is_ok, output.error_msg

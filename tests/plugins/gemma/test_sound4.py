@@ -79,6 +79,18 @@ def test_a_model_without_a_tower_says_so(folder):
 
 def test_sounds_and_a_picture_as_transformers(folder, processor, noise):
     """In one prompt and in several, whole and in chunks of a batch."""
+    assert_as_transformers(folder, processor, noise)
+
+
+def test_of_the_unified_too(tiny_folder, noise):
+    """Gemma 4 Unified, in which pictures are seen in both directions and sounds are not."""
+    folder = tiny_folder("gemma4_unified", sliding_window=80)
+    processor = Gemma4AudioProcessor(checkpoint_of(folder), {})
+    assert_as_transformers(folder, processor, noise)
+    processor.close()
+
+
+def assert_as_transformers(folder, processor, noise):
     sounds = [sound(1.0), sound(0.6, 1)]
     prompts = [
         (f"x {AUDIO} {IMAGE} What is it?", sounds[:1], [noise(40, 60)]),

@@ -140,3 +140,36 @@ def test_joined_convolutions_of_different_sizes():
     key = "model.layers.0.linear_attn.{}_conv1d.weight"
     rows = [model.weight_targets(key.format(part))[0].rows for part in "qkv"]
     assert rows == [slice(0, 16), slice(16, 32), slice(32, 64)]
+
+
+@pytest.mark.parametrize("is_saved_by_transformers", [True, False])
+def test_convolutions_of_different_widths(tmp_path, is_saved_by_transformers):
+    """OLMo Hybrid: files have one convolution for queries, keys and values each. save_pretrained
+    cuts the joined one into three that are nearly equal, whatever their widths."""
+    config = transformers.OlmoHybridConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=6,
+        linear_value_head_dim=10,
+        pad_token_id=0,
+        architectures=["OlmoHybridForCausalLM"],
+    )
+    torch.manual_seed(0)
+    model = transformers.OlmoHybridForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    path, name = tmp_path / "model.safetensors", "model.layers.0.linear_attn.{}_conv1d.weight"
+    stored = safetensors.torch.load_file(path)
+    names = [name.format(letter) for letter in "qkv"]
+    assert [len(stored[own]) for own in names] == [15, 15, 14]
+    if not is_saved_by_transformers:
+        parts = torch.cat([stored[own] for own in names]).split([12, 12, 20])
+        stored |= {own: part.clone() for own, part in zip(names, parts, strict=True)}
+        safetensors.torch.save_file(stored, path, {"format": "pt"})
+    assert_same(load(tmp_path), model)

@@ -59,6 +59,11 @@ OPTIONS = {
         "max_image_tokens": 16,
         "max_num_patches": 64,
     },
+    "Molmo2ImageProcessor": {
+        "size": {"height": SIDE, "width": SIDE},
+        "overlap_margins": [1, 1],
+        "max_crops": 2,
+    },
     "MuseGlimmerImageProcessor": {"max_image_tokens": 16},
     "MiniCPMOcrImageProcessor": {"scale_resolution": SIDE, "max_slice_nums": 4},
     "Dots3NoteProcessor": {"temporal_patch_size": 1},
@@ -69,16 +74,24 @@ OPTIONS = {
     "PerceptionLMImageProcessor": {"tile_size": SIDE, "max_num_tiles": 4},
     "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
+    "Gemma4UnifiedImageProcessor": {"max_soft_tokens": 70},
+    "UnlimitedOcrImageProcessor": {
+        "size": {"height": 96, "width": 96},
+        "tile_size": 48,
+        "max_patches": 4,
+    },
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
     "Step3p7ImageProcessor": {  # one token of 56 x 56 pixels, in the whole and in its tiles
         "size": {"height": 112, "width": 112},
         "patch_size": 56,
     },
+    "PaliGemmaProcessor": {"image_seq_length": (SIDE // 14) ** 2},
     "DeepseekVLHybridImageProcessor": {"high_res_size": {"height": SIDE, "width": SIDE}},
 }
 PROCESSOR_OPTIONS = {
     "AyaVisionProcessor": {"img_size": SIDE, "downsample_factor": 2},
     "DeepseekOcr2Processor": {"patch_size": 2},
+    "UnlimitedOcrProcessor": {"patch_size": 2},
     "Granite4VisionProcessor": {"downsample_rate": "1/2"},
     "fast_vlm": {
         "patch_size": 64,
@@ -91,6 +104,11 @@ PROCESSOR_OPTIONS = {
 }
 TEXTS = {  # tokens that the plugins of single families name
     "Gemma4Processor": {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+    },
+    "Gemma4UnifiedProcessor": {
         "image_token": "<|image|>",
         "boi_token": "<|image>",
         "eoi_token": "<image|>",
@@ -109,17 +127,31 @@ MARKERS = {  # around an image's token
     "Qwen2_5OmniProcessor": OMNI,
     "Qwen3OmniMoeProcessor": OMNI,
 }
+LITERALS = {  # names of tokens in a config whose processor has their text only
+    "image_start_token": "<im_start>",
+    "image_end_token": "<im_end>",
+    "low_res_image_start_token": "<low_res_im_start>",
+    "frame_start_token": "<frame_start>",
+    "frame_end_token": "<frame_end>",
+}
 ALIASES = {"vision_start_token": "vision_bos_token", "vision_end_token": "vision_eos_token"}
 AROUND = {  # what a processor writes before and after a prompt with images
     "ChameleonProcessor": ("", "</s>"),
     "Emu3Processor": ("<s>", ""),
+    "Molmo2Processor": ("<s>", ""),
+    "PaliGemmaProcessor": ("", "\n"),
+}
+AFTER_IMAGES = {  # and after its last image
+    "PaliGemmaProcessor": "<s>",
 }
 # Pads images of one prompt to one size, which changes the smaller one; takes no others together.
 ALONE = ("Emu3Processor", "PerceptionLMProcessor")
 TYPED = (
     "Cosmos3EdgeProcessor",
     "Gemma4Processor",
+    "Gemma4UnifiedProcessor",
 )  # returns types of tokens only when it is asked to
+BEFORE = ("Blip2Processor",)  # its image comes first, and every prompt has one
 FEW = 7  # tokens per image before the model says how many it makes
 
 
@@ -209,6 +241,8 @@ def set_tokens(config, processor):
     ids = {"image_token": placeholder_id(processor)}
     if hasattr(config, "visual_indicator_token_ids"):
         config.visual_indicator_token_ids = tokenizer.convert_tokens_to_ids(INDICATORS)
+    if hasattr(config, "image_patch_id"):
+        config.image_patch_id = placeholder_id(processor)
     if hasattr(config, "vocabulary_map"):
         config.vocabulary_map["<image>"] = placeholder_id(processor)
     for inner in configs_in(config):
@@ -238,7 +272,8 @@ def token_text(name, processor):
         text = getattr(holder, name, None) or getattr(holder, ALIASES.get(name, name), None)
         if isinstance(text, str) and text in processor.tokenizer.get_vocab():
             return text
-    return None
+    text = LITERALS.get(name)
+    return text if text in processor.tokenizer.get_vocab() else None
 
 
 def image_options(kind, config):
@@ -359,6 +394,10 @@ def prompts(processor):
     """Returns prompts with one image, two images, and none."""
     image = marker(processor)
     first, second = pictures()
+    if type(processor).__name__ in BEFORE:
+        texts = f"{image}What is in it?", f"{image}."
+        pairs = zip(texts, (first, second), strict=True)
+        return [{"prompt": text, "multimodal_data": {"image": [one]}} for text, one in pairs]
     if type(processor).__name__ in ALONE:
         second = second.resize(first.size)
     return [
@@ -376,12 +415,17 @@ def ours(processor, prompt):
     if "multimodal_data" not in prompt:
         return prompt
     before, after = AROUND.get(type(processor).__name__, ("", ""))
-    return {**prompt, "prompt": f"{before}{prompt['prompt']}{after}"}
+    head, image, tail = prompt["prompt"].rpartition(marker(processor))
+    head += image + AFTER_IMAGES.get(type(processor).__name__, "")
+    return {**prompt, "prompt": f"{before}{head}{tail}{after}"}
 
 
 def inputs(processor, prompt):
     """Returns the arguments of transformers' forward, for a model in float32."""
-    given = {"text": [prompt["prompt"]], "return_tensors": "pt"}
+    text = prompt["prompt"]
+    if type(processor).__name__ in BEFORE:
+        text = text.removeprefix(marker(processor))
+    given = {"text": [text], "return_tensors": "pt"}
     pictured = prompt.get("multimodal_data", {}).get("image")
     if pictured is None:
         return dict(processor.tokenizer(**given))

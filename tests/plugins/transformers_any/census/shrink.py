@@ -113,6 +113,38 @@ LISTS = {"deepstack_visual_indexes": [0, 1], "image_grid_pinpoints": PINPOINTS}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
 
+# Sizes that divide nothing, and keys and values of different widths: they show what was taken for
+# equal because it was so in the small configs. Heads change where their size is a field of its own.
+ODD = {
+    "intermediate_size": 92,  # of 16 bytes, as grouped products of torch need
+    "moe_intermediate_size": 28,
+    "v_head_dim": 12,
+    "swa_v_head_dim": 12,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "linear_num_value_heads": 6,
+    "linear_num_key_heads": 3,
+    "vocab_size": 509,
+}
+ODD_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 12}
+
+
+def odd_sizes(config_class):
+    """Makes configs of the class and of all that it contains odd, from now on; see ODD."""
+    known = inspect.signature(config_class.__init__).parameters
+    known = {*known, *getattr(config_class, "__dataclass_fields__", ())}
+    odd = {**ODD, **(ODD_HEADS if set(ODD_HEADS) <= known else {})}
+    if "kv_lora_rank" in known:
+        odd.pop("num_key_value_heads", None)
+    own = {name: size for name, size in odd.items() if name in known}
+    EXCEPTIONS[config_class.__name__] = EXCEPTIONS.get(config_class.__name__, {}) | own
+    defaults = _default(config_class)
+    for name in config_class.sub_configs:
+        inner = getattr(defaults, name, None)
+        if name == "text_config" and isinstance(inner, transformers.PreTrainedConfig):
+            odd_sizes(type(inner))
+
+
 def shrunk(config_class, **fields):
     """Returns a small config of the class. fields: replace those of the tables."""
     defaults = _default(config_class)
@@ -189,6 +221,8 @@ EXCEPTIONS = {
         "axial_pos_shape": (16, 16),
         "attn_layers": ["local", "lsh"] * 2,
     },
+    "Blip2Config": {"image_token_index": 10},
+    "XmodConfig": {"default_language": "en_XX"},
     "MoshiConfig": {"sliding_window": 128},
     "Dots1Config": {"n_shared_experts": 1},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
@@ -232,6 +266,11 @@ EXCEPTIONS = {
             "position_embedding_size": 1024,
         }
     },
+    "Gemma4UnifiedConfig": {
+        "vision_config": {"mm_embed_dim": HIDDEN, "output_proj_dims": HIDDEN},
+        "audio_config": {},
+    },
+    "Gemma4UnifiedTextConfig": {"sliding_window": 300},  # an image fits into it
     "Qwen3VLVisionConfig": {"patch_size": 16},
     "Qwen3VLMoeVisionConfig": {"patch_size": 16},
     "Qwen3_5VisionConfig": {"patch_size": 16},
@@ -280,6 +319,18 @@ EXCEPTIONS = {
         "output_channels": 32,
         "downsample_channels": [32, HIDDEN],
     },
+    "UnlimitedOcrSamVisionConfig": {
+        "image_size": 96,
+        "patch_size": 2,
+        "window_size": 14,
+        "global_attn_indexes": [1, 3],
+        "output_channels": 32,
+        "downsample_channels": [32, HIDDEN],
+    },
+    "UnlimitedOcrTextConfig": {
+        "num_key_value_heads": HEADS,  # its attention repeats none
+        "mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1),
+    },
     "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
     "GotOcr2VisionConfig": {  # 64 x 64 patches, since its processor writes 256 tokens
         "image_size": 128,
@@ -304,6 +355,7 @@ EXCEPTIONS = {
             "patch_size": 14,
         }
     },
+    "Molmo2VisionConfig": {"image_size": [SIDE, SIDE]},
     "Molmo2AdapterConfig": {"vision_feature_layer": [3, 1]},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": HEADS,
@@ -341,6 +393,7 @@ EXCEPTIONS = {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
         "mlp_layer_types": ["dense", "sparse"] * 2,
     },
+    "Gemma3nVisionConfig": {"hidden_size": 2048},  # of timm's tower, which has one size
     "FastVlmConfig": {
         "vision_config": {
             "model_type": "timm_wrapper",
@@ -367,6 +420,9 @@ EXCEPTIONS = {
             },
         }
     },
+    "LongcatFlashConfig": {"num_layers": 2, "num_hidden_layers": 4, "head_dim": 8},  # of rope
+    "DoryConfig": {"n_input_layers": 2, "n_output_layers": 2, "num_hidden_layers": 8},
+    "HrmTextConfig": {"num_layers_per_stack": None, "num_hidden_layers": 2},
     "RadioConfig": {"video_temporal_patch_size": 2},
     "Dots3NoteAudioConfig": {"adapter_input_size": HIDDEN},
     "Dots3NoteVisionConfig": {"mlp_layer_types": ["dense", "sparse"] * 2},

@@ -1,0 +1,90 @@
+"""The command transcribe: subtitles and texts of files of speech."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.transcribing import TranscribeOptions
+
+from .engines import open_llm
+from .exits import SOME_FAILED, print_error
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.transcripts.plan import Plan
+    from mmdeploy_llm.transcripts.run import Transcriber
+
+# click does not rewrap a paragraph that begins with "\b".
+EPILOG = """\b
+Long files are heard in windows that overlap, all at once; what two windows have
+heard stands once. Files whose transcripts are there are passed over, so the
+same command goes on where a run has ended.
+
+\b
+Examples:
+  mmdeploy-llm transcribe talks/ --model acme/asr-large
+  mmdeploy-llm transcribe talks/ --model models/asr --language de --transcripts vtt
+  mmdeploy-llm transcribe call.mp3 --model models/asr --translate
+  mmdeploy-llm transcribe board/ --model models/asr --words "ACME, Dr. Mueller"
+
+\b
+The exit code is 0, or 1 where files failed."""
+
+
+@with_groups
+def transcribe(
+    ctx: typer.Context,
+    sounds: Annotated[
+        list[str], typer.Argument(metavar="SOUNDS", help="Files of sound, their folders, globs.")
+    ],
+    *,
+    desk: TranscribeOptions,
+) -> None:
+    """Transcribe files of speech; write subtitles and texts."""
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.transcripts.plan import open_rule, plan
+    from mmdeploy_llm.transcripts.run import Transcriber, Wish
+    from mmdeploy_llm.transcripts.writing import read_formats
+
+    out, wish = desk.output, Wish(**desk.speech.wish)
+    planned = plan(
+        sounds,
+        read_formats(out.transcripts),
+        out.output,
+        is_recursive=out.recursive,
+        overwrite=out.overwrite,
+    )
+    for words in planned.told:
+        typer.echo(words)
+    if planned.num_done:
+        typer.echo(f"{planned.num_done} files have their transcripts (--overwrite: again)")
+    if not planned.tasks:
+        return
+    options = desk.llm_options(ctx)
+    rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))
+    rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
+    with open_llm(desk.model.model, options) as llm:
+        num_failed = _run(Transcriber(llm, rule, wish, limits), planned)
+    if num_failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _run(transcriber: Transcriber, planned: Plan) -> int:
+    """Writes each transcript as it is finished, and says so. Returns how many failed."""
+    num_failed = 0
+    for found in transcriber.run(planned.tasks):
+        error = found.error
+        try:
+            if error is None:
+                planned.tasks[found.path].write(found)
+        except OSError as reason:
+            error = str(reason)
+        if error is not None:
+            print_error(f"{found.path}: {error}")
+            num_failed += 1
+            continue
+        languages = f", {', '.join(found.languages)}" if found.languages else ""
+        typer.echo(f"{found.path}: {found.seconds:.0f} s, {len(found.lines)} lines{languages}")
+    return num_failed

@@ -1,0 +1,119 @@
+"""The options of `transcribe`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from .groups import Group, Groups
+from .model import DType, Engine, Model
+from .providers import ProviderOptions
+from .selection import Recursive
+from .values import engine_options, text_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechModelOptions(Group):
+    """The model that transcribes."""
+
+    title: ClassVar[str] = "Model"
+
+    model: Model
+    dtype: DType = "auto"
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", hidden=True, help="Where to compute: auto, cpu, cuda or cuda:N."
+        ),
+    ] = "auto"
+    engine: Engine = None
+    providers: ProviderOptions
+
+    def to_engine(self) -> dict[str, Any]:
+        """Returns the number format, the device and the choice of plugins."""
+        return {**self.providers.to_engine(), "dtype": self.dtype, "device": self.device}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechOptions(Group):
+    """The speech, and what is made of it."""
+
+    title: ClassVar[str] = "Speech"
+
+    language: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The language that is spoken, such as de or german.  [default: recognized]",
+        ),
+    ] = None
+    translate: Annotated[
+        bool, typer.Option("--translate", help="Write in English what is said in another language.")
+    ] = False
+    words: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Names and terms that are to be spelled so, or what was said before; or @FILE.",
+        ),
+    ] = None
+    overlap: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            hidden=True,
+            help="What two windows of a file share.  [default: 5]",
+        ),
+    ] = None
+
+    @property
+    def wish(self) -> dict[str, Any]:
+        """Returns the fields of a Wish."""
+        return {
+            "language": self.language,
+            "task": "translate" if self.translate else "transcribe",
+            "before": text_value("--words", self.words) or "",
+            "overlap": self.overlap,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptOptions(Group):
+    """The places and formats of transcripts."""
+
+    title: ClassVar[str] = "Output"
+
+    transcripts: Annotated[
+        str, typer.Option(metavar="NAMES", help="Of srt, vtt, txt and json, with commas.")
+    ] = "srt,txt"
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Where transcripts are written.  [default: beside the sounds]",
+        ),
+    ] = None
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Transcribe files again whose transcripts are there."),
+    ] = False
+    recursive: Recursive = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscribeOptions(Groups):
+    """The groups of `transcribe`, in the order of --help."""
+
+    model: SpeechModelOptions
+    speech: SpeechOptions
+    output: TranscriptOptions
+
+    def llm_options(self, ctx: typer.Context) -> dict[str, Any]:
+        """Returns the options of LLM(), see engine_options."""
+        return engine_options(ctx, self.model.engine, **self.to_engine())

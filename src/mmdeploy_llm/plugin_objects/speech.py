@@ -1,0 +1,46 @@
+"""SpeechRules: how a model that transcribes is asked, and how its answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """A sentence, or what is spoken between two times: the seconds from the begin of the sound at
+    which it begins and ends, and its tokens. end: None where the answer does not say it."""
+
+    start: float
+    end: float | None
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """An answer that was read. language: its code where it was recognized; None: it was given."""
+
+    language: str | None
+    spoken: tuple[Spoken, ...]
+
+
+class SpeechRules(Protocol):
+    """The rule of a family, built as factory(checkpoint), see `ModelSpec.speech`.
+
+    seconds: of sound that the model hears at once. rate: samples per second.
+    """
+
+    seconds: float
+    rate: int
+
+    def prompt(self, language: str | None, task: str, before: str) -> str:
+        """Returns the prompt that asks for sentences with their times.
+
+        language: by its code or English name; None: the model recognizes it. task: "transcribe", or
+        "translate" to English. before: what was said before, or names to be spelled so. Raises
+        RequestError for a language or a task that the model does not know.
+        """
+
+    def read(self, ids: Sequence[int]) -> Heard:
+        """Reads the tokens of an answer to `prompt`."""

@@ -1,0 +1,105 @@
+"""Plans a run: which files there are, where their transcripts go, and which are there already."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError, PluginError
+from mmdeploy_llm.finding.files import FoundFile, find_media
+from mmdeploy_llm.finding.wanted import Wanted
+from mmdeploy_llm.hooks import MediaLimits, SpeechRules
+from mmdeploy_llm.hooks.factories import imported_for
+from mmdeploy_llm.model_folder import PROMPT_FILES
+from mmdeploy_llm.startup.model_files import ModelFiles, read_model_files
+from mmdeploy_llm.startup.reader import media_limits
+
+from .run import Transcript
+from .writing import FORMATS, write
+
+KINDS = ("audio", "video")  # of a video its sound track
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A file and where its transcripts go: paths by format."""
+
+    path: Path
+    targets: dict[str, Path]
+
+    def write(self, transcript: Transcript) -> None:
+        """Writes the transcripts. Raises OSError."""
+        for name, target in self.targets.items():
+            write(target, FORMATS[name](transcript.lines))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The files to be transcribed, by path. num_done: those that have all transcripts already.
+    told: lines about files that are no sounds."""
+
+    tasks: dict[Path, Task]
+    num_done: int
+    told: tuple[str, ...] = ()
+
+
+def open_rule(config: EngineConfig) -> tuple[SpeechRules, MediaLimits]:
+    """Returns how the model transcribes, and the limits on sounds; reads no weights. Raises
+    ConfigError for a model that does not transcribe."""
+    files = read_model_files(config, PROMPT_FILES)
+    return _rule_of(files), media_limits(config)
+
+
+def _rule_of(files: ModelFiles) -> SpeechRules:
+    name, plugins = files.spec.speech, files.plugins
+    if name is None:
+        known = sorted(spec.name for spec in plugins.models if spec.speech)
+        raise ConfigError(
+            f"no plugin says how {files.spec.name} transcribes (ModelSpec.speech); models of "
+            f"{', '.join(known) or 'no family'} do: give one by --model"
+        )
+    about = f"{name}, the speech of model {files.spec.name!r} of {plugins.owner(files.spec)!r},"
+    found = imported_for(name, about)
+    if not callable(found):
+        raise PluginError(f"{about} must be a class or a function, got {type(found).__name__}")
+    rule: SpeechRules = found(files.checkpoint)
+    return rule
+
+
+def plan(
+    paths: Iterable[str],
+    formats: Sequence[str],
+    folder: Path | None,
+    *,
+    is_recursive: bool = True,
+    overwrite: bool = False,
+) -> Plan:
+    """Finds files of sound, and videos, and names their transcripts: a.srt for a.mp3, beside it or
+    beneath `folder`. Two files of one name keep their endings: a.mp3.srt and a.wav.srt. Raises
+    ConfigError where nothing is found."""
+    takes = "`transcribe` takes sounds and videos"
+    wanted = Wanted(chosen=KINDS, leaves_out=(f"it has no sound; {takes}", takes))
+    found = find_media(paths, is_recursive=is_recursive, wanted=wanted)
+    files = found.files
+    bases = [_base(file, folder) for file in files]
+    counts = Counter(os.fspath(base.with_suffix("")).casefold() for base in bases)
+    tasks, num_done = dict[Path, Task](), 0
+    for file, base in zip(files, bases, strict=True):
+        is_only = counts[os.fspath(base.with_suffix("")).casefold()] == 1
+        stem = base.with_suffix("") if is_only else base
+        targets = {name: stem.with_name(f"{stem.name}.{name}") for name in formats}
+        if not overwrite:
+            targets = {name: path for name, path in targets.items() if not path.exists()}
+        num_done += not targets
+        if targets:
+            tasks[Path(file.path)] = Task(path=Path(file.path), targets=targets)
+    told = tuple(filter(None, (found.skipped.text, *found.skipped.notes)))
+    return Plan(tasks=tasks, num_done=num_done, told=told)
+
+
+def _base(file: FoundFile, folder: Path | None) -> Path:
+    return Path(file.path) if folder is None else folder / file.place.relative

@@ -1,0 +1,188 @@
+"""Transcribes files: decodes each, asks about all windows at once, and joins the answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.hooks import Heard, MediaLimits, SpeechRules
+from mmdeploy_llm.media import SoundDecoder
+from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.params import SamplingParams
+
+from .joining import Line, joined
+from .windows import Window, windows_of
+
+TASKS = ("transcribe", "translate")
+OVERLAP = 5.0  # seconds that windows share, where nothing else is said
+SHORTEST = 0.1  # seconds of a last window that is heard
+SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The question about each file.
+
+    language: by code or English name; None: recognized in each window. before: words said before,
+        or names to be spelled so. overlap: seconds that windows share; None: OVERLAP, or less of a
+        model that hears less than four times that at once.
+    """
+
+    language: str | None = None
+    task: str = TASKS[0]
+    before: str = ""
+    overlap: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ConfigError(f"task must be {' or '.join(TASKS)}, got {self.task!r:.40}")
+        if self.overlap is not None and not self.overlap >= 0:
+            raise ConfigError(f"overlap must be seconds, 0 or more, got {self.overlap!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A file that was transcribed, or why it was not. seconds: its length. languages: those that
+    were recognized, in order."""
+
+    path: Path
+    lines: tuple[Line, ...] = ()
+    seconds: float = 0.0
+    languages: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class Engine(Protocol):
+    """The part of LLM that is used."""
+
+    def generate_iter(self, prompts: Iterable[Any], params: Any) -> Iterator[RequestOutput]:
+        """See LLM."""
+
+    def get_tokenizer(self) -> Any:
+        """See LLM."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _File:
+    """A file in work. windows: of its samples; heard: what each said, by index."""
+
+    path: Path
+    windows: list[Window]
+    rate: int
+    num_left: int = 0
+    heard: dict[int, Heard] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Transcriber:
+    """Transcribes files with one model.
+
+    Raises ConfigError for windows that overlap by half of what the model hears at once.
+    """
+
+    def __init__(
+        self, llm: Engine, rule: SpeechRules, wish: Wish, limits: MediaLimits | None = None
+    ) -> None:
+        self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
+        self._prompt = rule.prompt(wish.language, wish.task, wish.before)
+        overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
+        if 2 * overlap >= rule.seconds:
+            raise ConfigError(
+                f"windows cannot overlap by {overlap:g} seconds: this model hears {rule.seconds:g} "
+                "at once, and less than half of it is allowed"
+            )
+        self._size, self._overlap = (round(s * rule.rate) for s in (rule.seconds, overlap))
+        self._asked: dict[int, tuple[_File, int, Any]] = {}  # by id of the prompt, which is held
+        self._ready = deque[_File]()
+
+    def run(self, paths: Iterable[Path]) -> Iterator[Transcript]:
+        """Yields a transcript of each file as it is finished. Only the files in work are held."""
+        decoder = SoundDecoder()
+        try:
+            prompts = self._prompts(paths, decoder)
+            for output in self._llm.generate_iter(prompts, SamplingParams(temperature=0.0)):
+                self._take(output)
+                yield from self._finished()
+            yield from self._finished()
+        finally:
+            decoder.close()
+
+    def _prompts(self, paths: Iterable[Path], decoder: SoundDecoder) -> Iterator[Any]:
+        """Yields a prompt for each window in which there is anything to hear."""
+        for path in paths:
+            file = _File(path=path, windows=[], rate=self._rule.rate)
+            try:
+                opened = decoder.open(path.read_bytes(), self._limits)
+                samples = opened.samples(self._rule.rate, {})
+            except (MMDeployLLMError, OSError) as error:
+                file.error = str(error)
+                self._ready.append(file)
+                continue
+            file.windows = list(windows_of(len(samples), self._size, self._overlap))
+            asked = [
+                (index, samples[window.first : window.end])
+                for index, window in enumerate(file.windows)
+                if _is_heard(samples[window.first : window.end], window, self._rule.rate)
+            ]
+            file.num_left = len(asked)
+            if not asked:
+                self._ready.append(file)
+            for index, own in asked:
+                sound = {"array": own, "sampling_rate": self._rule.rate}
+                prompt = {"prompt": self._prompt, "multimodal_data": {"audio": sound}}
+                self._asked[id(prompt)] = file, index, prompt
+                yield prompt
+
+    def _take(self, output: RequestOutput) -> None:
+        """Reads an answer; the last one of a file makes it ready."""
+        file, index, _ = self._asked.pop(id(output.item))
+        if output.is_ok and output.outputs is not None:
+            file.heard[index] = self._rule.read(output.outputs.token_ids)
+        else:
+            first = file.windows[index].first / file.rate
+            file.error = file.error or f"from second {first:g} on: {output.error_msg}"
+        file.num_left -= 1
+        if not file.num_left:
+            self._ready.append(file)
+
+    def _finished(self) -> Iterator[Transcript]:
+        while self._ready:
+            file = self._ready.popleft()
+            seconds = file.windows[-1].end / file.rate if file.windows else 0.0
+            if file.error is not None:
+                yield Transcript(path=file.path, seconds=seconds, error=file.error)
+                continue
+            languages = [file.heard[index].language for index in sorted(file.heard)]
+            windows = [self._lines(file, index) for index in range(len(file.windows))]
+            yield Transcript(
+                path=file.path,
+                lines=tuple(joined(windows)),
+                seconds=seconds,
+                languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
+            )
+
+    def _lines(self, file: _File, index: int) -> tuple[float, float, list[Line]]:
+        """Returns begin and end of a window in the file, and what was said in it."""
+        window, rate = file.windows[index], file.rate
+        start, end = window.first / rate, window.end / rate
+        tokenizer, found = self._llm.get_tokenizer(), list[Line]()
+        for spoken in file.heard[index].spoken if index in file.heard else ():
+            text = tokenizer.decode(list(spoken.ids), skip_special_tokens=True).strip()
+            begin = min(start + spoken.start, end)
+            last = end if spoken.end is None else min(start + spoken.end, end)
+            if text:
+                found.append(Line(start=begin, end=max(begin, last), text=text))
+        return start, end, found
+
+
+def _is_heard(samples: np.ndarray, window: Window, rate: int) -> bool:
+    """Whether a window is asked about: not a last rest, and not digital silence."""
+    if window.first and len(samples) < SHORTEST * rate:
+        return False
+    return bool(len(samples)) and float(np.abs(samples).max()) > SILENCE

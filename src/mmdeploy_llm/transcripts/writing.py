@@ -1,0 +1,87 @@
+"""Writes transcripts: SubRip and WebVTT subtitles, plain text, and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from mmdeploy_llm.errors import ConfigError
+
+from .joining import Line
+
+Write = Callable[[Sequence[Line]], str]
+SHORTEST = 0.1  # seconds of a subtitle: WebVTT has none that ends when it begins
+
+
+def srt(lines: Sequence[Line]) -> str:
+    """Returns SubRip: numbered blocks with times 00:00:01,500."""
+    blocks = (
+        f"{number}\n{_span(line, ',')}\n{_one_block(line.text)}\n"
+        for number, line in enumerate(lines, start=1)
+    )
+    return "\n".join(blocks)
+
+
+def vtt(lines: Sequence[Line]) -> str:
+    """Returns WebVTT. Its text has three characters with a meaning, which are escaped."""
+    blocks = (f"{_span(line, '.')}\n{_escaped(_one_block(line.text))}\n" for line in lines)
+    return "\n".join(("WEBVTT\n", *blocks))
+
+
+def txt(lines: Sequence[Line]) -> str:
+    """Returns the texts, each on a line."""
+    return "".join(f"{_one_block(line.text)}\n" for line in lines)
+
+
+def as_json(lines: Sequence[Line]) -> str:
+    """Returns a list of {start, end, text}, times in seconds."""
+    rows = [
+        {"start": round(line.start, 3), "end": round(line.end, 3), "text": line.text}
+        for line in lines
+    ]
+    return json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
+
+
+FORMATS: Mapping[str, Write] = {"json": as_json, "srt": srt, "txt": txt, "vtt": vtt}
+
+
+def read_formats(text: str) -> tuple[str, ...]:
+    """Returns the names in a text such as "srt,txt". Raises ConfigError for an unknown one."""
+    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in FORMATS:
+            raise ConfigError(f"--transcripts {name!r:.40} is unknown; known: {', '.join(FORMATS)}")
+    if not names:
+        raise ConfigError(f"--transcripts needs one of {', '.join(FORMATS)}")
+    return names
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, "utf-8", newline="\n")
+    os.replace(partial, path)
+
+
+def _span(line: Line, comma: str) -> str:
+    start = max(line.start, 0.0)
+    return f"{_time(start, comma)} --> {_time(max(line.end, start + SHORTEST), comma)}"
+
+
+def _time(seconds: float, comma: str) -> str:
+    """Returns hours, minutes, seconds and milliseconds."""
+    whole, millis = divmod(round(seconds * 1000), 1000)
+    minutes, seconds = divmod(whole, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{int(seconds):02}{comma}{millis:03}"
+
+
+def _one_block(text: str) -> str:
+    """Returns a text without empty lines, which would end a block."""
+    return " ".join(text.split())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

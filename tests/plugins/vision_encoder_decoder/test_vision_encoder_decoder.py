@@ -1,0 +1,123 @@
+"""TrOCR and Donut against transformers: the models with the checks of every family, their images
+and whole answers."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import CheckpointError, MediaError, ModelNotSupportedError
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
+from mmdeploy_llm.tiny import write_family
+from mmdeploy_llm_plugins import vision_encoder_decoder
+from mmdeploy_llm_plugins.vision_encoder_decoder.cells import num_cells
+from mmdeploy_llm_plugins.vision_encoder_decoder.image import PictureProcessor
+from mmdeploy_llm_plugins.vision_encoder_decoder.model import decoder_config
+from mmdeploy_llm_plugins.vision_encoder_decoder.prompts import PicturePrompts
+from mmdeploy_llm_plugins.vision_encoder_decoder.tiny import DONUT, TASK, TROCR
+
+(SPEC,) = vision_encoder_decoder.provide_models()
+(IMAGES,) = vision_encoder_decoder.provide_media_processors()
+FAMILIES = {"trocr": TROCR, "donut": DONUT}
+
+
+@pytest.mark.full
+class TestModel(ModelConformance):
+    spec = SPEC
+    family = "vision_encoder_decoder"
+
+
+@pytest.mark.full
+class TestImages(MediaProcessorConformance):
+    spec = IMAGES
+    other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
+
+
+def picture(seed, size=(80, 50)):
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    """Untied, so that answers vary."""
+    made = tmp_path_factory.mktemp(request.param)
+    return write_family(FAMILIES[request.param], made, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.VisionEncoderDecoderModel.from_pretrained(folder).eval()
+    found = []
+    for text, seed in PROMPTS:
+        pixels = images(picture(seed), return_tensors="pt")["pixel_values"]
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        asked = {"decoder_input_ids": ids} if text.strip() else {}
+        out = model.generate(
+            pixel_values=pixels, max_new_tokens=24, eos_token_id=None, do_sample=False, **asked
+        )
+        found.append(out[0].tolist())
+    return found
+
+
+PROMPTS = [(" ", 0), (f"{TASK}", 1), ("The quick", 2), (" ", 3), (f"{TASK}", 1)]
+SAMPLING = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 45}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{}, TIGHT, {"max_num_batched_tokens": 3, "max_num_seqs": 3}])
+def test_answers_equal_those_of_transformers(folder, expected, options):
+    prompts = [
+        {"prompt": text, "multimodal_data": {"image": picture(seed)}} for text, seed in PROMPTS
+    ]
+    options = {"kv_cache_memory": 2**22, **options}
+    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
+        outputs = llm.generate(prompts, SAMPLING)
+        found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
+        assert found == expected
+    assert len({tuple(ids) for ids in expected}) == 4, "the pictures are seen"
+
+
+def test_pictures_and_their_length(folder):
+    checkpoint = read_checkpoint(folder)
+    processor = PictureProcessor(checkpoint, {})
+    made = processor.prepare(picture(1), {})
+    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    assert (
+        made.tensors["pixel_values"] == images(picture(1), return_tensors="pt")["pixel_values"]
+    ).all()
+    assert made.text == processor.token * num_cells(checkpoint.config.encoder)
+    checkpoint.config.encoder.image_size = 48
+    with pytest.raises(CheckpointError, match="the tower reads 48 x 48"):
+        processor.prepare(picture(1), {})
+
+
+def test_a_prompt_without_a_picture(folder):
+    with pytest.raises(MediaError, match="one image in each prompt, found 0"):
+        PicturePrompts(read_checkpoint(folder)).divide(" ", (), (), len)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "tower", "match"),
+    [
+        ({"model_type": "bert"}, {}, "decoders of trocr and mbart"),
+        ({"use_learned_position_embeddings": False}, {}, "computes its positions"),
+        ({}, {"model_type": "beit"}, "towers of vit, deit, donut-swin"),
+    ],
+)
+def test_what_is_refused(decoder, tower, match):
+    own = {"model_type": "trocr", "d_model": 8}
+    config = SimpleNamespace(
+        decoder=SimpleNamespace(**{**own, **decoder}),
+        encoder=SimpleNamespace(**{"model_type": "vit", **tower}),
+    )
+    with pytest.raises(ModelNotSupportedError, match=match):
+        decoder_config(config)

@@ -1,0 +1,226 @@
+"""Windows of long sounds, what is joined of them, and the files that are written."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import Heard, Spoken
+from mmdeploy_llm.transcripts.joining import Line, joined
+from mmdeploy_llm.transcripts.plan import plan
+from mmdeploy_llm.transcripts.run import Transcriber, Wish
+from mmdeploy_llm.transcripts.windows import windows_of
+from mmdeploy_llm.transcripts.writing import FORMATS, read_formats, write
+from tests.media.sound_files import RATE, noise, wav16
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (0, [(0, 0)]),
+        (30, [(0, 30)]),
+        (31, [(0, 30), (25, 31)]),
+        (55, [(0, 30), (25, 55)]),
+        (56, [(0, 30), (25, 55), (50, 56)]),
+    ],
+)
+def test_windows_cover_a_sound_once(length, expected):
+    assert [(own.first, own.end) for own in windows_of(length, 30, 5)] == expected
+
+
+@pytest.mark.parametrize("overlap", [-1, 15, 40])
+def test_windows_that_overlap_too_far(overlap):
+    with pytest.raises(ConfigError, match="less than half a window"):
+        next(windows_of(100, 30, overlap))
+
+
+def lines(*rows):
+    return [Line(start=start, end=end, text=text) for start, end, text in rows]
+
+
+def rows(found):
+    return [(line.start, line.end, line.text) for line in found]
+
+
+def test_a_sentence_that_both_windows_have_stands_once():
+    one = lines((0, 20, "A b."), (20, 27, "C d."), (27, 30, "E f g"))
+    two = lines((20.5, 27.1, "C d."), (27.1, 33, "E f g h."), (33, 40, "I."))
+    found = joined([(0, 30, one), (25, 55, two)])
+    assert rows(found) == [
+        (0, 20, "A b."), (20, 27, "C d."), (27.1, 33, "E f g h."), (33, 40, "I.")
+    ]  # fmt: skip
+
+
+def test_words_of_a_sentence_that_was_cut_stand_once():
+    one = lines((0, 22, "Yes."), (22, 30, "Then we went to the st"))
+    two = lines((25, 33, "went to the station, they say."), (33, 40, "I."))
+    found = joined([(0, 30, one), (25, 55, two)])
+    assert rows(found) == [
+        (0, 22, "Yes."), (22, 25, "Then we"), (25, 33, "went to the station, they say."),
+        (33, 40, "I."),
+    ]  # fmt: skip
+
+
+def test_characters_of_scripts_without_spaces():
+    found = joined([
+        (0, 30, lines((20, 30, "然后我们去了火车"))),
+        (25, 55, lines((25, 33, "去了火车站。"))),
+    ])  # fmt: skip
+    assert rows(found) == [(20, 25, "然后我们"), (25, 33, "去了火车站。")]
+
+
+def test_words_that_differ_stay():
+    found = joined([(0, 30, lines((20, 30, "a b"))), (25, 55, lines((26, 33, "c d")))])
+    assert rows(found) == [(20, 26, "a b"), (26, 33, "c d")]
+
+
+def test_times_never_fall():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        windows = []
+        for index in range(4):
+            begin = index * 25.0
+            times = np.sort(rng.uniform(0, 30, 8)) + begin
+            own = [(a, b, rng.choice(["a b", "b c", "c"])) for a, b in times.reshape(4, 2)]
+            windows.append((begin, begin + 30, lines(*own)))
+        found = joined(windows)
+        times = [moment for line in found for moment in (line.start, line.end)]
+        assert times == sorted(times)
+
+
+TWO = lines((0, 1.5, "A <b> & c"), (3661.0019, 3662, "two\n\nlines"))
+
+
+def test_formats():
+    assert FORMATS["srt"](TWO) == (
+        "1\n00:00:00,000 --> 00:00:01,500\nA <b> & c\n\n"
+        "2\n01:01:01,002 --> 01:01:02,000\ntwo lines\n"
+    )
+    assert FORMATS["vtt"](TWO) == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nA &lt;b&gt; &amp; c\n\n"
+        "01:01:01.002 --> 01:01:02.000\ntwo lines\n"
+    )
+    assert FORMATS["txt"](TWO) == "A <b> & c\ntwo lines\n"
+    assert json.loads(FORMATS["json"](TWO))[0] == {"start": 0, "end": 1.5, "text": "A <b> & c"}
+    assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
+
+
+def test_a_subtitle_ends_after_it_begins():
+    line = [Line(start=2.0, end=2.0, text="yes")]
+    assert FORMATS["vtt"](line) == "WEBVTT\n\n00:00:02.000 --> 00:00:02.100\nyes\n"
+    assert "00:00:02,000 --> 00:00:02,100" in FORMATS["srt"](line)
+
+
+def test_names_of_formats():
+    assert read_formats("SRT, txt,srt") == ("srt", "txt")
+    for text in ("doc", ""):
+        with pytest.raises(ConfigError, match="json, srt, txt, vtt"):
+            read_formats(text)
+
+
+def test_a_file_is_written_whole(tmp_path):
+    write(tmp_path / "sub" / "a.txt", "ä\n")
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["a.txt"]
+    assert (tmp_path / "sub" / "a.txt").read_bytes() == "ä\n".encode()
+
+
+def names(planned, root):
+    return {
+        str(path.relative_to(root))
+        for task in planned.tasks.values()
+        for path in task.targets.values()
+    }
+
+
+def test_where_transcripts_go(tmp_path):
+    for name in ("a.wav", "b/c.wav", "b/c.mp3", "d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(wav16(noise(0.1)) if name[0] != "d" else b"text")
+    whole = plan([str(tmp_path)], ("srt", "txt"), None)
+    expected = {"a.srt", "a.txt", "b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt", "b/c.mp3.txt"}
+    assert (names(whole, tmp_path), whole.num_done) == (expected, 0)
+    assert ".txt" in "".join(whole.told), "a file that is no sound is told"
+    other = plan([str(tmp_path / "b")], ("vtt",), tmp_path / "out")
+    assert names(other, tmp_path) == {"out/c.wav.vtt", "out/c.mp3.vtt"}
+    for name in ("a.srt", "a.txt", "b/c.mp3.txt"):
+        (tmp_path / name).write_text("")
+    rest = plan([str(tmp_path)], ("srt", "txt"), None)
+    assert names(rest, tmp_path) == {"b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt"}
+    assert rest.num_done == 1
+    again = plan([str(tmp_path)], ("srt", "txt"), None, overwrite=True)
+    assert names(again, tmp_path) == expected
+    with pytest.raises(ConfigError):
+        plan([str(tmp_path / "out")], ("srt",), None)
+
+
+class Rule:
+    """Hears the number of the second with which a window of 3 seconds begins."""
+
+    seconds, rate = 3.0, RATE
+
+    def prompt(self, language, task, before):
+        return f"{before}/{language}/{task}"
+
+    def read(self, ids):
+        spoken = Spoken(start=0.5, end=None, ids=tuple(ids))
+        return Heard(language="de", spoken=(spoken,))
+
+
+class Engine:
+    def __init__(self, failing=()):
+        self.asked, self.failing = [], failing
+
+    def generate_iter(self, prompts, params):
+        for number, prompt in enumerate(prompts):
+            self.asked.append(prompt)
+            is_ok = number not in self.failing
+            ids = SimpleNamespace(token_ids=[number]) if is_ok else None
+            yield SimpleNamespace(item=prompt, is_ok=is_ok, outputs=ids, error_msg="too hot")
+
+    def get_tokenizer(self):
+        return SimpleNamespace(decode=lambda ids, **_: f" {ids[0]} ")
+
+
+def written(path, seconds):
+    path.write_bytes(wav16(noise(seconds)))
+    return path
+
+
+def run(paths, engine, **wish):
+    transcriber = Transcriber(engine, Rule(), Wish(overlap=1.0, **wish))
+    return {found.path.name: found for found in transcriber.run(paths)}
+
+
+def test_files_become_lines_and_failures_stay_alone(tmp_path):
+    engine = Engine(failing=[3])
+    paths = [written(tmp_path / "a.wav", 4), tmp_path / "gone.wav", written(tmp_path / "b.wav", 1)]
+    paths += [written(tmp_path / "c.wav", 2), tmp_path / "bad.wav"]
+    (tmp_path / "bad.wav").write_bytes(b"RIFF")
+    found = run(paths, engine, language="de", before="ACME")
+    assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
+    assert (found["a.wav"].seconds, found["a.wav"].languages) == (4, ("de",))
+    assert rows(found["b.wav"].lines) == [(0.5, 1, "2")]
+    assert found["c.wav"].error == "from second 0 on: too hot"
+    assert "No such file" in found["gone.wav"].error
+    assert found["bad.wav"].error
+    sizes = [len(prompt["multimodal_data"]["audio"]["array"]) for prompt in engine.asked]
+    assert sizes == [3 * RATE, 2 * RATE, RATE, 2 * RATE]
+    assert {prompt["prompt"] for prompt in engine.asked} == {"ACME/de/transcribe"}
+
+
+def test_silence_is_not_asked_about(tmp_path):
+    engine, path = Engine(), tmp_path / "a.wav"
+    path.write_bytes(wav16(noise(2) * 0))
+    (found,) = run([path], engine).values()
+    assert (engine.asked, found.lines, found.error) == ([], (), None)
+
+
+def test_wrong_wishes():
+    for wish in ({"task": "summarize"}, {"overlap": -1.0}, {"overlap": float("nan")}):
+        with pytest.raises(ConfigError):
+            Wish(**wish)
+    with pytest.raises(ConfigError, match=r"by 2 seconds: this model hears \S+ at once"):
+        Transcriber(Engine(), Rule(), Wish(overlap=2.0))
+    Transcriber(Engine(), Rule(), Wish())  # by default a quarter of what the model hears, at most
