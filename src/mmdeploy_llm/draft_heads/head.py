@@ -60,7 +60,7 @@ class DraftHead(KernelLayer):
         """Returns [T, hidden]. inputs: with the token that follows each row's own, whose place the
         positions and the attention are of. hidden: [T, hidden]."""
         (decoder,) = self._decoders
-        embeds = self.embed_norm(decoder.embed(inputs))
+        embeds = self.embed_norm(decoder.embedded(inputs))
         parts = (embeds, self.hidden_norm(hidden))
         x = torch.cat(parts[::-1] if self.is_hidden_first else parts, 1)
         compute = partial(self._compute, decoder)

@@ -254,7 +254,7 @@ class Decoder(KernelLayer):
 
     def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
         """Looks up the embeddings and runs all layers and the final norm."""
-        x = self.embed(inputs)
+        x = self.embedded(inputs)
         step = self.begin(inputs, x, is_vision)
         residual, rows = None, inputs.media_rows
         features = inputs.media_features(x.shape[1])
@@ -265,7 +265,7 @@ class Decoder(KernelLayer):
         out, _ = self.norm.add(x, residual)
         return out
 
-    def embed(self, inputs: ForwardInputs) -> Tensor:
+    def embedded(self, inputs: ForwardInputs) -> Tensor:
         """Returns the embeddings of tokens and media, [T, hidden]."""
         embeds: Tensor = self.embed_tokens(inputs.token_ids)
         if self.embed_scale != 1:
