@@ -73,9 +73,7 @@ def _watch(runtime: ctypes.CDLL, stop: threading.Event) -> None:
         was_there = crowd.is_there
         crowd.see(thread_times())
         if crowd.is_there and not was_there:
-            logger.info(
-                "other threads want the CPUs: those that compute do not spin while they wait"
-            )
+            logger.info("other threads want the CPUs: threads that compute wait without spinning")
             add_idle_threads(runtime)
         elif was_there and not crowd.is_there:
             end_pool()
