@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'
 
 def seen(*looks):
     """What a crowd is after looks at seconds that threads ran and waited since the one before."""
-    crowd, ran, waited = Crowd(), 0.0, 0.0
+    crowd, ran, waited = Crowd((7.0, 9.0)), 7.0, 9.0
     for more_ran, more_waited in looks:
         ran, waited = ran + more_ran, waited + more_waited
         crowd.see((ran, waited))
@@ -89,14 +89,14 @@ def test_the_watch_acts_and_ends(runtime, monkeypatch, caplog):
     monkeypatch.setattr(module, "add_idle_threads", lambda _: calls.append("sleep"))
     monkeypatch.setattr(module, "end_pool", lambda: calls.append("spin"))
     assert watch_crowd()() is None  # the system does not tell
-    times[0] = (1.0, 0.0)
+    times[0] = (1.0, 1.0)  # until now: it says nothing
     end = watch_crowd()
     assert waits_for(lambda: len(looks) > 2)
-    times[0] = (2.0, 1.0)
+    times[0] = (2.0, 2.0)
     assert waits_for(lambda: calls == ["sleep"])
 
     def is_calm():
-        times[0] = (times[0][0] + 1, 1.0)
+        times[0] = (times[0][0] + 1, 2.0)
         return calls == ["sleep", "spin"]
 
     assert waits_for(is_calm)

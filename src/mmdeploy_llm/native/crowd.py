@@ -32,10 +32,11 @@ LEAST = 0.05  # CPU seconds in an interval that say something
 class Crowd:
     """Whether the threads of this process wait for CPUs that others have. Writer: its thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: tuple[float, float]) -> None:
+        """times: as of `see`, until now."""
         self.is_there = False
         self._num_calm = 0
-        self._before = (0.0, 0.0)
+        self._before = times
 
     def see(self, times: tuple[float, float]) -> None:
         """Takes the seconds that threads have had a CPU, and waited for one, until now."""
@@ -67,8 +68,7 @@ def watch_crowd() -> Callable[[], None]:
 
 
 def _watch(runtime: ctypes.CDLL, stop: threading.Event) -> None:
-    crowd = Crowd()
-    crowd.see(thread_times())
+    crowd = Crowd(thread_times())  # what was before, such as a load, says nothing
     while not stop.wait(INTERVAL):
         was_there = crowd.is_there
         crowd.see(thread_times())
