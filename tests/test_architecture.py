@@ -119,6 +119,16 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
+    "mmdeploy_llm_plugins.formulanet": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
+    "mmdeploy_llm_plugins.mllama": ("mmdeploy_llm_plugins.transformers_parts",),
+    "mmdeploy_llm_plugins.t5gemma": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.gemma",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     "mmdeploy_llm_plugins.vision_encoder_decoder": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
@@ -474,7 +484,7 @@ def family_names(root: Path) -> set[str]:
             classes = fields["architectures"]
             if "'*'" in classes or source.path.parent.name == ANY_FAMILY:
                 continue
-            prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|\w+Generation)'", classes)
+            prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|[A-Z]\w*Generation)'", classes)
             found |= {source.path.parent.name, fields["name"].strip("'"), *prefixes}
     return {name.lower() for name in found} - ORDINARY
 

@@ -242,6 +242,8 @@ class MediaProcessor(ABC):
     markers: texts that represent one item in a rendered prompt, with or without `token`; a marker
         may consist of several tokens.
     written_token: token that stands in the final prompt for each `token`; None: `token` itself.
+    joints: (pattern, text) pairs: after all items are written into a text, each match of a pattern,
+        a regular expression, becomes the text, in this order. They hold no `token`.
     is_whole_prompt: whether an item's prompt_text is all of a prompt, and a text beside it is
         refused. The tokenizer need not have `token`.
     auto_tokens: what `image_tokens="auto"` (or video_tokens) stands for, what the family's authors
@@ -252,6 +254,7 @@ class MediaProcessor(ABC):
     token: str
     markers: tuple[str, ...]
     written_token: str | None = None
+    joints: tuple[tuple[str, str], ...] = ()
     is_whole_prompt: bool = False
     auto_tokens: int | None = None
 

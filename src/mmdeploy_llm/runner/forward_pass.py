@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
-from mmdeploy_llm.attention.cross import CrossItems
+from mmdeploy_llm.attention.cross import CrossItems, CrossRequest
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.pooling.pooler import Pooler
@@ -200,13 +200,13 @@ class ForwardPass:
 
     def _cross_items(self, batch: StepBatch) -> CrossItems:
         """Returns the keys and values that each request's tokens have of an encoder's item."""
-        return CrossItems(
-            [
-                (item.num_tokens, [span.item.key for span in self._slots[item.request_id].media])
-                for item in batch.scheduled
-            ],
-            self._embeds,
-        )
+        rows = [
+            CrossRequest(
+                first=item.start, count=item.num_tokens, media=self._slots[item.request_id].media
+            )
+            for item in batch.scheduled
+        ]
+        return CrossItems(rows, self._embeds)
 
     def _decode_states(
         self, num_rows: int, scheduled: Sequence[ScheduledTokens]
