@@ -63,10 +63,8 @@ class StepBatch:
 
     def media_inputs(
         self, embeds: Callable[[str], Tensor], device: torch.device
-    ) -> tuple[Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor]:
         """Returns ForwardInputs.media_rows and media_embeds. embeds: of an item by its key."""
-        if not self.media:
-            return None, None
         rows = to_device(np.concatenate([piece.rows for piece in self.media]), device)
         return rows, torch.cat([embeds(p.item.key)[p.begin : p.end] for p in self.media])
 

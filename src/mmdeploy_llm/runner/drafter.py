@@ -244,7 +244,9 @@ class Drafter:
 
     def _inputs(self, batch: StepBatch) -> ForwardInputs:
         token_ids, positions, in_prompt, layout, is_long = batch.tensors
-        rows, embeds = batch.media_inputs(self._encoder.needed, self._device)
+        rows, embeds = None, None
+        if batch.media:
+            rows, embeds = batch.media_inputs(self._encoder.needed, self._device)
         return ForwardInputs(
             token_ids=token_ids,
             positions=positions,
@@ -287,10 +289,8 @@ def drafter_of(
     slots: Slots,
     encoder: EncoderCache,
     peers: Peers,
-) -> Drafter | None:
-    """Returns a Drafter; None for a model without a draft head."""
-    if not model.has_draft_head:
-        return None
+) -> Drafter:
+    """Returns a Drafter of these parts of a runner."""
     return Drafter(
         model=model, backend=backend, cache=cache, slots=slots, encoder=encoder, peers=peers
     )

@@ -184,7 +184,9 @@ class ForwardPass:
         return DecodeOutputs(hidden=hidden, logits=logits, token_ids=token_ids, peaks=peaks)
 
     def _inputs(self, batch: StepBatch) -> ForwardInputs:
-        rows, embeds = batch.media_inputs(self._encoder.needed, self._device)
+        rows, embeds = None, None
+        if batch.media:
+            rows, embeds = batch.media_inputs(self._encoder.needed, self._device)
         token_ids, positions, in_prompt, layout, is_long = batch.tensors
         return ForwardInputs(
             token_ids=token_ids,

@@ -75,9 +75,8 @@ class Runner:
         rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
-        compute threads on the cores that the system chooses. peers: the other ranks of the model;
-        None: there are none. states: of the layers that keep one; None for a model without.
-        adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
+        them to the system. peers: the other ranks; None: there are none. states: None for a model
+        without. adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
         self._peers, self._sampler, self._slots = peers or NoPeers(), sampler, slots
         self._threads, self._device, self._has_atomic_media = threads, device, has_atomic_media
         name = model_name or type(model).__name__
@@ -85,7 +84,8 @@ class Runner:
         self._adapters = adapters or ServedAdapters(model, device)
         self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
-        self._drafter = drafter_of(self._model, backend, cache, slots, self._encoder, self._peers)
+        parts = self._model, backend, cache, slots, self._encoder, self._peers
+        self._drafter = drafter_of(*parts) if self._model.has_draft_head else None
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
