@@ -19,6 +19,7 @@ from .cores import (
     within_quota,
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
+from .crowd import watch_crowd
 from .memory import LargePages, keep_freed_memory
 from .openmp import THREAD_COUNT, make_forks_safe
 from .packed import PACKED
@@ -51,5 +52,6 @@ __all__ = [
     "own_choice",
     "usable_cpus",
     "usable_nodes",
+    "watch_crowd",
     "within_quota",
 ]
