@@ -232,6 +232,8 @@ constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = true;
 constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = false;
 #endif
 
+constexpr int64_t SMALL_QUADRUPLES = 8;  // products of SmallSums in 16 bits
+
 #if defined(MM_HAS_S8_DOT) || MM_VECTOR_BYTES >= 32
 #define MM_HAS_SMALL_DOT 1
 
@@ -243,7 +245,6 @@ using SmallSums = Ints;
 #else
 using SmallSums = SignedHalves;
 #endif
-constexpr int64_t SMALL_QUADRUPLES = 8;
 
 // Adds to each lane the products of its four bytes from 0 to 15 and four signed bytes.
 MM_INLINE SmallSums add_small_quadruples(SmallSums sums, Ints small, Ints signed_bytes) {

@@ -28,7 +28,6 @@ def untie(model: nn.Module) -> Mapping[str, str]:
         kept = first.setdefault(id(param), name)
         if kept != name:
             ties[name] = kept
-    print("DEBUG", tied, ties)
     for name in ties:
         module, own = _owner(model, name)
         module._parameters[own] = None

@@ -41,6 +41,7 @@ from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins import (
     ernie,
     florence,
+    formulanet,
     gemma,
     glm,
     gptoss,
@@ -49,10 +50,12 @@ from mmdeploy_llm_plugins import (
     lfm,
     llama,
     minicpm,
+    mllama,
     olmo,
     paddleocr,
     phi,
     qwen,
+    t5gemma,
     vision_encoder_decoder,
 )
 from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks, structure
@@ -69,7 +72,7 @@ from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 # The plugins of single families.
 NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen, florence, vision_encoder_decoder),
+    *(phi, qwen, florence, formulanet, mllama, t5gemma, vision_encoder_decoder),
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
@@ -180,7 +183,7 @@ def is_same(found, wanted):
 
 def text_outcome(name, folder):
     """Returns (outcome, reason) for prompts of text."""
-    if name in encoders.FAMILIES:
+    if name in encoders.NEED_AN_IMAGE:
         return REFUSED, encoders.REASON
     processor.load_processor = no_images  # the folder has no files of an image processor
     try:

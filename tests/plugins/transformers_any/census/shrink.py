@@ -369,6 +369,7 @@ EXCEPTIONS = {
     "HunYuanVLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 2, 2, 2]}},
     "VipLlavaConfig": {"vision_feature_layer": [-2, -1]},
     "Gemma3Config": {"mm_tokens_per_image": 4},
+    "T5Gemma2EncoderConfig": {"mm_tokens_per_image": 4},
     "Kimi_K25Config": {"projection_hidden_size": HIDDEN},
     "WavTokenizerEncoderConfig": {"codebook_dim": HIDDEN, "codebook_size": 16},
     "Apertus1p5VisionTokenizerConfig": {
