@@ -239,7 +239,7 @@ def write_florence(folder: Path) -> None:
     from transformers import Florence2Config, Florence2ForConditionalGeneration
 
     words = tokenizer()
-    words.add_special_tokens({"extra_special_tokens": {"image_token": "<image>"}})
+    words.add_tokens(["<image>"], special_tokens=True)
     ids = {name: getattr(words, name) for name in ("bos_token_id", "pad_token_id")}
     ids["eos_token_id"] = words.convert_tokens_to_ids("</s>")
     text = {
