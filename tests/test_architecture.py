@@ -47,7 +47,7 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
-    ("weight_cache",),
+    ("draft_heads", "weight_cache"),
     ("adapters",),
     ("model_folder", "boxes", "budgets"),
     ("adapting",),
@@ -154,6 +154,7 @@ KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {
     "adapters",
     "caches",
+    "draft_heads",
     "hooks",
     "media",
     "messages",

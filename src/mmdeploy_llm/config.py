@@ -324,10 +324,11 @@ class EngineConfig(LoadOptions):
         "seed are the same bits whatever is computed with it; needs a CPU, the C++ kernels and a "
         "model family that promises it, else refused",
     )
-    speculative: Literal["ngram"] | None = Field(
+    speculative: Literal["ngram", "mtp"] | None = Field(
         default=None,
-        description="ngram: a step tries up to 7 tokens that followed the last ones earlier in "
-        "the prompt or answer, where that is faster; the answers stay the same; None: it does not",
+        description="a step tries up to 7 tokens, where that is faster; the answers stay the same. "
+        "ngram: those that followed the last ones earlier in the text; mtp: those that the "
+        "checkpoint's own draft layer guesses; None: it does not",
     )
     enforce_eager: bool = Field(
         default=False,

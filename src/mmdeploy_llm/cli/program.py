@@ -132,7 +132,7 @@ class Program(CommandGroup):
         except typer.Exit:  # which is a RuntimeError
             raise
         except (MemoryError, RuntimeError) as error:
-            from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
+            from mmdeploy_llm.attention.out_of_memory import is_out_of_memory
 
             if ctx.params.get("debug") or not is_out_of_memory(error):
                 raise

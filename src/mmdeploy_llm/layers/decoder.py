@@ -254,10 +254,7 @@ class Decoder(KernelLayer):
 
     def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
         """Looks up the embeddings and runs all layers and the final norm."""
-        embeds = self.embed_tokens(inputs.token_ids)
-        if self.embed_scale != 1:
-            embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
-        x = inputs.merge_media(embeds)
+        x = self.embedded(inputs)
         step = self.begin(inputs, x, is_vision)
         residual, rows = None, inputs.media_rows
         features = inputs.media_features(x.shape[1])
@@ -267,6 +264,13 @@ class Decoder(KernelLayer):
                 x = x.index_add_(0, rows, features[index].to(x.dtype))
         out, _ = self.norm.add(x, residual)
         return out
+
+    def embedded(self, inputs: ForwardInputs) -> Tensor:
+        """Returns the embeddings of tokens and media, [T, hidden]."""
+        embeds: Tensor = self.embed_tokens(inputs.token_ids)
+        if self.embed_scale != 1:
+            embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
+        return inputs.merge_media(embeds)
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
         """Returns what all layers share; a family may add to it. x: embeddings [T, hidden]."""
@@ -320,6 +324,8 @@ class CausalLM(MappedWeights, nn.Module):
             self.cache: Sequence[LayerCache] = config.caches
         self.long_after = config.rotary.long_after
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
+        self.sizes = config
+        self.draft_head: nn.Module | None = None  # see draft_heads.add_draft_head
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""

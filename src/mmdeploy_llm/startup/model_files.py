@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.draft_heads.wanted import AddDraftHead, draft_head_of
 from mmdeploy_llm.hooks import (
     Checkpoint,
     LogitsContext,
@@ -44,6 +45,8 @@ class ModelFiles:
     grammars: None when guided decoding is off.
     logits_processors: the processors of the plugins.
     rules: what the folder, or else the family, says of vectors and scores.
+    add_draft_head: called as add_draft_head(model, config), see ModelSpec.draft_head; None where no
+        draft head is asked for.
     """
 
     plugins: PluginManager
@@ -60,6 +63,7 @@ class ModelFiles:
     grammars: GrammarBackend | None
     logits_processors: LogitsProcessors
     rules: EmbeddingRules
+    add_draft_head: AddDraftHead | None = None
 
     @property
     def head(self) -> HeadKind:
@@ -120,6 +124,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
             config.logits_processors,
         ),
         rules=rules_of(plugins, spec, checkpoint, tokenizer.raw),
+        add_draft_head=draft_head_of(config, plugins, spec, checkpoint),
     )
 
 
