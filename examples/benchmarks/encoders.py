@@ -216,7 +216,7 @@ def _ggml(model: Any, filters: np.ndarray) -> Iterator[bytes]:
     yield struct.pack("<2i", *mel.shape) + mel.tobytes()
     yield struct.pack("<i", NUM_WORDS)
     for number in range(NUM_WORDS):
-        word = f" w{number}".encode()
+        word = f" w{number}".encode() if number else b" "  # which whisper.cpp looks for
         yield struct.pack("<i", len(word)) + word
     for own, tensor in model.state_dict().items():
         if own == "proj_out.weight":  # the embedding
@@ -257,8 +257,9 @@ def write_florence(folder: Path) -> None:
         **ids,
     }
     image_id = words.convert_tokens_to_ids("<image>")
-    # The defaults of the tower are those of the base model.
-    config = Florence2Config(text_config=text, image_token_id=image_id, **ids)
+    # The other defaults of the tower are those of the base model.
+    vision = {"projection_dim": text["d_model"]}
+    config = Florence2Config(text_config=text, vision_config=vision, image_token_id=image_id, **ids)
     model = Florence2ForConditionalGeneration(config).bfloat16()
     model.generation_config.decoder_start_token_id = ids["eos_token_id"]
     model.save_pretrained(folder)
