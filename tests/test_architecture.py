@@ -23,13 +23,13 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("encodings", "errors", "portable", "shown", "signatures", "spelling", "weight_formats"),
-    ("progress_bars",),
+    ("model_names", "progress_bars"),
     ("adapter_ref", "params", "messages", "page_ranges", "tiff", "deadline", "caches", "wanted"),
     ("option_types",),
     ("guarding", "plugin_choice", "plugin_files", "plugin_versions"),
     ("adapter_options",),
     ("load_options",),
-    ("config",),
+    ("config", "read_ahead"),
     ("runtime_config",),
     ("output_forms",),
     ("outputs",),
@@ -47,11 +47,11 @@ LAYERS = (
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
     ("attention", "layers", "sampling", "weights"),
-    ("weight_cache",),
+    ("draft_heads", "weight_cache"),
     ("adapters",),
     ("model_folder", "boxes", "budgets"),
     ("adapting",),
-    ("pooling",),
+    ("parse_cache", "pooling"),
     ("media_loading",),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
@@ -119,6 +119,16 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
+    "mmdeploy_llm_plugins.formulanet": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
+    "mmdeploy_llm_plugins.mllama": ("mmdeploy_llm_plugins.transformers_parts",),
+    "mmdeploy_llm_plugins.t5gemma": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.gemma",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     "mmdeploy_llm_plugins.vision_encoder_decoder": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
@@ -144,6 +154,7 @@ KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {
     "adapters",
     "caches",
+    "draft_heads",
     "hooks",
     "media",
     "messages",
@@ -474,7 +485,7 @@ def family_names(root: Path) -> set[str]:
             classes = fields["architectures"]
             if "'*'" in classes or source.path.parent.name == ANY_FAMILY:
                 continue
-            prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|\w+Generation)'", classes)
+            prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|[A-Z]\w*Generation)'", classes)
             found |= {source.path.parent.name, fields["name"].strip("'"), *prefixes}
     return {name.lower() for name in found} - ORDINARY
 

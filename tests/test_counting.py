@@ -12,7 +12,7 @@ import mmdeploy_llm
 from mmdeploy_llm import LLM, TokenCount, TokenCounter, count_tokens
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, EngineError, MediaLimitError, RequestError
-from mmdeploy_llm.model_folder import bundled_models
+from mmdeploy_llm.model_names import bundled_models
 
 IMAGE = Image.new("RGB", (96, 64))
 PROMPTS = {

@@ -9,7 +9,7 @@ import pytest
 
 import mmdeploy_llm
 from mmdeploy_llm import LLM, AsyncLLM, EngineConfig, ModelPool, SamplingParams
-from mmdeploy_llm.batch.options import BatchOptions
+from mmdeploy_llm.batch.arguments import BatchOptions
 from mmdeploy_llm.reading.arguments import ReadArguments
 
 GUIDE = Path(__file__).parent.parent / "docs"

@@ -33,6 +33,16 @@ try:
 except SystemExit as end:
     assert end.code in (0, {code}), end.code
 """
+MISTAKES = """
+import sys
+from mmdeploy_llm.cli import main
+for line in sys.argv[1:]:
+    sys.argv = ["mmdeploy-llm", *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 2, line
+"""
 TELL = """
 import json, sys, time
 print("\\n" + json.dumps([time.process_time(), list(sys.modules)]))
@@ -90,4 +100,27 @@ def test_commands_without_a_model_load_nothing_heavy(words, allowed, code, tmp_p
     (tmp_path / "captions.jsonl").write_text(json.dumps(row) + "\n")
     _, modules = loaded(RUN.format(code=code), *words.split(), cwd=tmp_path)
     assert not (HEAVY - set(allowed)) & modules
+    assert "mmdeploy_llm.cli.program" in modules
+
+
+def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
+    lines = (
+        "caption",
+        "caption nowhere",
+        "batch -o out.jsonl",
+        "read nowhere.pdf",
+        "count nowhere.png",
+        "search nowhere text",
+        "dedupe nowhere",
+        "report nowhere.jsonl",
+        "export nowhere.jsonl -o out.csv",
+        "generate hi --model nowhere",
+        "generate hi --image nowhere.png",
+        "chat --model ./nowhere",
+        "bench --model nowhere",
+        "quantize nowhere out",
+        "merge nowhere adapter out",
+    )
+    _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
+    assert not (HEAVY | {"mmdeploy_llm.config", "mmdeploy_llm.hooks"}) & modules
     assert "mmdeploy_llm.cli.program" in modules

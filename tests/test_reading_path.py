@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 MAP = ROOT / "src/mmdeploy_llm/README.md"
 OURS = [ROOT / "src"]
 MAX_LINES = 3000  # of the files that are read in order
-MAX_RUN_LINES = 3400  # of the functions that one request runs, in all threads
+MAX_RUN_LINES = 3420  # of the functions that one request runs, in all threads
 OPTIONS = {
     "attention_backend": "reference",
     "native_kernels": False,

@@ -120,7 +120,7 @@ def weights(model: str) -> Iterator[Any]:
     each value."""
     from safetensors import safe_open
 
-    from mmdeploy_llm.model_folder import bundled_models
+    from mmdeploy_llm.model_names import bundled_models
     from mmdeploy_llm.weights.find import find_weights
 
     for path in find_weights(bundled_models().get(model, Path(model))):

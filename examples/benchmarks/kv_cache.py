@@ -20,10 +20,10 @@ from quantization_quality import BLOCK_SIZE, load
 
 from mmdeploy_llm import native
 from mmdeploy_llm.attention.base import BatchLayout, KVCache
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.caches import PagedKV, layer_caches
 from mmdeploy_llm.forward import ForwardInputs
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 
 DTYPES = (torch.bfloat16, torch.int8, torch.int4)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.native import CpuKernels, Level, load
+from mmdeploy_llm.weight_formats import QuantizationName
 
 LAYER = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # [n, k] of qkv, out, gate and up, down
 HEAD = ((151_936, 896),)
@@ -35,6 +36,7 @@ ONEDNN = {
     Level.AVX512: "AVX512_CORE",
     Level.AVX2_VNNI: "AVX2_VNNI",
     Level.AVX2: "AVX2",
+    Level.NEON_I8MM: "ADVANCED_SIMD",
     Level.NEON_DOT: "ADVANCED_SIMD",
     Level.PORTABLE: "SSE41",
 }
@@ -71,9 +73,9 @@ def floating(kernels: CpuKernels, dtype: torch.dtype, weight: Tensor) -> Product
     return lambda x: whole.product(x, None)
 
 
-def int8(kernels: CpuKernels, weight: Tensor) -> Product:
-    """Returns the kernels' int8 product of bf16 activations."""
-    whole = kernels.pack(weight, "int8")
+def rounded(kernels: CpuKernels, quantization: QuantizationName, weight: Tensor) -> Product:
+    """Returns the kernels' product of bf16 activations with weights in few bits."""
+    whole = kernels.pack(weight, quantization)
     assert whole is not None
     return lambda x: whole.product(x, None)
 
@@ -99,7 +101,9 @@ def rates(kernels: CpuKernels, shapes: tuple[tuple[int, int], ...], rows: int) -
         "torch float32": (plain, torch.float32),
         "float32": (partial(floating, kernels, torch.float32), torch.float32),
         "bf16": (partial(floating, kernels, torch.bfloat16), torch.bfloat16),
-        "int8": (partial(int8, kernels), torch.bfloat16),
+        "int8": (partial(rounded, kernels, "int8"), torch.bfloat16),
+        "int8a8": (partial(rounded, kernels, "int8a8"), torch.bfloat16),
+        "int4a8": (partial(rounded, kernels, "int4a8"), torch.bfloat16),
     }
     sides = {
         name: [(make(torch.randn(n, k)), torch.randn(rows, k).to(dtype)) for n, k in shapes]

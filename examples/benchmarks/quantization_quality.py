@@ -21,12 +21,12 @@ from torch import Tensor
 
 from mmdeploy_llm import native
 from mmdeploy_llm.attention.base import BatchLayout
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.model_folder import read_checkpoint
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.weight_formats import FORMATS
 from mmdeploy_llm.weights.load import build_model
 

@@ -9,39 +9,55 @@ admission     requests that are admitted to as many seats, and decode two tokens
 requests      requests of 16 tokens that pass through 64 seats
 completions   completions of one prompt (n), given to the ticket that its caller holds
 unread        deltas of a stream that nobody has read, and their joined reading
+read          deltas of a stream that are read one by one
 pictures      images of one prompt, their placeholders expanded
 banned words  prompts with the same 1,000 bad_words, through the tokenizer
 banned steps  bad_words of one request, a generated token
 constraints   rows with a grammar, in which half of the vocabulary is allowed
 logprobs      rows with logprobs=5
+top-p         rows of flat logits with top_p=0.95
 prefix        tokens of a prompt, hashed, registered and found again
 stops         tokens of an answer with three stop texts
+media         pictures of half a megabyte that are asked for the third time
+garbage       objects that loading left, in a full collection of a step
+vocabulary    tokens of a tokenizer that a second start loads
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import gc
 import math
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mmdeploy_llm.aio.handle import Handle, News
 from mmdeploy_llm.delivery.detokenizer import Vocabulary
 from mmdeploy_llm.delivery.pipeline import ParserSources, TextPipeline
 from mmdeploy_llm.desk.ticket import Ask, Ticket
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.intake.placeholders import Placeholders
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer, load_tokenizer
+from mmdeploy_llm.media_loading.cache import ByteCache
 from mmdeploy_llm.media_loading.kinds import ModelMedia
-from mmdeploy_llm.model_folder import bundled_models
+from mmdeploy_llm.media_loading.processed import FIRST_BYTES, MOST_BYTES
+from mmdeploy_llm.model_names import bundled_models
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.parse_cache.stand_in import Source
+from mmdeploy_llm.parse_cache.tokenizer import tokenizer_stand_in
 from mmdeploy_llm.plan import StepResult
 from mmdeploy_llm.request import Request
+from mmdeploy_llm.sampling.draw import DrawParams, draw
 from mmdeploy_llm.sampling.grammar import ban_tokens
 from mmdeploy_llm.sampling.logprobs import prompt_logprobs
 from mmdeploy_llm.sampling.trackers import BadSequences
@@ -81,6 +97,7 @@ class Pictures:
     """Stands for a family's image processor: only its placeholder is read here."""
 
     kind, token, markers, written_token = "image", "<|image@placeholder|>", (), None
+    is_whole_prompt = False
 
 
 def tokenizer() -> Any:
@@ -145,6 +162,21 @@ def unread(size: int) -> Callable[[], object]:
     return lambda: ([ticket.put(delta) for _ in range(size)], ticket.get_nowait())
 
 
+def read(size: int) -> Callable[[], object]:
+    """Streams to a reader that reads every delta, and asks for the whole at the end."""
+    ask = Ask(prompt="p", params=SamplingParams(), request_id="x", stream=True)
+    ticket, delta = Ticket(ask, 0, lambda number: None), output(finished=False)
+    handle = Handle(ticket, News(), None)
+
+    def run() -> None:
+        for _ in range(size):
+            ticket.put(delta)
+            handle.get_nowait()
+        handle.so_far()
+
+    return run
+
+
 def pictures(size: int) -> Callable[[], object]:
     """Expands the placeholders of a prompt with many pictures."""
     raw = PromptTokenizer(tokenizer())
@@ -158,8 +190,9 @@ def pictures(size: int) -> Callable[[], object]:
 
 def banned_words(size: int) -> Callable[[], object]:
     """Spells the same list of words for every prompt."""
-    raw, words = PromptTokenizer(tokenizer()), tuple(f"word{index}" for index in range(1000))
-    return lambda: [raw.bad_words(words) for _ in range(size)]
+    raw, words = PromptTokenizer(tokenizer()), [f"word{index}" for index in range(1000)]
+    params = SamplingParams(bad_words=words)
+    return lambda: [raw.banned(params) for _ in range(size)]
 
 
 def banned_steps(size: int) -> Callable[[], object]:
@@ -196,6 +229,19 @@ def logprobs(size: int) -> Callable[[], object]:
     return lambda: prompt_logprobs(logits, ids, 5)
 
 
+def top_p(size: int) -> Callable[[], object]:
+    """Draws from logits of which a rule keeps many thousands."""
+    logits, rows = torch.randn(size, VOCAB_SIZE) / 10, np.ones(size)
+    params = DrawParams(
+        temperature=rows.astype(np.float32),
+        top_k=np.zeros(size, np.int64),
+        top_p=0.95 * rows,
+        min_p=0 * rows,
+        uniforms=0.5 * rows,
+    )
+    return lambda: draw(logits, params)
+
+
 def prefix(size: int) -> Callable[[], object]:
     """Computes a long prompt, then finds it again."""
     scheduler = Scheduler(
@@ -230,18 +276,73 @@ def stops(size: int) -> Callable[[], object]:
     return lambda: pipeline.push(ids)
 
 
+def media(size: int) -> Callable[[], object]:
+    """Asks for pictures a third time. What makes one takes a thousandth of a picture's time."""
+    cache: ByteCache[int] = ByteCache(FIRST_BYTES, lambda _: 2**19, most=lambda _: MOST_BYTES)
+
+    def ask() -> None:
+        for index in range(size):
+            cache.get_or_make(str(index), lambda: sum(range(2000)))
+
+    ask()
+    ask()
+    return ask
+
+
+def garbage(size: int) -> Callable[[], object]:
+    """Collects what a step left, after an engine has loaded objects and set them aside."""
+    gc.unfreeze()
+    loaded = [[index] for index in range(size)]
+    gc.collect()
+    gc.freeze()
+    return lambda: (gc.collect(), len(loaded))
+
+
+def vocabulary(size: int) -> Callable[[], object]:
+    """Loads a byte-level tokenizer as a second start does."""
+    kept = {"backend": _tokenizer_json(size), "splits": False, "values": {}}
+    return lambda: tokenizer_stand_in(kept, Source(lambda: None))
+
+
+@functools.cache
+def _tokenizer_json(size: int) -> str:
+    """Returns the JSON of a tokenizer of so many tokens, made of random merges."""
+    draws, tokens = random.Random(0), sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {token: index for index, token in enumerate(tokens)}
+    merges = []
+    while len(tokens) < size:
+        pair = (
+            tokens[draws.randrange(min(len(tokens), 4096))],
+            tokens[draws.randrange(256)],
+        )
+        token = "".join(pair)
+        if token not in ids:
+            ids[token] = len(tokens)
+            tokens.append(token)
+            merges.append(pair)
+    made = Tokenizer(models.BPE(vocab=ids, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return str(made.to_str())
+
+
 ROWS = (
     Row(name="admission", sizes=(512, 1024, 2048), prepare=lambda size: served(size, size)),
     Row(name="requests", sizes=(1000, 2000, 4000), prepare=lambda size: served(size, 64)),
     Row(name="completions", sizes=(64, 256, 1024), prepare=completions),
     Row(name="unread", sizes=(256, 1024, 4096), prepare=unread),
+    Row(name="read", sizes=(1000, 8000, 64000), prepare=read),
     Row(name="pictures", sizes=(1000, 4000, 16000), prepare=pictures),
     Row(name="banned words", sizes=(64, 256, 1024), prepare=banned_words),
     Row(name="banned steps", sizes=(100, 1000, 10000), prepare=banned_steps),
     Row(name="constraints", sizes=(4, 16, 64), prepare=constraints),
     Row(name="logprobs", sizes=(4, 16, 64), prepare=logprobs),
+    Row(name="top-p", sizes=(4, 16, 64), prepare=top_p),
     Row(name="prefix", sizes=(4096, 16384, 65536), prepare=prefix),
     Row(name="stops", sizes=(500, 2000, 8000), prepare=stops),
+    Row(name="media", sizes=(100, 800, 3200), prepare=media),
+    Row(name="garbage", sizes=(10_000, 100_000, 1_000_000), prepare=garbage),
+    Row(name="vocabulary", sizes=(16_000, 64_000, 250_000), prepare=vocabulary),
 )
 
 

@@ -201,6 +201,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", help="option of LLM: auto, bfloat16, float32")
     parser.add_argument("--quantization", help="option of LLM: int8, int4, int8wo, int4a8, int8a8")
     parser.add_argument("--kv-cache-dtype", default="auto", help="option of LLM: auto, int8, ...")
+    parser.add_argument("--image-tokens", type=int, help="option of LLM: the most of a picture")
     options = parser.parse_args()
     if options.engine == "transformers":
         engine = with_transformers(options.model)
@@ -210,6 +211,7 @@ def main() -> None:
             dtype=options.dtype,
             quantization=options.quantization,
             kv_cache_dtype=options.kv_cache_dtype,
+            image_tokens=options.image_tokens or "full",
         )
     with tempfile.TemporaryDirectory() as folder:
         cases = list(draw_cases(Path(folder), options.scenes, options.seed))

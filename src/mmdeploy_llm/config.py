@@ -292,8 +292,8 @@ class EngineConfig(LoadOptions):
         default=None,
         ge=1,
         description="number of CPU threads that compute; None: as many as the program has set for "
-        "torch or OpenMP, else one for each core (SMT siblings not counted), within a container's "
-        "share of CPU time",
+        "torch or OpenMP, else one for each core (SMT siblings not counted), within the CPUs and a "
+        "container's share of CPU time",
     )
     cpu_affinity: Literal["auto"] | tuple[NonNegativeInt, ...] | None = Field(
         default=None,
@@ -303,7 +303,8 @@ class EngineConfig(LoadOptions):
     numa_node: int | None = Field(
         default=None,
         ge=0,
-        description="NUMA node whose cores and memory are used; None: any",
+        description="NUMA node whose cores and memory are used; None: any, but several engines or "
+        "ranks have one each where they come out even",
     )
     native_kernels: bool | None = Field(
         default=None,
@@ -323,10 +324,11 @@ class EngineConfig(LoadOptions):
         "seed are the same bits whatever is computed with it; needs a CPU, the C++ kernels and a "
         "model family that promises it, else refused",
     )
-    speculative: Literal["ngram"] | None = Field(
+    speculative: Literal["ngram", "mtp"] | None = Field(
         default=None,
-        description="ngram: a step tries up to 7 tokens that followed the last ones earlier in "
-        "the prompt or answer, where that is faster; the answers stay the same; None: it does not",
+        description="a step tries up to 7 tokens, where that is faster; the answers stay the same. "
+        "ngram: those that followed the last ones earlier in the text; mtp: those that the "
+        "checkpoint's own draft layer guesses; None: it does not",
     )
     enforce_eager: bool = Field(
         default=False,

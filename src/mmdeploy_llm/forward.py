@@ -168,14 +168,30 @@ class StateContext(Protocol):
 
 class CrossContext(Protocol):
     """The keys and values that this step's tokens have of their requests' encoder items, for models
-    with an attribute `cross`, a caches.CrossKV."""
+    with an attribute `cross`, a caches.CrossKV.
+
+    A token attends to the items that are meant for it (request.MediaView, else all of its request),
+    and one for which none is meant to all of them, as transformers has it.
+    """
 
     def attend(
         self, layer: int, q: Tensor, kernels: Kernels | None = None, *, scale: float | None = None
     ) -> Tensor:
-        """Returns attention of `q` [T, H, D] to all keys of each token's items as [T, H, D]; zeros
+        """Returns attention of `q` [T, H, D] to the keys of each token's items as [T, H, D]; zeros
         for a token whose request has none. layer: of the CrossKV. kernels: those of the calling
         layer. scale: D ** -0.5 when None."""
+
+    def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Returns keys and values [L, K, D] of all items of a sequence of the step, for a layer
+        that computes attention itself; None without any."""
+
+    @property
+    def has_items(self) -> bool:
+        """Whether any token's request has an item."""
+
+    @property
+    def blind_rows(self) -> Tensor | None:
+        """Returns the indices of the tokens for which no item is meant; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,8 @@ class LLM(EmbeddingClient, VectorClient):
     An LLM belongs to the process and changes little of it. While one that computes in this process
     is open, freed memory is kept for later steps (glibc's mallopt), LRU_CACHE_CAPACITY is set in
     the environment of the C library, and Python's garbage collector leaves out the objects that
-    existed when the model was loaded (gc.freeze); cpu_affinity and numa_node place its own threads.
+    existed when the model was loaded (gc.freeze); while others want the CPUs OpenMP has some idle
+    threads, so that it does not spin; cpu_affinity and numa_node place its own threads.
     During a step, torch computes with `num_threads` threads, and on the engine's card. `close`, or
     the last of several LLMs to close, puts all of it back. In a process that is forked from this
     one every method raises EngineError.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -23,9 +24,9 @@ class LoadOptions(AdapterOptions):
     )
     weight_cache: str | bool = Field(
         default=True,
-        description="whether packed and rounded weights are kept in a file, which the next start "
-        "on a CPU maps; a path: the folder of these files, which only this user may write; off is "
-        "False; True: ~/.cache/mmdeploy_llm/weights",
+        description="whether packed and rounded weights, config and tokenizer are kept in files, "
+        "which the next start on a CPU maps; a path: the folder of these files, which only this "
+        "user may write; off is False; True: ~/.cache/mmdeploy_llm/weights",
     )
     weight_cache_size: int = Field(
         default=CACHE_BYTES,
@@ -53,3 +54,11 @@ class LoadOptions(AdapterOptions):
         if value == "":
             raise ValueError("the path of the folder is empty; False switches the cache off")
         return value
+
+
+def cache_folder(option: str | bool) -> Path | None:
+    """Returns the folder that the option weight_cache names, None for False. Raises RuntimeError
+    where the user has no home."""
+    if isinstance(option, str):
+        return Path(option).expanduser()
+    return Path.home() / ".cache" / "mmdeploy_llm" / "weights" if option else None

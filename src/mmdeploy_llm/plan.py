@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+UNKNOWN = -1  # a draft that the runner guesses itself; one that it did not guess equals no token
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
@@ -57,8 +59,8 @@ class ScheduledTokens:
         last token known so far.
     state_rows: the rows that hold the request's states before and after the step, see
         forward.StateContext; None for a model without states.
-    drafts: the last of the tokens, which are guesses. After each that is right another token is
-        sampled.
+    drafts: the last of the tokens, which are guesses, UNKNOWN each where the runner makes them.
+        After each that is right another token is sampled.
     """
 
     request_id: str

@@ -79,6 +79,16 @@ class MediaInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MediaView:
+    """Which tokens of a sequence an item outside of it is meant for: first .. end, None: to the
+    end of the answer; and how many of the item's tokens they see."""
+
+    first: int
+    end: int | None
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpan:
     """A media item at its position in the prompt: it covers tokens `offset` .. `end`.
 
@@ -86,11 +96,13 @@ class MediaSpan:
         the first is 0, num_tokens in all. None when all of them do. Tokens of prompt_text before
         the first and after the last placeholder are not part of the span. (): the item stands
         outside of the prompt, and all tokens of the sequence attend to it, see caches.CrossKV.
+    view: of an item outside, if it is not meant for all tokens; see `forward.CrossContext`.
     """
 
     offset: int
     item: MediaInput
     rows: tuple[int, ...] | None = None
+    view: MediaView | None = None
 
     @property
     def end(self) -> int:

@@ -3,11 +3,22 @@
 import pytest
 import torch
 
-from mmdeploy_llm.attention.cross import CrossItems
+from mmdeploy_llm.attention.cross import CrossItems, CrossRequest
+from mmdeploy_llm.hooks import MediaInput, MediaSpan, MediaView
 
 LAYERS, HEADS, SIZE = 2, 4, 16
 ITEMS = {"a": 5, "b": 33, "c": 1, "d": 70}
 REQUESTS = [(1, ["a"]), (1, ["b"]), (3, ["b"]), (2, ["d"]), (1, ["a", "c"])]
+
+
+def asked(count, keys, first=0, views=None):
+    """Returns a request with these items; views: of each (first, end, num_tokens)."""
+    media = []
+    for key, view in zip(keys, views or [None] * len(keys), strict=True):
+        item = MediaInput(kind="image", tensors={}, num_tokens=ITEMS[key], key=key)
+        own = view and MediaView(first=view[0], end=view[1], num_tokens=view[2])
+        media.append(MediaSpan(offset=0, item=item, rows=(), view=own))
+    return CrossRequest(first=first, count=count, media=media)
 
 
 def make(num_kv_heads=HEADS, dtype=torch.float32):
@@ -37,7 +48,7 @@ def test_each_row_sees_all_of_its_items_and_nothing_else(
 ):
     kernels = request.getfixturevalue("kernels") if uses_kernels else None
     kept, q = make(num_kv_heads)
-    context = CrossItems([*REQUESTS, (2, [])], kept.__getitem__)
+    context = CrossItems([asked(*one) for one in [*REQUESTS, (2, [])]], kept.__getitem__)
     found, row = context.attend(1, q, kernels, scale=scale), 0
     for count, keys in REQUESTS:
         own = torch.cat([kept[key] for key in keys], 2)
@@ -46,6 +57,26 @@ def test_each_row_sees_all_of_its_items_and_nothing_else(
             assert (found[row] - expected).abs().max() < 1e-5
             row += 1
     assert not found[row:].any()  # of a request without an item
+    assert context.blind_rows.tolist() == [row, row + 1]
+    assert context.has_items
+
+
+def test_a_token_sees_what_is_meant_for_it():
+    """Tokens 5 .. 11 of a sequence: `a` is meant for 7 and 8, `b` from 9 on, both in part."""
+    kept, q = make()
+    request = asked(6, "ab", first=5, views=[(7, 9, 3), (9, None, 20)])
+    a, b = kept["a"][:, :, :3], kept["b"][:, :, :20]
+    everything = torch.cat([kept["a"], kept["b"]], 2)
+    seen = [everything] * 2 + [a] * 2 + [b] * 2
+    context = CrossItems([request], kept.__getitem__)
+    found = context.attend(1, q[:6])
+    for row, own in enumerate(seen):
+        assert (found[row] - alone(q[row], own, 1, SIZE**-0.5)).abs().max() < 1e-5
+    assert context.blind_rows.tolist() == [0, 1]
+    later = CrossItems([asked(1, "ab", first=40, views=[(7, 9, 3), (9, None, 20)])], kept.get)
+    assert (later.attend(1, q[5:6]) - found[5:]).abs().max() < 1e-5
+    assert later.blind_rows is None
+    assert not CrossItems([asked(3, [])], kept.get).has_items
 
 
 def test_requests_with_one_item_share_a_call(monkeypatch):
@@ -54,7 +85,7 @@ def test_requests_with_one_item_share_a_call(monkeypatch):
     monkeypatch.setattr(
         "mmdeploy_llm.attention.cross._attend", lambda q, *rest: calls.append(len(q)) or q
     )
-    CrossItems(REQUESTS, kept.__getitem__).attend(0, q[:8])
+    CrossItems([asked(*one) for one in REQUESTS], kept.__getitem__).attend(0, q[:8])
     assert calls == [1, 4, 2, 1]
-    CrossItems([(1, ["b"])] * 8, kept.__getitem__).attend(0, q[:8])
+    CrossItems([asked(1, ["b"])] * 8, kept.__getitem__).attend(0, q[:8])
     assert calls[4:] == [8]

@@ -51,7 +51,7 @@ class FakeLLM:
     death, num_dead = None, 0  # of its engine
 
     def __init__(self, made, model, **options):
-        if model == "unknown":
+        if model == "nobody/unknown":
             raise ModelNotSupportedError("no plugin serves 'UnknownModel'")
         assert options.pop("quiet"), "stderr is for what the command says"
         EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
@@ -320,7 +320,7 @@ class TestCaption:
         [
             (["caption", "nowhere"], "does not exist"),
             (["caption", "pics", "--overwrite", "--resume"], "contradict"),
-            (["caption", "pics", "--model", "unknown"], "no plugin serves"),
+            (["caption", "pics", "--model", "nobody/unknown"], "no plugin serves"),
             (["caption", "pics", "--engine", "nonsense"], "NAME=VALUE"),
             (["caption", "pics", "--engine", "max_model_length=3"], "did you mean 'max_model_len'"),
             (["caption", "pics", "--output", "pics", "--format", "jsonl"], "is a folder"),
@@ -335,7 +335,7 @@ class TestCaption:
         assert result.stderr.startswith("error: ")
 
     def test_debug_shows_the_traceback(self, run, made, pictures):
-        result = run("--debug", "caption", "pics", "--model", "unknown")
+        result = run("--debug", "caption", "pics", "--model", "nobody/unknown")
         assert isinstance(result.exception, ModelNotSupportedError)
 
     def test_names_cannot_steer_the_terminal(self, run, made, pictures):
@@ -508,7 +508,9 @@ class TestGenerate:
         assert result.stderr == "I think.\n"
         assert made[0].options["limit_mm_per_prompt"] == {"image": 1}
 
-    def test_images_go_first(self, run, made):
+    def test_images_go_first(self, run, made, tmp_path):
+        (tmp_path / "a.png").touch()
+        (tmp_path / "b.png").touch()
         run("generate", "What?", "--image", "a.png", "--image", "b.png", "--thinking")
         assert made[0].prompts == [
             {
@@ -527,7 +529,8 @@ class TestGenerate:
         ]
         assert made[0].options["limit_mm_per_prompt"] == {"image": 2}
 
-    def test_raw_prompts_pass_as_they_are(self, run, made):
+    def test_raw_prompts_pass_as_they_are(self, run, made, tmp_path):
+        (tmp_path / "a.png").touch()
         run("generate", "-", "--raw", "--image", "a.png", input="Once upon")
         assert made[0].prompts == [{"prompt": "Once upon", "multimodal_data": {"image": ["a.png"]}}]
 
@@ -602,7 +605,8 @@ class TestChat:
             {"id": "c", "type": "function", "function": function}
         ]
 
-    def test_one_message(self, run, made):
+    def test_one_message(self, run, made, tmp_path):
+        (tmp_path / "a.png").touch()
         result = run("chat", "--message", "hi", "--image", "a.png", "--no-thinking")
         assert result.stdout == "you said: hi\n"
         assert made[0].prompts[0]["chat_template_kwargs"] == {"enable_thinking": False}

@@ -42,6 +42,8 @@ def test_every_option_and_argument_comes_back(command, param, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     for name in ("3", "-n") if param.name == "plugin" else ():  # files, which must be there
         (tmp_path / name).touch()
+    if param.name == "model":
+        (tmp_path / "3").mkdir()
     needed = [] if command == "caption" or param.name == "output" else ["-o", "out.jsonl"]
     is_argument = param.param_type_name == "argument"
     for text in (ODD, "3"):  # a number where no text is one

@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mmdeploy_llm.batch.arguments import BatchOptions
 from mmdeploy_llm.batch.job import BatchSettings
-from mmdeploy_llm.batch.options import BatchOptions, option_settings
+from mmdeploy_llm.batch.options import option_settings
 from mmdeploy_llm.cli.program import app
 from mmdeploy_llm.command_options.desk import DeskOptions
 from mmdeploy_llm.command_options.groups import Group, Groups, with_groups

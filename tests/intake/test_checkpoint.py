@@ -5,7 +5,6 @@ import json
 import pytest
 from transformers import Qwen2Config
 
-from mmdeploy_llm import model_folder as module
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.model_folder import read_checkpoint, read_json, resolve_model
 
@@ -65,7 +64,7 @@ def bundled(tmp_path, monkeypatch):
     path = tmp_path / "package" / "shapes-vl"
     path.mkdir(parents=True)
     (path / "config.json").write_text("{}")
-    monkeypatch.setattr(module, "bundled_models", lambda: {"shapes-vl": path})
+    monkeypatch.setattr("mmdeploy_llm.model_names.bundled_models", lambda: {"shapes-vl": path})
     return path
 
 

@@ -20,6 +20,7 @@ from mmdeploy_llm.media_loading.forms import media_items, normalised
 from mmdeploy_llm.media_loading.keys import num_bytes
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
+from mmdeploy_llm.media_loading.processed import most_bytes, processed_cache
 from mmdeploy_llm.messages import MediaItem
 
 
@@ -303,3 +304,53 @@ def test_base64_in_another_form_than_openais_says_what_is_meant(source, found):
     item = MediaItem(kind="audio", source=source, options={})
     with pytest.raises(MediaError, match=f"base64 as 'data'.*{found}"):
         normalised(item, "LLM.chat")
+
+
+def rounds(cache, num_items, num_rounds, size=10):
+    """Asks for items in turn; returns how many were made in each round."""
+    made = []
+    for _ in range(num_rounds):
+        before = cache.stats.num_misses
+        for key in range(num_items):
+            cache.get_or_make(str(key), lambda: b"x" * size)
+        made.append(cache.stats.num_misses - before)
+    return made
+
+
+def test_a_cache_grows_where_items_come_again(caplog):
+    caplog.set_level("INFO")
+    cache = ByteCache(100, len, most=lambda kept: 900)
+    assert rounds(cache, 80, 4) == [80, 70, 0, 0]
+    assert cache.stats.max_bytes == 800
+    assert "come again" in caplog.text
+    once = ByteCache(100, len, most=lambda kept: 900)
+    assert rounds(once, 80, 1) == [80]
+    assert once.stats.max_bytes == 100  # nothing came again
+
+
+def test_a_large_item_that_comes_again_is_kept():
+    cache = ByteCache(100, len, most=lambda kept: 900)
+    assert rounds(cache, 1, 3, size=500) == [1, 1, 0]
+    assert rounds(ByteCache(100, len, most=lambda kept: 400), 1, 3, size=500) == [1, 1, 1]
+
+
+def test_a_round_without_room_for_all_finds_some():
+    cache = ByteCache(400, len)
+    *_, last = rounds(cache, 80, 12)
+    assert last < 60  # of 80; the least recently used one is always the one to come next
+    assert cache.stats.num_bytes <= 400
+    few = [cache.get_or_make(f"other {n}", lambda: b"x" * 10) for _ in range(12) for n in range(45)]
+    assert len(few) == 540
+    before = cache.stats.num_misses
+    for n in range(30):  # of others: it adapts
+        cache.get_or_make(f"other {n}", lambda: b"x" * 10)
+    assert cache.stats.num_misses - before < 15
+
+
+def test_the_media_of_a_run_take_a_share_of_the_memory(monkeypatch):
+    monkeypatch.setattr("mmdeploy_llm.media_loading.processed.free_ram", lambda: 800)
+    assert most_bytes(0) == most_bytes(80) - 10 == 100
+    monkeypatch.setattr("mmdeploy_llm.media_loading.processed.free_ram", lambda: 2**50)
+    assert most_bytes(0) == 2 * 2**30
+    assert processed_cache(7).stats.max_bytes == 7
+    assert processed_cache(None).stats.max_bytes == 64 * 2**20

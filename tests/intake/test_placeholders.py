@@ -1,5 +1,7 @@
 """Items whose prompt_text is more than placeholder tokens: row separators, text at their ends."""
 
+import re
+
 import pytest
 
 from mmdeploy_llm.errors import CheckpointError, MediaError
@@ -119,6 +121,20 @@ def test_a_text_with_another_number_of_placeholders_is_the_processors_error(make
     for prompt in ({"prompt": PAD}, {"prompt_token_ids": [6]}):
         with pytest.raises(MediaError, match="placeholder tokens"):
             intake.accept({**prompt, "multimodal_data": {"image": [b"2"]}}, PARAMS)
+
+
+def test_where_items_meet(make_intake, tokenizer):
+    """An edge token stands once between two items, and a space follows it before a word."""
+    processor = RowsProcessor()
+    processor.prompt_text = lambda item, options: START + PAD * item * 2 + START
+    start = re.escape(START)
+    processor.joints = ((start * 2, START), (rf"{start}(?=[^\s<])", f"{START} "))
+    intake = make_intake(processors={"image": processor})
+    images = {"image": [b"1", b"2"]}
+    request = only(intake.accept({"prompt": f"a{PAD}{PAD}b", "multimodal_data": images}, PARAMS))
+    text = f"a{START}{PAD * 2}{START}{PAD * 4}{START} b"
+    assert request.prompt_token_ids == tokenizer.encode(text)
+    assert [span.runs for span in request.media] == [((2, 4),), ((5, 9),)]
 
 
 class TestWrittenToken:

@@ -31,6 +31,10 @@ OPTIONS = {
         "zero_centered_norms": True,
         "rotary": RotaryConfig(head_dim=16, theta=1e4, rotary_dim=8),
     },
+    "factors": {"embed_scale": 64**0.5, "residual_scale": 0.22},
+    "gelu": {"activation": "gelu_pytorch_tanh"},
+    "squares": {"has_gate": False, "activation": "relu2"},
+    "plain MLP": {"has_gate": False, "activation": "gelu"},
     "axes": {"rotary": RotaryConfig(head_dim=16, theta=1e4, axes=(0, 0, 1, 1, 1, 2, 2, 2))},
     "experts": {"moe": MOE, "moe_layers": frozenset({1})},
 }

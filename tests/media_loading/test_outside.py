@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.errors import PluginContractError
-from mmdeploy_llm.hooks import EncoderPrompt, MediaInput, MediaSpan
+from mmdeploy_llm.hooks import EncoderPrompt, MediaInput, MediaSpan, MediaView
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.outside import Expanded, divided
 from mmdeploy_llm.params import SamplingParams
@@ -16,8 +16,8 @@ ITEM = MediaInput(kind="image", tensors={}, num_tokens=3, key="a")
 PROMPT = SimpleNamespace(text="text", ids=(), pieces=("text",))
 
 
-def rule(found):
-    return SimpleNamespace(divide=lambda text, ids, media, encode: found)
+def rule(found, has_places=False):
+    return SimpleNamespace(divide=lambda text, ids, media, encode: found, has_places=has_places)
 
 
 def test_items_stand_outside_of_the_tokens():
@@ -25,6 +25,12 @@ def test_items_stand_outside_of_the_tokens():
     assert (made.ids, made.spans) == ([2, 5], (MediaSpan(offset=0, item=ITEM, rows=()),))
     assert made.spans[0].runs == ()
     assert made.spans[0].end > 2**40
+
+
+def test_an_item_is_meant_for_the_tokens_of_its_view():
+    view = MediaView(first=1, end=None, num_tokens=2)
+    made = divided(rule(EncoderPrompt(ids=(2, 5), items=(ITEM,), views=(view,))), PROMPT, (), len)
+    assert made.spans == (MediaSpan(offset=0, item=ITEM, rows=(), view=view),)
 
 
 @pytest.mark.parametrize("found", [EncoderPrompt(ids=(), items=()), None])
@@ -36,6 +42,8 @@ def test_a_rule_that_gives_nothing_to_continue(found):
 def test_no_kind_has_a_placeholder_where_there_is_a_rule():
     media = ModelMedia(processors={"image": object()}, encoder=rule(None))
     assert media.inside.processors == {}
+    placed = ModelMedia(processors={"image": object()}, encoder=rule(None, has_places=True))
+    assert (placed.inside, placed.template) == (placed, None)
     assert ModelMedia().inside == ModelMedia()
 
 

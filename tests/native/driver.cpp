@@ -45,12 +45,13 @@ void run_rows(int32_t dtype, int32_t threads) {
     run(mm::NormHeads{dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, 1,
                       threads});
     run(mm::GateHeads{dtype, x.data(), residual.data(), size, size, rows, 1, size, threads});
-    run(mm::Activate{dtype, int32_t(between(0, 3)), out.data(), rows, size, threads});
+    run(mm::Activate{dtype, int32_t(between(0, 5)), out.data(), rows, size, threads});
     std::vector<int64_t> columns(size);
     for (int64_t i = 0; i < size; ++i) columns[i] = size - 1 - i;
     run(mm::TakeColumns{dtype, columns.data(), x.data(), stride, out.data(), rows, size, threads});
-    run(mm::SiluMul{dtype, x.data(), stride, residual.data(), size, out.data(), rows, size,
-                    threads});
+    run(mm::GatedMul{dtype, int32_t(between(0, 6)), x.data(), stride, residual.data(), size,
+                     out.data(), rows, size, threads});
+    run(mm::Scale{dtype, out.data(), 0.22f, int32_t(between(0, 1)), rows * size, threads});
     const int64_t heads = between(1, 5), pairs = between(1, 40);
     auto turned = random_values<T>(rows * heads * pairs * 2);
     auto angles = random_values<float>(rows * pairs);
@@ -280,12 +281,12 @@ void run_sampling(int32_t dtype, int32_t threads) {
     run(mm::FirstLargest{dtype, logits.data(), size, rows, size, firsts.data(), peaks.data(),
                          threads});
     run(mm::Temper{dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads});
-    std::vector<float> least(rows, -between(0, 3)), cuts(rows);
+    std::vector<float> least(rows, -between(0, 3));
     std::vector<int64_t> top_k(rows, between(0, size));
     std::vector<double> top_p(rows, between(0, 10) / 10.0);
     const std::vector<float> probs(rows * size, 1.0f / float(size));
     run(mm::Cut{z.data(), probs.data(), rows, size, least.data(), top_k.data(), top_p.data(),
-                cuts.data(), threads});
+                threads});
     run(mm::Invert{probs.data(), rows, size, uniforms.data(), tokens.data(), threads});
 }
 

@@ -53,17 +53,17 @@ def test_fields_are_given_by_name_and_all_of_them(kernels):
     x = torch.ones(1, 4)
     fields = {
         **dict.fromkeys(("gate", "up", "out"), x),
-        **{"dtype": x.dtype, "gate_stride": 4, "up_stride": 4, "rows": 1, "size": 4},
+        **{"dtype": x.dtype, "kind": 3, "gate_stride": 4, "up_stride": 4, "rows": 1, "size": 4},
     }
-    kernels._library.silu_mul(**fields)
+    kernels._library.gated_mul(**fields)
     assert x.eq(torch.nn.functional.silu(torch.ones(()))).all()
-    with pytest.raises(AssertionError, match="SiluMul has the fields dtype, gate, gate_stride"):
-        kernels._library.silu_mul(**fields, strides=4)
+    with pytest.raises(AssertionError, match="GatedMul has the fields dtype, kind, gate"):
+        kernels._library.gated_mul(**fields, strides=4)
     del fields["size"]
-    with pytest.raises(AssertionError, match="SiluMul has the fields"):
-        kernels._library.silu_mul(**fields)
+    with pytest.raises(AssertionError, match="GatedMul has the fields"):
+        kernels._library.gated_mul(**fields)
     with pytest.raises(KeyError, match="size"):
-        kernels._library.silu_mul(**fields, sizes=4)
+        kernels._library.gated_mul(**fields, sizes=4)
     with pytest.raises(AttributeError, match="no call 'silu'"):
         kernels._library.silu(**fields)
 
@@ -74,7 +74,7 @@ def test_products_are_told_the_weights_of_the_next():
         found["linear"](packed=1, row_bytes=2),
         found["linear_s8"](packed=3, row_bytes=4),
     )
-    between, last = found["silu_mul"](), found["linear_codes"](packed=5, row_bytes=6)
+    between, last = found["gated_mul"](), found["linear_codes"](packed=5, row_bytes=6)
     prefetch_next([first, between, second, last])
     assert (first.next_packed, first.next_row_bytes) == (3, 4)
     assert (second.next_packed, second.next_row_bytes) == (5, 6)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,11 @@ from mmdeploy_llm.native import (
     BuildError,
     ComputeThreads,
     choose_placement,
+    cores,
     cpu_levels,
     num_suitable_threads,
     usable_cpus,
+    usable_nodes,
 )
 from mmdeploy_llm.native.cores import one_of_each_core
 
@@ -62,6 +65,17 @@ def test_a_container_has_a_share_of_the_cpus(machine, quota, expected):
     write(machine / "sys/fs/cgroup/pod/main/cpu.max", "max 100000\n")
     write(machine / "sys/fs/cgroup/pod/cpu.max", quota)
     assert num_suitable_threads(range(8), machine) == expected
+
+
+def test_nodes_of_which_this_process_has_cores(machine, monkeypatch):
+    monkeypatch.setattr(cores, "c_library", lambda: SimpleNamespace(syscall=lambda *_: 0))
+    found = usable_nodes(range(8), machine)
+    assert [(node.number, node.num_cores) for node in found] == [(0, 2), (1, 2)]
+    found = usable_nodes((0, 4, 2, 3), machine)
+    assert [(node.number, node.num_cores) for node in found] == [(0, 1), (1, 2)]
+    assert usable_nodes(range(8), machine / "nothing") == ()
+    monkeypatch.setattr(cores, "c_library", lambda: SimpleNamespace(syscall=lambda *_: -1))
+    assert usable_nodes(range(8), machine) == ()  # as in a container
 
 
 @pytest.mark.usefixtures("eight_cpus")

@@ -57,6 +57,26 @@ def test_silu_mul(kernels, dtype, rows, size):
     torch.testing.assert_close(found, F.silu(gate) * up, **tolerance(dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu2", None])
+def test_gated_mul_has_the_bits_of_its_two_steps(kernels, dtype, name):
+    gate, up = values(5, 66, dtype=dtype).mul(4).chunk(2, -1)
+    expected = up * (gate if name is None else kernels.activate(gate.clone(), name))
+    assert torch.equal(kernels.gated_mul(gate, up, name), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("factor", [0.22, 12.0, 3072**0.5, -1e-3])
+def test_scale_has_the_bits_of_torch(kernels, dtype, factor):
+    x = values(7, 33, dtype=dtype)
+    x[0, :3] = torch.tensor([float("inf"), float("nan"), 0.0])
+    assert_equal_bits = {"atol": 0, "rtol": 0, "equal_nan": True}
+    for rounds in (False, True):
+        own = torch.tensor(factor, dtype=dtype) if rounds else factor
+        found = kernels.scale(x.clone(), factor, rounds=rounds)
+        torch.testing.assert_close(found, x * own, **assert_equal_bits)
+
+
 def test_silu_of_the_largest_values(kernels):
     gate = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 88.0, 1e30, float("inf"), float("nan")]])
     found = kernels.silu_mul(gate, torch.ones_like(gate))
@@ -503,6 +523,8 @@ def test_every_level(kernels_of_level):
     for dtype in DTYPES:
         test_rms_norm(kernels_of_level, dtype, 65, 100)
         test_silu_mul(kernels_of_level, dtype, 65, 100)
+        test_gated_mul_has_the_bits_of_its_two_steps(kernels_of_level, dtype, "gelu_pytorch_tanh")
+        test_scale_has_the_bits_of_torch(kernels_of_level, dtype, 0.22)
         test_rotate(kernels_of_level, dtype, HalfSplitRope, 5, 64)
         test_norm_and_rotate(kernels_of_level, dtype, 3, 2, 10)
         test_attention_over_one_piece(kernels_of_level, dtype, 72, 6, 2)

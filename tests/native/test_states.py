@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
-from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet
-from mmdeploy_llm.layers.states.short_conv import ShortConv
+from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet, Mamba2, Mamba2Config
+from mmdeploy_llm.layers.states.short_conv import GatedShortConv, ShortConv
 
 from .test_kernels import DTYPES, values
 
@@ -31,7 +31,7 @@ def context(counts, tensors, read=None, write=None):
 
 def filled(module, dtype):
     for index, (name, param) in enumerate(module.named_parameters()):
-        wide = name in ("A_log", "dt_bias")
+        wide = name in ("A_log", "D", "dt_bias")
         own = values(*param.shape, dtype=torch.float32 if wide else dtype, seed=index)
         setattr_deep(module, name, own * (0.3 if param.dim() > 1 else 1))
     return module.eval()
@@ -60,6 +60,17 @@ def test_short_conv(kernels, dtype, taps, has_silu, has_bias):
     (expected, state), (out, after) = found
     torch.testing.assert_close(out, expected, **limits(dtype))
     assert torch.equal(after, state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_short_conv(kernels, dtype):
+    layer = filled(GatedShortConv(48, 3, 0, has_bias=True), dtype)
+    x, found = values(sum(COUNTS), 48, dtype=dtype), []
+    for own in (None, kernels):
+        for module in layer.modules():
+            module.kernels = own
+        found.append(layer(x, context(COUNTS, (values(12, 48, 2, dtype=dtype),))))
+    torch.testing.assert_close(*found, **limits(dtype))
 
 
 def a_layer(dtype, *, key_dim, value_dim, key_heads=2, value_heads=4):
@@ -124,6 +135,102 @@ def test_a_prompt_in_steps_has_the_same_bits(kernels, dtype):
         assert torch.equal(ours[rows[0]], theirs[3])
 
 
+def a_mamba(dtype, *, head_dim, state_size, heads=4, groups=2, **options):
+    config = Mamba2Config(
+        hidden_size=32,
+        num_heads=heads,
+        head_dim=head_dim,
+        state_size=state_size,
+        num_groups=groups,
+        kernel_size=4,
+        norm_eps=1e-6,
+        **options,
+    )
+    layer = filled(Mamba2(config, 0), dtype)
+    shapes = [(12, *shape) for shape in config.state.shapes]
+    dtypes = (dtype, torch.float32)
+    return layer, lambda: [
+        values(*shape, dtype=own) for shape, own in zip(shapes, dtypes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("head_dim", "state_size", "groups"), [(16, 8, 1), (48, 17, 2), (64, 128, 4), (256, 256, 1)]
+)
+@pytest.mark.parametrize("counts", [COUNTS, (1, 1, 1, 1, 1)], ids=["mixed", "decode"])
+def test_mamba2(kernels, dtype, head_dim, state_size, groups, counts):
+    layer, new_states = a_mamba(
+        dtype,
+        head_dim=head_dim,
+        state_size=state_size,
+        groups=groups,
+        time_step_limit=(0.1, 1.5),
+    )
+    x = values(sum(counts), 32, dtype=dtype)
+    found = []
+    for own in (None, kernels):
+        for module in layer.modules():
+            module.kernels = own
+        tensors = new_states()
+        found.append((layer(x, context(counts, tensors)), tensors))
+    (expected, before), (out, after) = found
+    scale = expected.abs().max().float()
+    tolerance = 1e-3 if dtype is torch.float32 else 0.03  # torch adds chunks in another order
+    assert ((out - expected).abs().max() / scale) < tolerance
+    for ours, theirs in zip(after, before, strict=True):
+        error = (ours.float() - theirs.float()).abs().max() / theirs.float().abs().max()
+        assert error < (1e-5 if ours.dtype is torch.float32 and dtype is torch.float32 else 0.03)
+
+
+def test_mamba2_by_its_recurrence(kernels):
+    """One token after the other in float64."""
+    layer, new_states = a_mamba(torch.float32, head_dim=32, state_size=24)
+    inner, shared, count = 4 * 32, 2 * 24, 11
+    parts = values(count, 2 * inner + 2 * shared + 4, dtype=torch.float32).split(
+        [inner + 2 * shared, inner, 4], 1
+    )
+    inputs, tensors = layer._inputs(*parts), new_states()
+    out = kernels.mamba2(inputs, tensors[1], context((count,), tensors))
+    x, b, c = inputs.rows.double().split([inner, shared, shared], 1)
+    x, b, c = x.view(count, 4, 32), b.view(count, 2, 24), c.view(count, 2, 24)
+    dt = torch.nn.functional.softplus(inputs.dt.double() + layer.dt_bias)
+    state = new_states()[1][2].double()
+    for t in range(count):
+        keys, queries = (y[t].repeat_interleave(2, 0) for y in (b, c))
+        decay = (-layer.A_log.double().exp() * dt[t]).exp()
+        state = state * decay[:, None, None] + keys[..., None] * (x[t] * dt[t, :, None])[:, None]
+        y = (queries[:, None] @ state)[:, 0] + layer.D.double()[:, None] * x[t]
+        expected = layer.norm(y.flatten()[None].float(), inputs.z[t : t + 1])[0]
+        torch.testing.assert_close(out[t], expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(tensors[1][3], state.float(), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prompt_of_mamba2_in_steps_has_the_same_bits(kernels, dtype):
+    """Also beside other sequences, whose number chooses how matrices are written."""
+    layer, new_states = a_mamba(dtype, head_dim=32, state_size=24)
+    inner, shared = 4 * 32, 2 * 24
+    x = values(40, 2 * inner + 2 * shared + 4, dtype=dtype)
+
+    def run(part, tensors, step):
+        rows, z, dt = part.split([inner + 2 * shared, inner, 4], 1)
+        return kernels.mamba2(layer._inputs(rows, z, dt), tensors[1], step)
+
+    whole_states, cut_states = new_states(), new_states()
+    whole = run(x, whole_states, context((40,), whole_states))
+    rows, parts = (2, 3), []
+    for part in x.split([1, 6, 31, 1, 1]):
+        others = x[:3] if len(part) == 1 else x[:0]
+        counts = (len(part), *(1 for _ in others))
+        read, write = [rows[0], 4, 5, 6][: len(counts)], [rows[1], 7, 8, 9][: len(counts)]
+        step = context(counts, cut_states, read=read, write=write)
+        parts.append(run(torch.cat([part, others]), cut_states, step)[: len(part)])
+        rows = rows[::-1]
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(cut_states[1][rows[0]], whole_states[1][3])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 24, 171])
 def test_centred_norm(kernels, dtype, size):
@@ -172,6 +279,9 @@ def test_every_level(kernels_of_level):
         test_gated_delta(kernels_of_level, dtype, 16, 48)
         test_gated_delta(kernels_of_level, dtype, 128, 128)
         test_a_prompt_in_steps_has_the_same_bits(kernels_of_level, dtype)
+        test_mamba2(kernels_of_level, dtype, 48, 17, 2, COUNTS)
+        test_mamba2(kernels_of_level, dtype, 64, 128, 4, (1, 1, 1, 1, 1))
+        test_a_prompt_of_mamba2_in_steps_has_the_same_bits(kernels_of_level, dtype)
         test_centred_norm(kernels_of_level, dtype, 171)
         test_centred_norm_of_heads(kernels_of_level, dtype, 30)
         test_gate_of_heads(kernels_of_level, dtype)

@@ -22,6 +22,7 @@ from mmdeploy_llm_plugins import (
     granite,
     lfm,
     llama,
+    nemotron,
     olmo,
     phi,
     qwen,
@@ -30,7 +31,7 @@ from mmdeploy_llm_plugins import (
 
 SPECS = {
     spec.name: spec
-    for plugin in (ernie, gemma, glm, gptoss, granite, lfm, llama, olmo, phi, qwen)
+    for plugin in (ernie, gemma, glm, gptoss, granite, lfm, llama, nemotron, olmo, phi, qwen)
     for spec in plugin.provide_models()
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 6}
@@ -256,7 +257,37 @@ CASES = {
     "granite": ("granite", {}),
     # Mamba-2 layers with two groups, no rotation, experts beside a shared MLP.
     "granite 4": ("granite_hybrid", {}),
-    # The same without experts, with rotation, biases and a tied head.
+    # Mamba-2 layers and rotation of half the channels.
+    "bamba": ("bamba", {}),
+    "bamba with biases": (
+        "bamba",
+        {
+            "seed": 1,
+            "attn_layer_indices": [0, 3],
+            "mamba_n_groups": 1,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            **TIED,
+        },
+    ),
+    # Mamba-2, attention without positions, a plain MLP and experts in groups, one in each layer.
+    "nemotron": ("nemotron_h", {}),
+    # Experts in a smaller space, biases everywhere, and two layers in turn that keep nothing.
+    "nemotron with a latent space": (
+        "nemotron_h",
+        {
+            "seed": 1,
+            "layers_block_type": ["linear_attention", "moe", "mlp", "full_attention", "moe"],
+            "moe_latent_size": 32,
+            "mlp_bias": True,
+            "use_bias": True,
+            "mlp_hidden_act": "silu",
+            "norm_topk_prob": False,
+        },
+    ),
+    # Granite 4 without experts, with rotation, biases and a tied head.
     "granite 4 dense": (
         "granite_hybrid",
         {

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan
 from mmdeploy_llm.runner.graphs import DecodeGraphs, DecodeOutputs, graph_sizes
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runner.step_inputs import DecodeFrame, Paging, StepArrays

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.hooks import EngineInfo, PluginManager
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler

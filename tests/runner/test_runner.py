@@ -4,11 +4,11 @@ others."""
 import pytest
 import torch
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan
 from mmdeploy_llm.request import MediaInput, MediaSpan
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler

@@ -10,7 +10,7 @@ from mmdeploy_llm.startup.machine import Machine
 def machine():
     """Returns a machine with the given CPUs and cards, with CPUs pinned as cpu_affinity would."""
 
-    def make(num_cpus=4, num_cards=0, placement=None):
+    def make(num_cpus=4, num_cards=0, placement=None, **others):
         card = Card(name="card", capability=(9, 0), total_bytes=1)
         cuda = CudaSetup(torch="2", cuda=None)
         if num_cards:
@@ -21,6 +21,7 @@ def machine():
             placement=placement,
             cuda=cuda,
             kernels=None,
+            **others,
         )
 
     return make

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from mmdeploy_llm.attention.cache_memory import allocate
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
 from mmdeploy_llm.layers import Linear
-from mmdeploy_llm.runner.kv_cache import allocate
-from mmdeploy_llm.runner.peers import NoPeers
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
 from mmdeploy_llm.sampling import Sampler
+from mmdeploy_llm.sharding.peers import NoPeers
 from mmdeploy_llm.startup import memory, sizes
 
 CPU = torch.device("cpu")

@@ -6,9 +6,10 @@ import pytest
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.native import Placement
+from mmdeploy_llm.native import NumaNode, Placement
 from mmdeploy_llm.runtime_config import AttentionChoice, MachineLimits, ModelLimits, resolve
 from mmdeploy_llm.startup import shares
+from mmdeploy_llm.startup.options import warn_of_threads
 from mmdeploy_llm.startup.shares import engine_configs, rank_runtimes
 
 LIMITS = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=8)
@@ -81,3 +82,52 @@ def test_engines_share_memory_and_intake_threads(machine, monkeypatch):
     assert [engine.num_intake_threads for engine in engines] == [2] * 3
     given = config(device="cpu", kv_cache_memory=7, data_parallel_size=2)
     assert engine_configs(given, six)[0].kv_cache_memory == 7
+
+
+def two_nodes(num_cores=4):
+    return tuple(NumaNode(number=number, num_cores=num_cores) for number in (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("count", "num_threads", "nodes"),
+    [
+        (2, None, [0, 2]),
+        (4, None, [0, 0, 2, 2]),
+        (3, None, [None] * 3),  # one node would have two
+        (2, 8, [0, 2]),
+        (2, 12, [None] * 2),  # more threads than a node has cores
+    ],
+)
+def test_engines_are_placed_on_numa_nodes(machine, count, num_threads, nodes):
+    one = machine(num_cpus=8, host_threads=8, nodes=two_nodes())
+    given = config(device="cpu", data_parallel_size=count, num_threads=num_threads)
+    assert [engine.numa_node for engine in engine_configs(given, one)] == nodes
+    whole = runtime(one, device="cpu", num_threads=num_threads or 8, tensor_parallel_size=count)
+    assert [rank.options.numa_node for rank in rank_runtimes(whole, one)] == nodes
+
+
+def test_no_core_is_left_over(machine):
+    one = machine(num_cpus=8, host_threads=8)
+    engines = engine_configs(config(device="cpu", data_parallel_size=3), one)
+    assert [engine.num_threads for engine in engines] == [3, 3, 2]
+    more = engine_configs(config(device="cpu", data_parallel_size=9), one)
+    assert [engine.num_threads for engine in more] == [1] * 9
+    whole = runtime(one, device="cpu", num_threads=8, tensor_parallel_size=3)
+    assert [rank.num_threads for rank in rank_runtimes(whole, one)] == [2] * 3  # they wait
+
+
+def test_a_container_has_threads_for_its_share(machine, monkeypatch):
+    """OMP_NUM_THREADS of a job script may be that of another machine."""
+    many = machine(num_cpus=64, host_threads=48)
+    assert (many.num_threads, many.num_cpus) == (48, 64)
+    monkeypatch.setattr("mmdeploy_llm.native.within_quota", lambda count: min(count, 2))
+    assert (many.num_threads, many.num_cpus, many.limits.num_cpus) == (2, 2, 2)
+    assert machine(num_cpus=2, host_threads=8).num_threads == 2
+
+
+def test_more_threads_than_cpus_are_told(machine, caplog):
+    two = machine(num_cpus=2)
+    warn_of_threads(runtime(two, device="cpu", num_threads=2), two)
+    assert not caplog.records
+    warn_of_threads(runtime(two, device="cpu", num_threads=8), two)
+    assert "num_threads = 8 is slower than 2, the CPUs" in caplog.text

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.startup import sizes
 
 SHAPE = KVCacheShape.uniform(

@@ -76,7 +76,7 @@ def test_transformers_gives_the_same_answers(evaluate, cases):
 
 @pytest.mark.full
 def test_it_fits_its_size():
-    assert (folder() / "model.safetensors").stat().st_size <= 8_000_000
+    assert (folder() / "model.safetensors").stat().st_size <= 8_800_000  # with its draft layer
 
 
 def folder():

@@ -107,6 +107,12 @@ def test_formats():
     assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
 
 
+def test_a_subtitle_ends_after_it_begins():
+    line = [Line(start=2.0, end=2.0, text="yes")]
+    assert FORMATS["vtt"](line) == "WEBVTT\n\n00:00:02.000 --> 00:00:02.100\nyes\n"
+    assert "00:00:02,000 --> 00:00:02,100" in FORMATS["srt"](line)
+
+
 def test_names_of_formats():
     assert read_formats("SRT, txt,srt") == ("srt", "txt")
     for text in ("doc", ""):
@@ -135,6 +141,7 @@ def test_where_transcripts_go(tmp_path):
     whole = plan([str(tmp_path)], ("srt", "txt"), None)
     expected = {"a.srt", "a.txt", "b/c.wav.srt", "b/c.wav.txt", "b/c.mp3.srt", "b/c.mp3.txt"}
     assert (names(whole, tmp_path), whole.num_done) == (expected, 0)
+    assert ".txt" in "".join(whole.told), "a file that is no sound is told"
     other = plan([str(tmp_path / "b")], ("vtt",), tmp_path / "out")
     assert names(other, tmp_path) == {"out/c.wav.vtt", "out/c.mp3.vtt"}
     for name in ("a.srt", "a.txt", "b/c.mp3.txt"):
@@ -214,5 +221,6 @@ def test_wrong_wishes():
     for wish in ({"task": "summarize"}, {"overlap": -1.0}, {"overlap": float("nan")}):
         with pytest.raises(ConfigError):
             Wish(**wish)
-    with pytest.raises(ConfigError, match="less than half a window"):
+    with pytest.raises(ConfigError, match=r"by 2 seconds: this model hears \S+ at once"):
         Transcriber(Engine(), Rule(), Wish(overlap=2.0))
+    Transcriber(Engine(), Rule(), Wish())  # by default a quarter of what the model hears, at most

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -366,3 +367,44 @@ def test_a_file_that_is_read_in_vain_counts_as_no_memory(cache, kernels, kept, m
     own = cache()
     assert own.restored(Small, None, None, kernels, lambda model: None) is None
     assert own.mapped_bytes == 0
+
+
+class Summing(Small):
+    """Computes a buffer from a weight; without its values it raises, or gives something else."""
+
+    raises = False
+
+    def init_buffers(self, device):
+        if self.raises:
+            raise RuntimeError("the weights are packed")
+        self.table = torch.zeros(3)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_model_that_its_file_cannot_restore_is_read_and_written_once(
+    cache, kernels, raises, monkeypatch
+):
+    monkeypatch.setattr(Summing, "raises", raises)
+    model = packed(kernels, None)  # its buffer is not zeros
+
+    def start(key="a"):
+        own = cache(key)
+        found = own.restored(
+            lambda config: Summing(), SimpleNamespace(config=None), None, kernels, lambda _: None
+        )
+        if found is None:
+            own.keep(model)
+            own.wait()
+        return own, found
+
+    first, _ = start()
+    assert first.exists
+    second, found = start()
+    assert found is None
+    assert not second.exists
+    assert second.mapped_bytes == 0
+    third, _ = start()
+    assert not third.exists
+    assert folder_size(third._path.parent).num_bytes == 0
+    other, _ = start("b")
+    assert other.exists

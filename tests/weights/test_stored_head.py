@@ -58,6 +58,7 @@ def test_another_head_unties_every_level(follow, caplog, levels, head):
         {},
         {"lm_head.weight": EMBEDDING.clone()},
         {"lm_head.weight": EMBEDDING.bfloat16()},
+        {"lm_head.bias": OTHER[0].clone(), "lm_head.dense.weight": OTHER.clone()},
     ],
 )
 def test_the_same_head_or_none_stays_tied(follow, caplog, tensors):

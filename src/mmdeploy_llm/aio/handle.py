@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Self
 
 from mmdeploy_llm.desk.merge import joined, merged
@@ -74,8 +75,8 @@ class Handle:
         self._ticket = ticket
         self._news = news
         self._lock = threading.Lock()  # of the two lists
-        self._unread: list[RequestOutput] = []
-        self._read: list[RequestOutput] = []
+        self._unread: dict[int, list[RequestOutput]] = {}  # by completion
+        self._read = _Read()
         self._is_released = False
         self._reading = threading.Lock()  # held by the reader
 
@@ -148,7 +149,7 @@ class Handle:
         """Returns the whole output up to now; None before the first token."""
         with self._lock:
             self._pull()
-            deltas = [*self._read, *self._unread]
+            deltas = [*self._read.all(), *chain.from_iterable(self._unread.values())]
         return whole_of(by_completion(deltas), self._ticket.ask.params.n) if deltas else None
 
     def abort(self) -> None:
@@ -163,7 +164,7 @@ class Handle:
         with self._lock:
             self._pull()
             self._is_released = True
-            self._read, self._unread = [], []
+            self._read, self._unread = _Read(), {}
 
     def __iter__(self) -> Self:
         return self
@@ -224,23 +225,46 @@ class Handle:
             self._pull()
             if not self._unread:
                 return None
-            index = self._unread[0].outputs.index
-            taken = [each for each in self._unread if each.outputs.index == index]
-            self._unread = [each for each in self._unread if each.outputs.index != index]
-            self._read += taken
-            if len(self._read) > MAX_PIECES:
-                self._read = by_completion(self._read)
+            taken = self._unread.pop(next(iter(self._unread)))
+            self._read.add(taken)
         return _joined(taken)
 
     def _pull(self) -> None:
         while not self._is_released and (delta := self._ticket.get_nowait()) is not None:
-            self._unread.append(delta)
+            self._unread.setdefault(delta.outputs.index, []).append(delta)
 
     def _whole(self) -> RequestOutput:
         output = self.so_far()
         if output is None:
             raise RuntimeError(f"request {self.request_id} was released; its output is gone")
         return output
+
+
+class _Read:
+    """Keeps the deltas that were read. Joined ones are joined again with one before them that is
+    not longer, so that no token is copied often, and few remain. Writer: the handle that owns it,
+    under its lock."""
+
+    def __init__(self) -> None:
+        self._single: list[RequestOutput] = []
+        self._joined: dict[int, list[RequestOutput]] = {}  # by completion
+
+    def all(self) -> list[RequestOutput]:
+        """Returns all deltas, those of a completion in order."""
+        return [*chain.from_iterable(self._joined.values()), *self._single]
+
+    def add(self, deltas: Sequence[RequestOutput]) -> None:
+        """Adds the next deltas of a completion."""
+        self._single += deltas
+        if len(self._single) <= MAX_PIECES:
+            return
+        for piece in by_completion(each for each in self._single if each.is_ok):
+            own = self._joined.setdefault(piece.outputs.index, [])
+            while own and len(own[-1].outputs.token_ids) <= len(piece.outputs.token_ids):
+                piece = joined([own.pop(), piece])
+            own.append(piece)
+        # An error, the last of its completion, may repeat all of it.
+        self._single = [each for each in self._single if not each.is_ok]
 
 
 def by_completion(deltas: Iterable[RequestOutput]) -> list[RequestOutput]:

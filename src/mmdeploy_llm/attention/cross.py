@@ -3,22 +3,55 @@
     rows    [a a a | b | c]     query tokens of requests a, b and c
     items   [  A   | B | B]     b and c have the same item, so one call computes both
 
-Every token sees all keys of its items, so that nothing depends on where a prompt was split, and
-items of different lengths need no padding. Shapes: T tokens, L tokens of an item, H heads, K
-key/value heads, D head size.
+Every token sees all keys of the items that are meant for it, so that nothing depends on where a
+prompt was split, and items of different lengths need no padding. Shapes: T tokens, L tokens of an
+item, H heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cached_property
+from itertools import chain, groupby, pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.kernels import Kernels, VisibleKeys
+from mmdeploy_llm.request import MediaSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossRequest:
+    """The tokens of a request in a step, from `first` of its sequence on, and its items."""
+
+    first: int
+    count: int
+    media: Sequence[MediaSpan]
+
+    @property
+    def sights(self) -> Iterator[CrossSight]:
+        """Sights of its tokens, in order: cut where a view begins or ends."""
+        end = self.first + self.count
+        views = [span.view for span in self.media if span.view is not None]
+        cuts = {cut for view in views for cut in (view.first, view.end) if cut is not None}
+        inner = sorted(cut for cut in cuts if self.first < cut < end)
+        for start, stop in pairwise((self.first, *inner, end)):
+            seen = tuple(_seen(self.media, start))
+            whole = tuple((span.item.key, None) for span in self.media)
+            yield CrossSight(count=stop - start, items=seen or whole, is_blind=not seen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossSight:
+    """Items that `count` tokens see, by key, and how many tokens of each, None for all. is_blind:
+    none is meant for them."""
+
+    count: int
+    items: tuple[tuple[str, int | None], ...]
+    is_blind: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +68,42 @@ class CrossRun:
 class CrossItems:
     """The items of one step; see forward.CrossContext."""
 
-    def __init__(
-        self, requests: Sequence[tuple[int, Sequence[str]]], kept: Callable[[str], Tensor]
-    ) -> None:
-        """requests: the tokens of each request in the step, and the keys of its items. kept: key ->
-        keys and values, see caches.CrossKV."""
+    def __init__(self, requests: Sequence[CrossRequest], kept: Callable[[str], Tensor]) -> None:
+        """kept: key -> keys and values, see caches.CrossKV."""
+        self._requests, self._kept = requests, kept
         self._runs: list[CrossRun] = []
+        self._blind: list[range] = []
         self._is_whole = True  # every token has an item
         row = 0
-        for keys, group in groupby(requests, key=lambda request: tuple(request[1])):
-            start, row = row, row + sum(count for count, _ in group)
-            if not keys:
+        sights = chain.from_iterable(request.sights for request in requests)
+        for (items, is_blind), group in groupby(sights, key=lambda own: (own.items, own.is_blind)):
+            start, row = row, row + sum(sight.count for sight in group)
+            if is_blind:
+                self._blind.append(range(start, row))
+            if not items:
                 self._is_whole = False
                 continue
-            own = kept(keys[0]) if len(keys) == 1 else torch.cat([kept(key) for key in keys], 2)
-            self._runs.append(_run(start, row, own))
+            own = [kept(key)[:, :, :count] for key, count in items]
+            self._runs.append(_run(start, row, own[0] if len(own) == 1 else torch.cat(own, 2)))
+
+    def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:
+        """See forward.CrossContext."""
+        own = [self._kept(span.item.key)[layer] for span in self._requests[sequence].media]
+        if not own:
+            return None
+        keys, values = own[0] if len(own) == 1 else torch.cat(own, 1)
+        return keys, values
+
+    @property
+    def has_items(self) -> bool:
+        """See forward.CrossContext."""
+        return bool(self._runs)
+
+    @cached_property
+    def blind_rows(self) -> Tensor | None:
+        """See forward.CrossContext."""
+        rows = torch.tensor([*chain.from_iterable(self._blind)], dtype=torch.int64)
+        return rows.to(self._runs[0].kept.device) if self._blind and self._runs else None
 
     def attend(
         self, layer: int, q: Tensor, kernels: Kernels | None = None, *, scale: float | None = None
@@ -63,6 +117,16 @@ class CrossItems:
             rows = slice(run.start, run.end)
             out[rows] = _attend(q[rows], run, layer, kernels, scale)
         return out
+
+
+def _seen(media: Sequence[MediaSpan], token: int) -> Iterator[tuple[str, int | None]]:
+    """Yields the items that are meant for a token of the sequence, and how much of them."""
+    for span in media:
+        view = span.view
+        if view is None:
+            yield span.item.key, None
+        elif view.first <= token and (view.end is None or token < view.end):
+            yield span.item.key, view.num_tokens
 
 
 def _run(start: int, end: int, kept: Tensor) -> CrossRun:

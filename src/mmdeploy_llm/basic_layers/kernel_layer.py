@@ -1,10 +1,11 @@
-"""KernelLayer: the base of layers that compute with kernels if there are any."""
+"""KernelLayer: the base of layers that compute with kernels if there are any; `scaled`."""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels import ActivationKernels, Kernels
 
 
 class KernelLayer(nn.Module):
@@ -12,3 +13,25 @@ class KernelLayer(nn.Module):
     computes in plain torch, which is the reference."""
 
     kernels: Kernels | None = None
+
+
+def activation_kernels(kernels: Kernels | None, *tensors: Tensor) -> ActivationKernels | None:
+    """Returns the kernels of activations, if there are any for tensors like these."""
+    if kernels is None or kernels.activations is None or not kernels.takes(*tensors):
+        return None
+    return kernels.activations
+
+
+def scaled(x: Tensor, factor: float, kernels: Kernels | None, *, rounds: bool = False) -> Tensor:
+    """Returns x * factor, with kernels in the memory of `x`. rounds: whether the factor is rounded
+    to x's dtype first."""
+    own = activation_kernels(kernels, x)
+    if own is not None and x.is_contiguous():
+        return own.scale(x, factor, rounds=rounds)
+    return x * (torch.tensor(factor, dtype=x.dtype) if rounds else factor)
+
+
+def multiplied(x: Tensor, y: Tensor, kernels: Kernels | None) -> Tensor:
+    """Returns x * y, both [T, size]."""
+    own = activation_kernels(kernels, x, y)
+    return x * y if own is None else own.gated_mul(x, y, None)

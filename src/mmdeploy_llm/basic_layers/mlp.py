@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +12,11 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.kernels import ActivationName
 
-from .kernel_layer import KernelLayer
+from .kernel_layer import KernelLayer, activation_kernels
 from .linear import Linear, MergedLinear, of_rows, plain_linear
 from .rows import row_chunks
 
-# transformers' names. Of relu and relu2 torch's results are exact, so that kernels are not needed.
-AnyActivation = ActivationName | Literal["relu", "relu2"]
-IN_KERNELS: tuple[str, ...] = get_args(ActivationName)
+AnyActivation = ActivationName
 # Values in an intermediate result; see rows.py.
 MAX_VALUES = 4 * 2**20
 # Up to this many rows one product for gate and up is faster. With more rows two products are as
@@ -38,9 +35,7 @@ def gated(gate_up: Tensor, activation: Activation | None) -> Tensor:
     concatenated, [..., 2 I]."""
     if activation is None:
         return silu_mul(gate_up)
-    gate, up = gate_up.chunk(2, -1)
-    out: Tensor = activation(gate.contiguous()) * up
-    return out
+    return activation.times(*gate_up.chunk(2, -1))
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -122,16 +117,21 @@ class Activation(KernelLayer):
     def __init__(self, name: AnyActivation) -> None:
         super().__init__()
         self.name = name
-        self.kernel_name = cast("ActivationName", name) if name in IN_KERNELS else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the activation of each value, which may overwrite `x` [T, size]."""
-        own = None if self.kernels is None else self.kernels.activations
-        if own is None or self.kernels is None or not x.is_contiguous():
+        own = activation_kernels(self.kernels, x)
+        if own is None or x.dim() != 2 or not x.is_contiguous():
             return ACTIVATIONS[self.name](x)
-        if self.kernel_name is None or x.dim() != 2 or not self.kernels.takes(x):
-            return ACTIVATIONS[self.name](x)
-        return own.activate(x, self.kernel_name)
+        return own.activate(x, self.name)
+
+    def times(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Computes activation(gate) * up, both [T, size]."""
+        own = activation_kernels(self.kernels, gate, up)
+        if own is None or gate.dim() != 2:
+            out: Tensor = self(gate.contiguous()) * up
+            return out
+        return own.gated_mul(gate, up, self.name)
 
 
 def _known(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

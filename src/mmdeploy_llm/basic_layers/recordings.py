@@ -24,6 +24,7 @@ def can_record(inputs: ForwardInputs) -> bool:
     states, adapters = inputs.states, inputs.adapters
     has_states = states is None or states.num_decode == len(states.query_lens)
     has_rows = adapters is None or adapters.frame is not None
+    has_rows = has_rows and (inputs.cross is None or not inputs.cross.has_items)
     is_small = inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
     return is_fixed and has_states and has_rows and inputs.media_rows is None and is_small
 

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.basic_layers.linear import Embedding
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.moe import Experts, ModalityMLP, SparseMLP
 from mmdeploy_llm.metrics import StepStats
-from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.weight_formats import FORMATS
 
 from .machine import Machine

@@ -66,7 +66,7 @@ KERNELS = {
     "write_cache": "attention",
     "rms_norm": "norm",
     "rotate": "rotary",
-    "silu_mul": "activation",
+    "gated_mul": "activation",
 }
 OTHER = "other"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from mmdeploy_llm.answers import VALIDATE_RETRIES
-from mmdeploy_llm.batch.options import BatchOptions, option_settings
+from mmdeploy_llm.batch.arguments import BatchOptions
 from mmdeploy_llm.client.answering import AnsweringClient
 from mmdeploy_llm.client.arguments import (
     as_prompt,
@@ -94,7 +94,7 @@ class BulkClient(AnsweringClient):
             use_tqdm,
             sampling_params=one_params(sampling_params),
             question=prompt,
-            **option_settings(options),
+            **_of_batch(options),
         )
         with Sources(self._config, settings.finding.pages) as sources:
             job = plan_batch(input, output, self._informed(settings, sources))
@@ -210,7 +210,7 @@ class BulkClient(AnsweringClient):
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            **option_settings(options),
+            **_of_batch(options),
             max_media_bytes=self._config.max_media_bytes,
             allowed_media_root=self._config.allowed_media_root,
         )
@@ -327,3 +327,9 @@ def _warn_of_budget(config: EngineConfig, reader: Reader) -> None:
             reader.asking.preset.name,
             reader.image_tokens,
         )
+
+
+def _of_batch(options: BatchOptions) -> dict[str, Any]:
+    from mmdeploy_llm.batch.options import option_settings
+
+    return option_settings(options)

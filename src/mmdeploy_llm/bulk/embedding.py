@@ -7,13 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from mmdeploy_llm.batch.corpus.columns import ColumnArguments
-from mmdeploy_llm.batch.options import option_settings
+from mmdeploy_llm.batch.corpus.arguments import ColumnArguments
 from mmdeploy_llm.client.arguments import as_prompts
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, RequestError
-from mmdeploy_llm.finding.options import FindingArguments
-from mmdeploy_llm.finding.page_choice import PageArguments
+from mmdeploy_llm.finding.arguments import FindingArguments, PageArguments
 from mmdeploy_llm.messages import Prompts
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.progress_bars import UseTqdm
@@ -157,6 +155,8 @@ class EmbeddingClient(BulkClient):
 def embed_settings(options: EmbedArguments) -> dict[str, Any]:
     """Returns the fields of BatchSettings for the options. Raises ConfigError for an unknown
     one."""
+    from mmdeploy_llm.batch.options import option_settings
+
     known = EmbedArguments.__annotations__
     for name in options:
         if name not in known:

@@ -19,6 +19,7 @@ import typer
 from mmdeploy_llm.command_options.answer import Thinking
 from mmdeploy_llm.command_options.files import CountedPages
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_outputs, check_pictures
 from mmdeploy_llm.command_options.model import Engine, ImageTokens, Model, VideoTokens
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.selection import Limit, Recursive
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 MAX_THREADS, NUM_PENDING = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
+ABSENT = "a text to count is given with --prompt, a model with --model"
 COUNT = re.compile(r"num_(?:prompt|input_\w+)_tokens")
 
 Inputs = Annotated[
@@ -87,12 +89,14 @@ def count(
     """Count the tokens of prompts and media, without the weights of the model.
 
     Prompts are prepared as `generate`, `batch` and `caption` would; nothing is computed."""
-    from mmdeploy_llm.client.counting import TokenCounter
-
     if inputs and (image or raw):
         raise ConfigError("--image and --raw belong to a single --prompt; leave out INPUT or them")
     if not inputs and prompt is None and not image:
         raise ConfigError("nothing to count: give files, or a text with --prompt")
+    check_outputs(inputs or [], ABSENT)
+    check_pictures(image or [])
+    from mmdeploy_llm.client.counting import TokenCounter
+
     text = text_value("--prompt", prompt)
     kwargs = template_kwargs(thinking)
     more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
@@ -162,10 +166,7 @@ def input_items(
             options = {**asked, "is_recursive": is_recursive, "finding": finding}
             source = open_files([given], params, whole, **options)
         elif not path.exists():
-            raise ConfigError(
-                f"{given!r} does not exist; a text to count is given with --prompt, a model with "
-                "--model"
-            )
+            raise ConfigError(f"{given!r} does not exist; {ABSENT}")
         else:
             source = open_source(path, params, whole, finding=finding, **asked)
         sources.append(source)

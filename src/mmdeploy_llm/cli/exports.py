@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_outputs
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.sidecars import SidecarChoices
 
@@ -110,6 +111,7 @@ def export(
     providers: ProviderOptions,
 ) -> None:
     """Write the records of batches in another format: tables, tars, training sets."""
+    check_outputs(parts, "name outputs of batches")
     from mmdeploy_llm.exporting.export import ExportOptions
     from mmdeploy_llm.exporting.formats import export_records, format_of
     from mmdeploy_llm.sidecars.options import DEFAULT_SUFFIX, SidecarOptions

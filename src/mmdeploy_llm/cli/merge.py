@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.model import known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 
 # click does not rewrap a paragraph that begins with "\b".
@@ -29,7 +30,7 @@ Examples:
 @with_groups
 def merge(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Folder or Hugging Face id.")],
+    model: Annotated[str, typer.Argument(help="Folder or Hugging Face id.", callback=known_model)],
     adapter: Annotated[Path, typer.Argument(help="Folder of the adapter.")],
     output: Annotated[Path, typer.Argument(help="The new folder, which must not exist.")],
     *,

@@ -91,7 +91,10 @@ class Program(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns a built-in command, else a plugin's; plugins cannot replace built-in ones."""
-        return self.commands.get(cmd_name) or self._plugin_commands().get(cmd_name)
+        found = self.commands.get(cmd_name)
+        if found is None and has_other_plugins():
+            return self._plugin_commands().get(cmd_name)
+        return found
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the names for --help. Loads plugins only when another package provides some,
@@ -129,7 +132,7 @@ class Program(CommandGroup):
         except typer.Exit:  # which is a RuntimeError
             raise
         except (MemoryError, RuntimeError) as error:
-            from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
+            from mmdeploy_llm.attention.out_of_memory import is_out_of_memory
 
             if ctx.params.get("debug") or not is_out_of_memory(error):
                 raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.model import known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ class Towers(StrEnum):
 @with_groups
 def quantize(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="Folder, Hugging Face id or bundled model.")],
+    model: Annotated[
+        str, typer.Argument(help="Folder, Hugging Face id or bundled model.", callback=known_model)
+    ],
     output: Annotated[Path, typer.Argument(help="The new folder.")],
     scheme: Annotated[Scheme, typer.Option(help="Bits of a weight.")] = Scheme.INT4,
     group_size: Annotated[

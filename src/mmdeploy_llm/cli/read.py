@@ -9,6 +9,7 @@ import typer
 
 from mmdeploy_llm.command_options.batch_help import EXIT_CODES
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_media
 from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.reading import ReadOptions
 from mmdeploy_llm.command_options.selection import listed_files
@@ -44,14 +45,15 @@ def read(
     """Read documents page by page; write Markdown.
 
     A page is an item: it has a record of its own, is resumed alone and fails alone."""
-    from mmdeploy_llm.config import EngineConfig
-    from mmdeploy_llm.reading.plan import Wish, find_reading, open_reader
-
     desk.written.check()
     listed = desk.selection.files_from
     paths = [*(documents or []), *([] if listed is None else listed_files(listed))]
     if not paths:
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
+    check_media(paths)
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.reading.plan import Wish, find_reading, open_reader
+
     report = desk.shown.report
     shard, output, page = shard_names(
         desk.selection.shard, output, None if report is None else str(report)

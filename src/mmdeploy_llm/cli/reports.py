@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_outputs
 from mmdeploy_llm.command_options.model import Engine, Model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.values import engine_options
@@ -62,6 +63,7 @@ def report(
     """Write one HTML report of several outputs, such as the shards of a run.
 
     --model is the one whose frames of videos are shown."""
+    check_outputs(parts, "name outputs of batches")
     from mmdeploy_llm.opening.merged import MergedOutputs
     from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report

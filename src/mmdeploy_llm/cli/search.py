@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
-from mmdeploy_llm.command_options.model import Engine
+from mmdeploy_llm.command_options.missing import check_outputs
+from mmdeploy_llm.command_options.model import Engine, known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.single import IsJson
 from mmdeploy_llm.command_options.values import MANY_MEDIA, engine_options, text_value
@@ -23,6 +24,8 @@ from .reports import expanded
 if TYPE_CHECKING:
     from mmdeploy_llm.vectors.opened import Vectors
     from mmdeploy_llm.vectors.search import Found
+
+OF_EMBED = "name an output of `embed`, or its files"
 
 Files = Annotated[
     str, typer.Argument(metavar="VECTORS", help="An output of `embed`, or other vectors; a glob.")
@@ -51,7 +54,11 @@ Similarity = Annotated[
 OwnModel = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", metavar="NAME", help="The model of the query.  [default: the output's]"
+        "--model",
+        "-m",
+        metavar="NAME",
+        callback=known_model,
+        help="The model of the query.  [default: the output's]",
     ),
 ]
 Page = Annotated[
@@ -91,6 +98,7 @@ def search(
     providers: ProviderOptions,
 ) -> None:
     """Find the items of an output of `embed` that are nearest to a text, a picture or an item."""
+    check_outputs([vectors], OF_EMBED)
     from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.vectors.search import open_vectors
 
@@ -172,6 +180,7 @@ def dedupe(
     providers: ProviderOptions,
 ) -> None:
     """Find groups of near-duplicates in an output of `embed`; write a table that --only reads."""
+    check_outputs(vectors, OF_EMBED)
     from mmdeploy_llm.terminal.output import printable
     from mmdeploy_llm.vectors.search import dedupe as find
     from mmdeploy_llm.vectors.search import open_vectors

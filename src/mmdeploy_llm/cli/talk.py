@@ -10,6 +10,7 @@ import typer
 
 from mmdeploy_llm.command_options.answer import AnswerOptions
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_pictures
 from mmdeploy_llm.command_options.model import ModelOptions
 from mmdeploy_llm.command_options.question import System
 from mmdeploy_llm.command_options.single import Image, Tools
@@ -61,6 +62,7 @@ def generate(
     The answer is printed on standard output as it is generated, followed by one line of JSON per
     tool call. Reasoning goes to standard error. The exit code is 1 when the request fails, and 4
     when the thinking took all tokens."""
+    check_pictures(image or [])
     from mmdeploy_llm.terminal.output import make_console, opening, print_answer, user_message
 
     text, images = text_value("PROMPT", prompt) or "", image or []
@@ -109,6 +111,7 @@ def chat(
 
     Each line of the terminal or of a pipe is a message. /image PATH attaches a picture to the next
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
+    check_pictures(image or [])
     from mmdeploy_llm.terminal.output import CHAT_HELP, ChatSession, make_console
 
     message, system = text_value("--message", message), text_value("--system", system)

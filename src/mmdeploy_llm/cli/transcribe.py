@@ -56,12 +56,15 @@ def transcribe(
         is_recursive=out.recursive,
         overwrite=out.overwrite,
     )
+    for words in planned.told:
+        typer.echo(words)
     if planned.num_done:
         typer.echo(f"{planned.num_done} files have their transcripts (--overwrite: again)")
     if not planned.tasks:
         return
     options = desk.llm_options(ctx)
     rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))
+    rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
     with open_llm(desk.model.model, options) as llm:
         num_failed = _run(Transcriber(llm, rule, wish, limits), planned)
     if num_failed:

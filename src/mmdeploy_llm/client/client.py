@@ -24,6 +24,7 @@ from mmdeploy_llm.output_forms import table_of, told
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.processes import finalize_here, without_collections
+from mmdeploy_llm.read_ahead import read_ahead
 
 from .arguments import as_prompt
 from .belonging import Belonging
@@ -43,6 +44,7 @@ class EngineClient(Belonging):
         self._open(config.quiet)
 
     def _open(self, quiet: bool) -> None:
+        read_ahead(self._config.model, self._config)
         with without_collections():
             # They import torch, which `from mmdeploy_llm import LLM` need not wait for.
             from mmdeploy_llm.desk.many import open_desk

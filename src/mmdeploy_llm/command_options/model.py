@@ -8,9 +8,19 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.model_names import find_model
 
 from .groups import Group
 from .providers import ProviderOptions
+
+
+def known_model(name: str | None) -> str | None:
+    """Returns the name of a model. Raises ModelError for one that is plainly wrong: the id of a hub
+    is looked up when the model is loaded."""
+    if name is not None:
+        find_model(name)
+    return name
+
 
 Model = Annotated[
     str,
@@ -18,6 +28,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="NAME",
+        callback=known_model,
         help="A folder, Hugging Face id, GGUF file or name. Names are those of bundled "
         "models. The file with the "
         "vision tower of a GGUF file, mmproj-*.gguf, is found in the same folder.",

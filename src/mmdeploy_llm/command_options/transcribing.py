@@ -61,11 +61,14 @@ class SpeechOptions(Group):
         ),
     ] = None
     overlap: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0.0, metavar="SECONDS", hidden=True, help="What two windows of a file share."
+            min=0.0,
+            metavar="SECONDS",
+            hidden=True,
+            help="What two windows of a file share.  [default: 5]",
         ),
-    ] = 5.0
+    ] = None
 
     @property
     def wish(self) -> dict[str, Any]:

@@ -102,9 +102,10 @@ struct NormHeads {
     int32_t num_threads;
 };
 
-// out = silu(gate) * up.
-struct SiluMul {
+// out = activation(gate) * up.
+struct GatedMul {
     int32_t dtype;
+    int32_t kind;  // mm::Activation
     const void* gate;  // [rows][size]
     int64_t gate_stride;
     const void* up;  // [rows][size]
@@ -122,6 +123,16 @@ struct Activate {
     void* x;       // [rows][size]
     int64_t rows;
     int64_t size;
+    int32_t num_threads;
+};
+
+// x *= factor.
+struct Scale {
+    int32_t dtype;
+    void* x;  // [values]
+    float factor;
+    int32_t rounds;  // whether the factor is rounded to the dtype first
+    int64_t values;
     int32_t num_threads;
 };
 
@@ -239,6 +250,35 @@ struct DeltaRule {
     int64_t value_heads;
     int64_t key_dim;
     int64_t value_dim;
+    float eps;
+    int32_t num_threads;
+};
+
+// The state space of Mamba-2 with its norm, see state_space.h.
+struct Mamba2 {
+    int32_t dtype;
+    const void* rows;  // [tokens][heads * head_dim + 2 * groups * state_size]: x, B, C
+    int64_t row_stride;
+    const void* z;  // [tokens][heads][head_dim]: gates of the output
+    int64_t z_stride;
+    const void* dt;  // [tokens][heads]: steps, before softplus
+    int64_t dt_stride;
+    const float* a_log;       // [heads]
+    const float* dt_bias;     // [heads]
+    const float* skip;        // [heads]: factor of x in the output
+    const void* norm_weight;  // [heads][head_dim]
+    float* matrices;          // [rows][heads][state_size][head_dim]
+    void* out;                // [tokens][heads][head_dim]
+    const int64_t* starts;    // [sequences + 1], as ShortConv has them
+    const int64_t* read;      // [sequences]
+    const int64_t* write;     // [sequences]
+    int64_t num_sequences;
+    int64_t heads;
+    int64_t head_dim;
+    int64_t state_size;
+    int64_t groups;  // of heads, which share B and C, and of channels, which are normed together
+    float dt_min;
+    float dt_max;
     float eps;
     int32_t num_threads;
 };
@@ -423,16 +463,15 @@ struct Temper {
     int32_t num_threads;
 };
 
-// The least z of each row that the rules of a draw keep, see sample.h.
+// z = -inf where the rules of a draw keep no token of the row, see sample.h.
 struct Cut {
-    const float* z;      // [rows][size]
+    float* z;            // [rows][size]
     const float* probs;  // [rows][size]
     int64_t rows;
     int64_t size;
     const float* least;    // [rows]
     const int64_t* top_k;  // [rows]; 0 is off
     const double* top_p;   // [rows]; 1 is off
-    float* cuts;           // [rows]
     int32_t num_threads;
 };
 
@@ -459,6 +498,28 @@ struct Patchify {
     int64_t first;       // frame that is written
     int64_t count;       // frames that are written
     float* out;          // [patches][3][frames][patch][patch]
+};
+
+// Resizes an image, see pixels.h, on the calling thread alone: across and down, each rounded to
+// bytes, in Pillow's way.
+struct Resize {
+    const uint8_t* pixels;  // [height][width][3]
+    int64_t height;
+    int64_t width;
+    const int32_t* across_first;    // [columns]
+    const int32_t* across_counts;   // [columns]
+    const int32_t* across_weights;  // [columns][across_most]
+    int64_t across_most;
+    const int32_t* down_first;    // [rows]
+    const int32_t* down_counts;   // [rows]
+    const int32_t* down_weights;  // [rows][down_most]
+    int64_t down_most;
+    int64_t rows;
+    int64_t columns;
+    int32_t is_down_first;
+    uint8_t* turned;  // [width * STRIP_BYTES + 1]
+    uint8_t* middle;  // [height][columns][3], or [rows][width][3]
+    uint8_t* out;     // [rows][columns][3]
 };
 
 // Restricts threads to CPUs and their memory to a node, see threads.h.
@@ -489,7 +550,8 @@ struct PlaceThreads {
     CALL(attend, Attend)            \
     CALL(write_cache, WriteCache)   \
     CALL(short_conv, ShortConv)     \
-    CALL(delta_rule, DeltaRule)
+    CALL(delta_rule, DeltaRule)     \
+    CALL(mamba2, Mamba2)
 
 #define MM_EACH_LOW_RANK_CALL(CALL) \
     CALL(low_rank, LowRank)
@@ -500,8 +562,9 @@ struct PlaceThreads {
     CALL(angles, Angles)              \
     CALL(rms_norm, RmsNorm)           \
     CALL(norm_heads, NormHeads)       \
-    CALL(silu_mul, SiluMul)           \
+    CALL(gated_mul, GatedMul)         \
     CALL(activate, Activate)          \
+    CALL(scale, Scale)                \
     CALL(gate_heads, GateHeads)       \
     CALL(rotate, Rotate)              \
     CALL(largest, Largest)            \
@@ -510,6 +573,7 @@ struct PlaceThreads {
     CALL(cut, Cut)                    \
     CALL(invert, Invert)              \
     CALL(patchify, Patchify)          \
+    CALL(resize, Resize)              \
     CALL(place_threads, PlaceThreads)
 
 }  // namespace mm

@@ -46,24 +46,44 @@ void run(const mm::NormHeads& args) {
     });
 }
 
-void run(const mm::SiluMul& args) {
+// Calls function(std::integral_constant<int32_t, kind>()).
+template <typename Function>
+void by_kind(int32_t kind, const Function& function) {
+    switch (kind) {
+        case mm::GELU: return function(std::integral_constant<int32_t, mm::GELU>());
+        case mm::GELU_TANH: return function(std::integral_constant<int32_t, mm::GELU_TANH>());
+        case mm::QUICK_GELU: return function(std::integral_constant<int32_t, mm::QUICK_GELU>());
+        case mm::RELU: return function(std::integral_constant<int32_t, mm::RELU>());
+        case mm::RELU2: return function(std::integral_constant<int32_t, mm::RELU2>());
+        case mm::IDENTITY: return function(std::integral_constant<int32_t, mm::IDENTITY>());
+        default: return function(std::integral_constant<int32_t, mm::SILU>());
+    }
+}
+
+void run(const mm::GatedMul& args) {
     by_dtype(args.dtype, [&](auto of) {
-        mm::silu_mul(of.in(args.gate), args.gate_stride, of.in(args.up), args.up_stride,
-                     of.out(args.out), args.rows, args.size, args.num_threads);
+        by_kind(args.kind, [&](auto kind) {
+            mm::gated_mul<decltype(kind)::value>(
+                of.in(args.gate), args.gate_stride, of.in(args.up), args.up_stride,
+                of.out(args.out), args.rows, args.size, args.num_threads);
+        });
     });
 }
 
 void run(const mm::Activate& args) {
     by_dtype(args.dtype, [&](auto of) {
-        auto* x = of.out(args.x);
-        const int64_t rows = args.rows, size = args.size;
-        switch (args.kind) {
-            case mm::GELU: return mm::activate<mm::GELU>(x, rows, size, args.num_threads);
-            case mm::GELU_TANH: return mm::activate<mm::GELU_TANH>(x, rows, size, args.num_threads);
-            case mm::QUICK_GELU:
-                return mm::activate<mm::QUICK_GELU>(x, rows, size, args.num_threads);
-            default: return mm::activate<mm::SILU>(x, rows, size, args.num_threads);
-        }
+        by_kind(args.kind, [&](auto kind) {
+            mm::activate<decltype(kind)::value>(of.out(args.x), args.rows, args.size,
+                                                args.num_threads);
+        });
+    });
+}
+
+void run(const mm::Scale& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        using T = typename decltype(of)::Type;
+        const float factor = args.rounds != 0 ? mm::rounded<T>(args.factor) : args.factor;
+        mm::scale(of.out(args.x), factor, args.values, args.num_threads);
     });
 }
 
@@ -104,7 +124,7 @@ void run(const mm::Temper& args) {
 
 void run(const mm::Cut& args) {
     mm::cut(args.z, args.probs, args.rows, args.size, args.least, args.top_k, args.top_p,
-            args.cuts, args.num_threads);
+            args.num_threads);
 }
 
 void run(const mm::Invert& args) {
@@ -114,6 +134,20 @@ void run(const mm::Invert& args) {
 void run(const mm::Patchify& args) {
     mm::patchify(args.pixels, args.height, args.width, args.patch, args.merge, args.table,
                  args.frames, args.first, args.count, args.out);
+}
+
+void run(const mm::Resize& args) {
+    const mm::Taps across = {args.across_first, args.across_counts, args.across_weights,
+                             args.across_most};
+    const mm::Taps down = {args.down_first, args.down_counts, args.down_weights, args.down_most};
+    if (args.is_down_first) {
+        mm::down(args.pixels, args.width * 3, down, args.rows, args.middle);
+        mm::across(args.middle, args.rows, args.width, across, args.columns, args.turned, args.out);
+    } else {
+        mm::across(args.pixels, args.height, args.width, across, args.columns, args.turned,
+                   args.middle);
+        mm::down(args.middle, args.columns * 3, down, args.rows, args.out);
+    }
 }
 
 void run(const mm::PlaceThreads& args) {

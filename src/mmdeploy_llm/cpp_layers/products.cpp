@@ -75,7 +75,7 @@ void run(const mm::LinearCodes& args) {
                 next_of(args));
         };
         mm::with_codes<typename decltype(of)::Type>(args.bits, args.is_float8 != 0,
-                                                    args.rounds != 0, multiply);
+                                                    args.rounds != 0, args.rows, multiply);
     });
 }
 

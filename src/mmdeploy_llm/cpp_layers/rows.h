@@ -122,25 +122,6 @@ void norm_heads(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, co
     });
 }
 
-// out = silu(gate) * up.
-template <typename T>
-void silu_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, T* out,
-              int64_t rows, int64_t size, int num_threads) {
-    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-            const T* g = gate + row * gate_stride;
-            const T* u = up + row * up_stride;
-            T* result = out + row * size;
-#pragma omp simd
-            for (int64_t c = 0; c < size; ++c) {
-                const float value = load(g[c]);
-                const float activated = rounded<T>(value / (1.0f + fast_exp(-value)));
-                result[c] = store<T>(activated * load(u[c]));
-            }
-        }
-    });
-}
-
 // x [rows][heads][size] = x * sigmoid(gate), the sigmoid rounded to T as torch rounds it.
 template <typename T>
 void gate_heads(T* x, const T* gate, int64_t gate_stride, int64_t gate_head_stride, int64_t rows,
@@ -158,7 +139,7 @@ void gate_heads(T* x, const T* gate, int64_t gate_stride, int64_t gate_head_stri
     });
 }
 
-enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, SILU };
+enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, SILU, RELU, RELU2, IDENTITY };
 
 // Returns the error function, up to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
 MM_INLINE float fast_erf(float x) {
@@ -179,6 +160,9 @@ MM_INLINE float activated(float x) {
     if constexpr (KIND == GELU_TANH) {
         return 0.5f * x * (1.0f + fast_tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
     }
+    if constexpr (KIND == RELU) return x < 0.0f ? 0.0f : x;
+    if constexpr (KIND == RELU2) return x < 0.0f ? 0.0f : x * x;
+    if constexpr (KIND == IDENTITY) return x;
     if constexpr (KIND == QUICK_GELU) return x / (1.0f + fast_exp(-1.702f * x));
     return x / (1.0f + fast_exp(-x));
 }
@@ -192,6 +176,32 @@ void activate(T* x, int64_t rows, int64_t size, int num_threads) {
 #pragma omp simd
             for (int64_t c = 0; c < size; ++c) values[c] = store<T>(activated<KIND>(load(values[c])));
         }
+    });
+}
+
+// out = activated gate * up, the activated value rounded to T.
+template <int32_t KIND, typename T>
+void gated_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, T* out,
+               int64_t rows, int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* g = gate + row * gate_stride;
+            const T* u = up + row * up_stride;
+            T* result = out + row * size;
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                result[c] = store<T>(rounded<T>(activated<KIND>(load(g[c]))) * load(u[c]));
+            }
+        }
+    });
+}
+
+// x [values] *= factor.
+template <typename T>
+void scale(T* x, float factor, int64_t values, int num_threads) {
+    parallel_parts(values, num_threads, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) x[i] = store<T>(load(x[i]) * factor);
     });
 }
 

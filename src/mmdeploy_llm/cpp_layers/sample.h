@@ -135,39 +135,55 @@ inline uint32_t depth_of(float z) { return float_to_bits(z) & 0x7fffffff; }
 // depth is still below a threshold; 0 if there is none. Sums are exact in any order.
 class DepthSearch {
    public:
+    // depth(i), amount(i): of item i; the compiler vectorises loops over both.
     template <typename Depth, typename Amount>
     uint32_t find(int64_t size, double threshold, const Depth& depth, const Amount& amount) {
-        sums_.assign(COARSE, 0.0);
-        counts_.assign(COARSE, 0);
-        for (int64_t i = 0; i < size; ++i) {
-            const uint32_t bin = depth(i) >> COARSE_SHIFT;
-            sums_[bin] += amount(i);
-            ++counts_[bin];
+        sums_.assign(WAYS * COARSE, 0.0);
+        has_items_.assign(COARSE, 0);
+        uint32_t depths[BLOCK];
+        double amounts[BLOCK];
+        for (int64_t first = 0; first < size; first += BLOCK) {
+            const int64_t num = std::min(int64_t(BLOCK), size - first);
+#pragma omp simd
+            for (int64_t i = 0; i < num; ++i) depths[i] = depth(first + i);
+#pragma omp simd
+            for (int64_t i = 0; i < num; ++i) amounts[i] = amount(first + i);
+            // Neighbours often have one bin; a sum waits for the one before it.
+            for (int64_t i = 0; i < num; ++i) {
+                const uint32_t bin = depths[i] >> COARSE_SHIFT;
+                sums_[i % WAYS * COARSE + bin] += amounts[i];
+                has_items_[bin] = 1;
+            }
+        }
+        for (int64_t bin = 0; bin < COARSE; ++bin) {
+            for (int64_t way = 1; way < WAYS; ++way) sums_[bin] += sums_[way * COARSE + bin];
         }
         double before = 0.0;
         const uint32_t coarse = last_below(threshold, &before);
-        items_.clear();
-        for (int64_t i = 0; i < size; ++i) {
-            if (depth(i) >> COARSE_SHIFT == coarse) items_.push_back({depth(i), amount(i)});
+        if (int64_t(items_.size()) < size) items_.resize(size);
+        Item* end = items_.data();
+        for (int64_t i = 0; i < size; ++i) {  // without a branch that is hard to predict
+            const uint32_t own = depth(i);
+            *end = {own, int32_t(i)};
+            end += own >> COARSE_SHIFT == coarse;
         }
         std::fill(sums_.begin(), sums_.begin() + FINE, 0.0);
-        std::fill(counts_.begin(), counts_.end(), 0);
-        for (const Item& item : items_) {
-            const uint32_t bin = item.depth >> FINE_SHIFT & (FINE - 1);
-            sums_[bin] += item.amount;
-            ++counts_[bin];
+        std::fill(has_items_.begin(), has_items_.end(), 0);
+        for (const Item* item = items_.data(); item < end; ++item) {
+            const uint32_t bin = item->depth >> FINE_SHIFT & (FINE - 1);
+            sums_[bin] += amount(item->index);
+            has_items_[bin] = 1;
         }
         const uint32_t fine = last_below(threshold, &before);
-        items_.erase(std::remove_if(items_.begin(), items_.end(), [&](const Item& item) {
+        end = std::remove_if(items_.data(), end, [&](const Item& item) {
             return (item.depth >> FINE_SHIFT & (FINE - 1)) != fine;
-        }), items_.end());
-        std::sort(items_.begin(), items_.end(),
+        });
+        std::sort(items_.data(), end,
                   [](const Item& a, const Item& b) { return a.depth < b.depth; });
         uint32_t found = 0;
-        for (const Item& item : items_) {
-            if (before >= threshold) break;
-            found = item.depth;
-            before += item.amount;
+        for (const Item* item = items_.data(); item < end && before < threshold; ++item) {
+            found = item->depth;
+            before += amount(item->index);
         }
         return found;
     }
@@ -175,8 +191,9 @@ class DepthSearch {
    private:
     struct Item {
         uint32_t depth;
-        double amount;
+        int32_t index;
     };
+    static constexpr int64_t BLOCK = 512, WAYS = 4;
     static constexpr uint32_t COARSE = 4096, COARSE_SHIFT = 19, FINE = 1024, FINE_SHIFT = 9;
 
     // Returns the last bin with items for which the sum of all bins before it is below the
@@ -185,7 +202,7 @@ class DepthSearch {
         uint32_t last = 0;
         double sum = *before;
         for (uint32_t bin = 0; bin < COARSE && sum < threshold; ++bin) {
-            if (counts_[bin] == 0) continue;
+            if (has_items_[bin] == 0) continue;
             last = bin;
             *before = sum;
             sum += sums_[bin];
@@ -194,17 +211,18 @@ class DepthSearch {
     }
 
     std::vector<double> sums_;
-    std::vector<int64_t> counts_;
+    std::vector<uint8_t> has_items_;  // whether a bin has some
     std::vector<Item> items_;
 };
 
-// Computes for each row the smallest z that min_p (as the logarithm `least`), top_k and top_p keep,
-// in this order. probs: of the whole vocabulary. top_k 0 and top_p 1 are off.
-inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, const float* least,
-                const int64_t* top_k, const double* top_p, float* cuts, int num_threads) {
+// Keeps of each row the values from the smallest z that min_p (as the logarithm `least`), top_k and
+// top_p keep, in this order; the others become -inf. probs: of the whole vocabulary. top_k 0 and
+// top_p 1 are off.
+inline void cut(float* z, const float* probs, int64_t rows, int64_t size, const float* least,
+                const int64_t* top_k, const double* top_p, int num_threads) {
     parallel_for(rows, num_threads, [&](int64_t row) {
         static thread_local DepthSearch search;
-        const float* in = z + row * size;
+        float* in = z + row * size;
         const float* prob = probs + row * size;
         const auto depth = [&](int64_t i) { return depth_of(in[i]); };
         constexpr uint32_t FINITE = 0x7f7fffff;
@@ -216,6 +234,7 @@ inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, 
         }
         if (top_p[row] < 1.0) {
             double total = 0.0;
+#pragma omp simd reduction(+ : total)
             for (int64_t i = 0; i < size; ++i) {
                 total += depth(i) <= deepest ? mass_of(prob[i]) : 0.0;
             }
@@ -224,7 +243,9 @@ inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, 
             };
             deepest = std::min(deepest, search.find(size, top_p[row] * total, depth, amount));
         }
-        cuts[row] = -bits_to_float(deepest);
+        const float last = -bits_to_float(deepest);
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) in[i] = in[i] < last ? -INFINITY : in[i];
     });
 }
 

@@ -2,9 +2,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../cpp_states/state_space.h"
+#include "../cpp_states/states.h"
 #include "attention.h"
 #include "dispatch.h"
-#include "states.h"
 
 namespace {
 
@@ -49,6 +50,10 @@ void run(const mm::ShortConv& args) {
 
 void run(const mm::DeltaRule& args) {
     by_dtype(args.dtype, [&](auto of) { mm::delta_rule<typename decltype(of)::Type>(args); });
+}
+
+void run(const mm::Mamba2& args) {
+    by_dtype(args.dtype, [&](auto of) { mm::mamba2<typename decltype(of)::Type>(args); });
 }
 
 }  // namespace

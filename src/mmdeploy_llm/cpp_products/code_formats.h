@@ -4,6 +4,8 @@
 //     PARTS                the operands that a unit becomes, one after the other
 //     RELOADS              whether each part loads the weights again
 //     ROUNDS               whether x is rounded to int8
+//     ZEROS_FIRST          whether sums start with what zeros of weights subtract, instead of offsets
+//     SECOND_EXCESS        what each second operand is smaller by than its code: sums start with as much
 //     column(i)            the column, within a unit, of the i-th value of x in the order of the format
 //     widen(words, part)   makes operands of one part of the units in a register
 //     add(sums, x, w)      adds products
@@ -38,6 +40,8 @@ struct FloatCodes {
     static constexpr int PARTS = 32 / BITS;
     static constexpr bool RELOADS = BITS == 4;
     static constexpr bool ROUNDS = false;  // whether x is rounded to int8
+    static constexpr int32_t SECOND_EXCESS = 0;
+    static constexpr bool ZEROS_FIRST = false;
     static constexpr int64_t column(int64_t i) { return column_of<BITS>(int(i)); }
 #if defined(__aarch64__)
     static constexpr float factor(int part) { return 1.0f / float(1u << (BITS * part)); }
@@ -79,6 +83,8 @@ MM_INLINE float float_of_float8(uint32_t code) {
 template <int BITS>
 struct PairsOfCodes {
     static constexpr int PARTS = 16 / BITS;
+    static constexpr int32_t SECOND_EXCESS = 0;
+    static constexpr bool ZEROS_FIRST = false;
     static constexpr int64_t column(int64_t i) {
         return column_of<BITS>(int(i / 2 + i % 2 * PARTS));
     }
@@ -88,7 +94,7 @@ struct PairsOfCodes {
     }
 };
 
-#ifdef MM_HAS_BF16_DOT
+#if defined(MM_HAS_BF16_DOT) && MM_VECTOR_BYTES == 64
 template <int BITS>
 struct Bf16Codes : PairsOfCodes<BITS> {
     using X = bf16;
@@ -162,26 +168,47 @@ struct S8Codes : PairsOfCodes<BITS> {
 template <>
 struct S8Codes<4> {
     using X = int8_t;
-    using Sums = Ints;
+    using Sums = SmallSums;
     static constexpr int PARTS = 2;
+    static constexpr int32_t SECOND_EXCESS = 0;
+    static constexpr bool ZEROS_FIRST = HAS_PAIRS_BESIDE_QUADRUPLES;
     static constexpr bool RELOADS = NUM_REGISTERS == 16;
     static constexpr bool ROUNDS = true;
     static constexpr int64_t column(int64_t i) { return i; }
     static MM_INLINE Ints widen(Ints words, int part) {
         return (Ints)((Words)words >> uint32_t(4 * part)) & splat_word(0x0f0f0f0fu);
     }
-    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) {
+    static MM_INLINE Sums add(Sums sums, Ints x, Ints w) {
         return add_small_quadruples(sums, w, x);
     }
 };
 #endif
 
-#ifdef MM_HAS_S8_DOT
+#ifndef MM_HAS_S8_DOT
+// Codes of 8 bits for many rows: pairs of bytes as WideS8Format has them, which are divided by one
+// shift. The second code of each pair is 128 less, which the number that sums start with brings back.
+struct S8PairCodes {
+    using X = int16_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 2;
+    static constexpr int32_t SECOND_EXCESS = 128;
+    static constexpr bool ZEROS_FIRST = false;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = true;
+    static MM_INLINE Ints flipped(Ints words) { return words ^ mask_of_memory<0x80008000u>(); }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return part == 0 ? flipped(words) : (Ints)((SignedHalves)flipped(words) >> 8);
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
+};
+#else
 template <>
 struct S8Codes<8> {
     using X = int8_t;
     using Sums = Ints;
     static constexpr int PARTS = 1;
+    static constexpr int32_t SECOND_EXCESS = 0;
+    static constexpr bool ZEROS_FIRST = HAS_PAIRS_BESIDE_QUADRUPLES;
     static constexpr bool RELOADS = false;
     static constexpr bool ROUNDS = true;
     static constexpr int64_t column(int64_t i) { return i; }
@@ -189,6 +216,29 @@ struct S8Codes<8> {
         return HAS_SIGNED_WEIGHTS ? words ^ splat_word(0x80808080u) : words;
     }
     static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
+};
+
+using S8PairCodes = S8Codes<8>;
+#endif
+
+// Codes of a format after unpacking: each unit has become UNITS units.
+template <typename Format>
+struct Operands : Format {
+    static constexpr int UNITS = Format::PARTS;
+    static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
+    static MM_INLINE Ints unpacked(Ints words, int part) { return Format::widen(words, part); }
+    static MM_INLINE Ints widen(Ints words, int) { return words; }
+};
+
+#ifndef MM_HAS_S8_DOT
+template <>
+struct Operands<S8PairCodes> : S8PairCodes {
+    static constexpr int UNITS = 1;
+    static MM_INLINE Ints unpacked(Ints words, int) { return flipped(words); }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return part == 0 ? words : (Ints)((SignedHalves)words >> 8);
+    }
 };
 #endif
 

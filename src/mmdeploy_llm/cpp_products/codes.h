@@ -29,6 +29,8 @@
 #include <vector>
 
 #include "code_formats.h"
+#include "code_rows.h"
+#include "code_tile.h"
 #include "gemm.h"
 #include "numbers.h"
 #include "parallel.h"
@@ -36,256 +38,116 @@
 
 namespace mm {
 
-MM_INLINE Floats as_floats(Floats sums) { return sums; }
-MM_INLINE Floats as_floats(Ints sums) { return to_floats(sums); }
-
-// The groups of a weight [n][k]. group: columns of a group, a multiple of 16, or k or more.
-struct Groups {
-    int64_t group;
-    int64_t num;
-    // Columns that one call of a tile adds, which have one scale of the weight and one of x: GROUP, or
-    // the largest power of two that divides the columns of a group.
-    int64_t step;
-    bool has_offsets;
-
-    Groups(int64_t k, int64_t size, bool offsets)
-        : group(size),
-          num((k + size - 1) / size),
-          step(size >= k || size % GROUP == 0 ? GROUP : size % 64 == 0 ? 64 : size % 32 == 0 ? 32 : 16),
-          has_offsets(offsets) {}
-    int64_t rows() const { return has_offsets ? 2 * num : num; }  // of words of scales
-};
-
-// Rows of x in the order of the format: values [rows][width]; for each step of a row the sum of its
-// values, and if they are rounded their scale.
+// A chunk of a panel as many strips of rows read it: scales and offsets of its groups as floats, and
+// codes as operands, if they are unpacked: each unit has become PARTS units.
 template <typename Format>
-struct ArrangedRows {
-    using X = typename Format::X;
-    static constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(X);  // of a unit
-    int64_t width;
-    int64_t steps;
-    std::unique_ptr<X[]> values;
-    std::vector<float> scales;
-    std::vector<float> sums;
-
-    ArrangedRows(int64_t rows, int64_t k, int64_t step)
-        : width(round_up(k, VALUES)),
-          steps((k + step - 1) / step),
-          values(new X[rows * width]),
-          scales(Format::ROUNDS ? rows * steps : 0),
-          sums(rows * steps) {}
-
-    template <typename T>
-    void fill(const T* x, int64_t row, int64_t k, int64_t step) {
-        for (int64_t first = 0; first < k; first += GROUP) {
-            const int64_t count = std::min(GROUP, k - first);
-            X* to = values.get() + row * width + first;
-            if constexpr (std::is_same_v<X, int8_t>) {
-                static_assert(Format::column(1) == 1, "bytes are read in their order");
-                const float scale = quantize(x + first, count, to);
-                std::fill(to + count, to + round_up(count, VALUES), X{});
-                add_steps(row, first, count, step, to, scale);
-            } else if constexpr (Format::ROUNDS) {
-                int8_t rounded[GROUP];
-                const float scale = quantize(x + first, count, rounded);
-                add_steps(row, first, count, step, rounded, scale);
-                arrange(rounded, count, to);
-            } else {
-                add_steps(row, first, count, step, x + first, 1.0f);
-                arrange(x + first, count, to);
-            }
-        }
-    }
-
-  private:
-    // Sums `count` values from column `first` on by steps.
-    template <typename V>
-    void add_steps(int64_t row, int64_t first, int64_t count, int64_t step, const V* from,
-                   float scale) {
-        for (int64_t at = 0; at < count; at += step) {
-            const int64_t num = std::min(step, count - at), index = row * steps + (first + at) / step;
-            sums[index] = sum_of(from + at, num) * scale;
-            if constexpr (Format::ROUNDS) scales[index] = scale;
-        }
-    }
-    // Writes `count` values in the order of the format.
-    template <typename V>
-    static void arrange(const V* from, int64_t count, X* to) {
-        for (int64_t unit = 0; unit < count; unit += VALUES) {
-#pragma GCC unroll 8
-            for (int64_t i = 0; i < VALUES; ++i) {
-                const int64_t column = unit + Format::column(i);
-                to[unit + i] = column < count ? as_x(from[column], int(i)) : X{};
-            }
-        }
-    }
-    static MM_INLINE float sum_of(const int8_t* values, int64_t num) {
-        int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < num; ++i) sum += values[i];
-        return float(sum);
-    }
-    template <typename V>
-    static MM_INLINE float sum_of(const V* values, int64_t num) {
-        float sum = 0.0f;
-        for (int64_t i = 0; i < num; ++i) sum += load(values[i]);
-        return sum;
-    }
-    static MM_INLINE X as_x(int8_t value, int) {
-        if constexpr (std::is_integral_v<X>) {
-            return X(value);
-        } else {
-            return X{};
-        }
-    }
-    template <typename V>
-    static MM_INLINE X as_x(V value, int i) {
-        if constexpr (std::is_integral_v<X>) {
-            return X{};
-        } else if constexpr (std::is_same_v<X, float>) {
-            return load(value) * Format::factor(i);
-        } else {
-            return convert<X>(value);
-        }
-    }
-};
-
-// Adds to out [ROWS][NUM registers] one step: the products with `units` units of codes, times the
-// scales of x and of the weights, less the offsets. x_scales, x_sums: point to the first row's step;
-// the next row's is `steps` further. scales, offsets: of the columns.
-template <typename Format, int ROWS, int NUM>
-__attribute__((noinline)) void code_tile(const typename Format::X* x, int64_t x_stride,
-                                         const void* codes, int64_t units, const float* x_scales,
-                                         const float* x_sums, int64_t steps, const float* scales,
-                                         const float* offsets, Prefetch& prefetch, float* out,
-                                         bool adds) {
-    typename Format::Sums sums[ROWS][NUM] = {};
-    add_units<Format, ROWS, NUM>(x, x_stride, codes, PANEL, units, prefetch, sums);
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
-        const Floats x_sum = all_lanes(-x_sums[r * steps]);
-        const Floats x_scale = all_lanes(Format::ROUNDS ? x_scales[r * steps] : 1.0f);
-#pragma GCC unroll 8
-        for (int b = 0; b < NUM; ++b) {
-            float* to = out + r * PANEL + b * LANES;
-            Floats sum = as_floats(sums[r][b]);
-            if (Format::ROUNDS) sum = sum * x_scale;
-            // out = old + scale * x_scale * sum - offset * x_sum
-            const Floats old = adds ? load_lanes<Floats>(to) : Floats{};
-            const Floats less = multiply_add(load_lanes<Floats>(offsets + b * LANES), x_sum, old);
-            store_lanes(to, multiply_add(load_lanes<Floats>(scales + b * LANES), sum, less));
-        }
-    }
-}
-
-// What the operands of a format are smaller by than the codes.
-template <typename Format>
-constexpr int32_t LESS = 0;
-#ifdef MM_HAS_S8_DOT
-template <>
-constexpr int32_t LESS<S8Codes<8>> = HAS_SIGNED_WEIGHTS ? 128 : 0;
-#endif
-
-// Reads the scales and offsets of a group of a panel, for codes from which LESS is subtracted.
-template <int32_t LESS>
-MM_INLINE void read_scales(const uint32_t* words, bool has_offsets, float* scales, float* offsets) {
-    if (has_offsets) {
-        std::memcpy(scales, words, PANEL * sizeof(float));
-        std::memcpy(offsets, words + PANEL, PANEL * sizeof(float));
-        if constexpr (LESS != 0) {
-#pragma omp simd
-            for (int64_t c = 0; c < PANEL; ++c) offsets[c] -= scales[c] * LESS;
-        }
-        return;
-    }
-#pragma omp simd
-    for (int64_t c = 0; c < PANEL; ++c) {
-        scales[c] = bits_to_float(words[c] & 0xffffff00u);
-        offsets[c] = scales[c] * float(int32_t(words[c] & 0xffu) - LESS);
-    }
-}
-
-// Codes as operands, which many strips of rows read: each unit has become PARTS units.
-template <typename Format>
-struct Unpacked {
-    struct Operands : Format {  // hides what unpacking has done
-        static constexpr int PARTS = 1;
-        static constexpr bool RELOADS = false;
-        static MM_INLINE Ints widen(Ints words, int) { return words; }
-    };
-    int64_t product = 0;  // the call that this chunk belongs to
+struct Chunk {
+    int64_t product = 0;  // the call that the chunk belongs to
     const char* codes = nullptr;
+    std::vector<float> scales;  // [groups][2][PANEL]
     std::vector<uint32_t> words;
 
-    // Unpacks a chunk, unless it is there already.
-    const char* of(int64_t own_product, const char* own, int64_t units) {
-        if (product != own_product || codes != own) {
-            product = own_product;
-            codes = own;
-            words.resize(units * Format::PARTS * PANEL);
-            for (int64_t unit = 0; unit < units; ++unit) {
-                for (int part = 0; part < Format::PARTS; ++part) {
-                    uint32_t* to = words.data() + (unit * Format::PARTS + part) * PANEL;
-                    for (int64_t c = 0; c < PANEL; c += LANES) {
-                        const Ints from = load_lanes<Ints>(own + unit * UNIT_BYTES + c * 4);
-                        store_lanes(to + c, Format::widen(from, part));
-                    }
+    // Whether this is the chunk; afterwards it is said to be.
+    bool is(int64_t own_product, const char* own) {
+        const bool same = product == own_product && codes == own;
+        product = own_product;
+        codes = own;
+        return same;
+    }
+    void read_scales_of(const uint32_t* from, bool has_offsets, int64_t groups) {
+        scales.resize(groups * 2 * PANEL);
+        for (int64_t g = 0; g < groups; ++g) {
+            read_scales<LESS<Format>, Format::ZEROS_FIRST>(
+                from + g * (has_offsets ? 2 : 1) * PANEL, has_offsets, scales.data() + g * 2 * PANEL);
+        }
+    }
+    void unpack(int64_t units) {
+        constexpr int UNITS = Operands<Format>::UNITS;
+        words.resize(units * UNITS * PANEL);
+        for (int64_t unit = 0; unit < units; ++unit) {
+            for (int part = 0; part < UNITS; ++part) {
+                uint32_t* to = words.data() + (unit * UNITS + part) * PANEL;
+                for (int64_t c = 0; c < PANEL; c += LANES) {
+                    const Ints from = load_lanes<Ints>(codes + unit * UNIT_BYTES + c * 4);
+                    store_lanes(to + c, Operands<Format>::unpacked(from, part));
                 }
             }
         }
-        return reinterpret_cast<const char*>(words.data());
     }
 };
 
-constexpr int64_t UNPACKED_ROWS = 2 * STRIP + 1;  // from which chunks are unpacked first
-constexpr int64_t UNPACKED_UNITS = 128;  // of a chunk, whose operands stay in the cache
+constexpr int64_t NEVER = INT64_MAX;
 
-// Whether chunks are unpacked for many rows. With bytes of VNNI and 512 bits a unit is divided by a
-// shift and two masks, which takes less time than to read operands of twice the length.
+// From which number of rows chunks are unpacked first. Dividing a unit of 4 bits by a shift and two
+// masks takes less time than reading operands of twice the length where registers are wide.
 template <typename Format>
-constexpr bool UNPACKS = Format::PARTS > 1;
-#if defined(MM_HAS_S8_DOT) && MM_VECTOR_BYTES == 64
+constexpr int64_t UNPACKED_ROWS = Format::PARTS > 1 ? 2 * STRIP + 1 : NEVER;
+#if MM_VECTOR_BYTES >= 32
 template <>
-constexpr bool UNPACKS<S8Codes<4>> = false;
+constexpr int64_t UNPACKED_ROWS<S8Codes<4>> = NEVER;
 #endif
+#ifndef MM_HAS_S8_DOT
+template <>
+constexpr int64_t UNPACKED_ROWS<S8PairCodes> = 8 * STRIP + 1;
+#endif
+constexpr int64_t UNPACKED_UNITS = 128;  // of a chunk, whose operands stay in the cache
+// Without unpacking few rows are fastest where a chunk stays in the first cache, and many rows where
+// its sums are written less often.
+constexpr int64_t FEW_ROWS = 8 * STRIP, FEW_ROWS_UNITS = MM_VECTOR_BYTES == 64 ? 32 : 64;
 
-// Returns the largest number of units of a chunk. Without unpacking few rows are fastest where a
-// chunk stays in the first cache, and many rows where its sums are written less often.
+// Returns the largest number of units of a chunk.
 template <typename Format>
 constexpr int64_t code_part_units(int64_t rows) {
-    const bool is_small = Format::PARTS > 1 && !UNPACKS<Format> && rows <= 48;
-    return is_small ? GROUP_UNITS : UNPACKED_UNITS;
+    const bool is_small = Format::PARTS > 1 && UNPACKED_ROWS<Format> == NEVER && rows <= FEW_ROWS;
+    return is_small ? FEW_ROWS_UNITS : UNPACKED_UNITS;
 }
 
-// sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
-// steps except at the end. words: the scales of the panel. Operands: the format that multiplies
-// `codes`, which have `expansion` units for one.
-template <typename Format, typename Operands, int ROWS>
-void code_strip(const ArrangedRows<Format>& x, int64_t row, int64_t unit, const char* codes,
-                const uint32_t* words, const Groups& groups, int64_t units, Prefetch prefetch,
-                float* sums, bool adds) {
+// Returns the number of registers of columns in a tile.
+template <typename Format>
+constexpr int code_registers(int rows) {
+    return Format::ROUNDS ? s8_tile_registers(rows) : tile_registers(rows);
+}
+
+// What a strip multiplies: `units` units from `unit` on of a panel.
+struct ChunkOfCodes {
+    const char* codes;
+    int64_t unit, units;
+    const uint32_t* words;  // scales of the panel
+    const float* scales;    // those of the chunk's groups, if they have been read
+};
+
+// sums [ROWS][64] = rows from `row` on, over a chunk, or plus that, in whole steps except at the end.
+// Own: the format that multiplies the codes, which have EXPANSION units for one.
+template <typename Format, typename Own, int ROWS>
+void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& chunk,
+                const Groups& groups, Prefetch prefetch, float* sums, bool adds) {
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
-    constexpr int64_t EXPANSION = Format::PARTS / Operands::PARTS;
-    alignas(64) float scales[PANEL], offsets[PANEL];
+    constexpr int64_t EXPANSION = Format::PARTS / Own::PARTS;
+    constexpr int NUM = code_registers<Format>(ROWS);
+    constexpr int64_t COLUMNS = NUM * LANES;
+    alignas(64) float own[2 * PANEL];
+    if (!adds) std::fill(sums, sums + ROWS * PANEL, 0.0f);
     const int64_t step_units = groups.step / VALUES;
-    constexpr int64_t COLUMNS = tile_registers(ROWS) * LANES;
     // Of PANEL / COLUMNS tiles each prefetches its share, spread over EXPANSION times the units.
     prefetch.num = (prefetch.num * COLUMNS + EXPANSION * PANEL - 1) / (EXPANSION * PANEL);
+    const int64_t first_group = chunk.unit * VALUES / groups.group;
     int64_t read = -1;
-    for (int64_t done = 0; done < units; done += step_units) {
-        const int64_t count = std::min(step_units, units - done), first = (unit + done) * VALUES;
-        const int64_t group = first / groups.group, at = row * x.steps + first / groups.step;
-        if (group != read) {
-            const int64_t index = groups.has_offsets ? 2 * group : group;  // row of words
-            read_scales<LESS<Format>>(words + index * PANEL, groups.has_offsets, scales, offsets);
+    for (int64_t done = 0; done < chunk.units; done += step_units) {
+        const int64_t first = (chunk.unit + done) * VALUES, group = first / groups.group;
+        const float* scales = own;
+        if (chunk.scales != nullptr) {
+            scales = chunk.scales + (group - first_group) * 2 * PANEL;
+        } else if (group != read) {
+            read_scales<LESS<Format>, Format::ZEROS_FIRST>(
+                chunk.words + group * groups.words() * PANEL, groups.has_offsets, own);
             read = group;
         }
+        const int64_t count = std::min(step_units, chunk.units - done) * EXPANSION;
+        const char* codes = chunk.codes + done * EXPANSION * UNIT_BYTES;
         for (int64_t column = 0; column < PANEL; column += COLUMNS) {
-            code_tile<Operands, ROWS, tile_registers(ROWS)>(
-                x.values.get() + row * x.width + first, x.width,
-                codes + done * EXPANSION * UNIT_BYTES + column * 4, count * EXPANSION, x.scales.data() + at,
-                x.sums.data() + at, x.steps, scales + column, offsets + column, prefetch,
-                sums + column, adds || done > 0);
+            code_tile<Format, Own, ROWS, NUM>(x, row, first / groups.step, first,
+                                              codes + column * 4, count, scales + column,
+                                              groups.has_offsets, prefetch, sums + column);
         }
     }
 }
@@ -308,16 +170,29 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Prefetch prefetch, float* sums, bool adds) {
         const int64_t panel = (part - static_cast<const char*>(codes)) / (units * UNIT_BYTES);
-        const uint32_t* own = scales + panel * groups.rows() * PANEL;
-        if (!UNPACKS<Format> || rows < UNPACKED_ROWS) {
-            code_strip<Format, Format, num>(arranged, row, unit, part, own, groups, count, prefetch,
-                                            sums, adds);
-        } else {
-            static thread_local Unpacked<Format> unpacked;
-            const char* words = unpacked.of(product, part, count);
-            code_strip<Format, typename Unpacked<Format>::Operands, num>(
-                arranged, row, unit, words, own, groups, count, prefetch, sums, adds);
+        const uint32_t* words = scales + panel * groups.rows() * PANEL;
+        ChunkOfCodes own{part, unit, count, words, nullptr};
+        if (rows <= STRIP) {
+            return code_strip<Format, Format, num>(arranged, row, own, groups, prefetch, sums, adds);
         }
+        static thread_local Chunk<Format> chunk;
+        const bool unpacks = rows >= UNPACKED_ROWS<Format>;
+        if (!chunk.is(product, part)) {
+            const int64_t group = unit * VALUES / groups.group;
+            const int64_t end = ((unit + count) * VALUES - 1) / groups.group + 1;
+            chunk.read_scales_of(words + group * groups.words() * PANEL, groups.has_offsets,
+                                 std::min(end, groups.num) - group);
+            if (unpacks) chunk.unpack(count);
+        }
+        own.scales = chunk.scales.data();
+        if constexpr (UNPACKED_ROWS<Format> != NEVER) {
+            if (unpacks) {
+                own.codes = reinterpret_cast<const char*>(chunk.words.data());
+                return code_strip<Format, Operands<Format>, num>(arranged, row, own, groups,
+                                                                 prefetch, sums, adds);
+            }
+        }
+        code_strip<Format, Format, num>(arranged, row, own, groups, prefetch, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
@@ -372,16 +247,17 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* sc
     });
 }
 
-// Calls run with the format that multiplies x of type T by codes of `bits` bits, or by floats of 8
-// bits, for which x is not rounded.
+// Calls run with the format that multiplies `rows` rows of x of type T by codes of `bits` bits, or by
+// floats of 8 bits, for which x is not rounded. Sums of integers are the same in every format.
 template <typename T, typename Run>
-void with_codes(int32_t bits, bool is_float8, bool rounds, const Run& run) {
+void with_codes(int32_t bits, bool is_float8, bool rounds, int64_t rows, const Run& run) {
     using Float8 = std::conditional_t<std::is_same_v<T, float>, Float8s, Bf16Float8s>;
     using Four = std::conditional_t<std::is_same_v<T, float>, FloatCodes<4>, Bf16Codes<4>>;
     using Eight = std::conditional_t<std::is_same_v<T, float>, FloatCodes<8>, Bf16Codes<8>>;
     if (is_float8) return run(Float8());
     if (bits == 4) return rounds ? run(S8Codes<4>()) : run(Four());
-    return rounds ? run(S8Codes<8>()) : run(Eight());
+    if (!rounds) return run(Eight());
+    return rows > STRIP ? run(S8PairCodes()) : run(S8Codes<8>());
 }
 
 }  // namespace mm

@@ -124,10 +124,10 @@ MM_INLINE Ints splat(const void* from) {
 // Returns a register whose lanes are all `word`.
 MM_INLINE Ints splat_word(uint32_t word) { return splat(&word); }
 
-// Returns words & mask. The mask is read from memory at each use: in a loop it would keep a register
-// that the sums need.
+// A register of masks that is read from memory at each use: in a loop it would keep a register that the
+// sums need.
 template <uint32_t MASK>
-MM_INLINE Ints masked(Ints words) {
+MM_INLINE Ints mask_of_memory() {
     struct Lanes {
         alignas(MM_VECTOR_BYTES) uint32_t at[LANES];
         constexpr Lanes() : at{} {
@@ -137,7 +137,7 @@ MM_INLINE Ints masked(Ints words) {
     static constexpr Lanes LANES_OF_MASK;
     const uint32_t* mask = LANES_OF_MASK.at;
     asm volatile("" : "+r"(mask));
-    return words & load_lanes<Ints>(mask);
+    return load_lanes<Ints>(mask);
 }
 
 // Returns sums + a * b in one rounding where the level has such an instruction.
@@ -152,6 +152,19 @@ MM_INLINE Floats multiply_add(Floats a, Floats b, Floats sums) {
     return (Floats)vfmaq_f32((float32x4_t)sums, (float32x4_t)a, (float32x4_t)b);
 #else
     return sums + a * b;
+#endif
+}
+
+// The same with the lanes at `b`. As an operand in memory they take no register, of which tiles of 16
+// registers have none left.
+MM_INLINE Floats multiply_add_at(Floats a, const float* b, Floats sums) {
+#if MM_VECTOR_BYTES == 32
+    asm("vfmadd231ps %2, %1, %0"
+        : "+x"(sums)
+        : "x"(a), "m"(*reinterpret_cast<const float(*)[LANES]>(b)));
+    return sums;
+#else
+    return multiply_add(a, load_lanes<Floats>(b), sums);
 #endif
 }
 
@@ -212,24 +225,45 @@ MM_INLINE Ints add_quadruples(Ints sums, Ints weights, Ints x) {
 
 #endif
 
+// Whether there are instructions for add_pairs and for add_quadruples.
+#if defined(MM_HAS_S8_DOT) && MM_VECTOR_BYTES >= 32
+constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = true;
+#else
+constexpr bool HAS_PAIRS_BESIDE_QUADRUPLES = false;
+#endif
+
+constexpr int64_t SMALL_QUADRUPLES = 8;  // products of SmallSums in 16 bits
+
 #if defined(MM_HAS_S8_DOT) || MM_VECTOR_BYTES >= 32
 #define MM_HAS_SMALL_DOT 1
 
-// Adds to each lane the products of its four bytes from 0 to 15 and four signed bytes, whose sums of
-// two fit into 16 bits.
-MM_INLINE Ints add_small_quadruples(Ints sums, Ints small, Ints signed_bytes) {
+// Sums of products of bytes from 0 to 15 and signed bytes. Without an instruction for four of them,
+// two of 16 bits for each lane, where SMALL_QUADRUPLES products of a lane fit:
+// 8 * 2 * 15 * 127 < 2^15. They take two instructions, where sums of 32 bits take three.
+#ifdef MM_HAS_S8_DOT
+using SmallSums = Ints;
+#else
+using SmallSums = SignedHalves;
+#endif
+
+// Adds to each lane the products of its four bytes from 0 to 15 and four signed bytes.
+MM_INLINE SmallSums add_small_quadruples(SmallSums sums, Ints small, Ints signed_bytes) {
 #ifdef MM_HAS_S8_DOT
     return add_quadruples(sums, small, signed_bytes);
 #elif MM_VECTOR_BYTES == 64
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)small, (__m512i)signed_bytes);
-    return add_pairs(sums, (Ints)pairs, splat_word(0x00010001u));
+    return sums + (SignedHalves)_mm512_maddubs_epi16((__m512i)small, (__m512i)signed_bytes);
 #else
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)small, (__m256i)signed_bytes);
-    return add_pairs(sums, (Ints)pairs, splat_word(0x00010001u));
+    return sums + (SignedHalves)_mm256_maddubs_epi16((__m256i)small, (__m256i)signed_bytes);
 #endif
 }
 
 #endif
+
+MM_INLINE Ints as_ints(Ints sums) { return sums; }
+// Adds the two sums of each lane.
+MM_INLINE Ints as_ints(SignedHalves sums) {
+    return add_pairs(Ints{}, (Ints)sums, mask_of_memory<0x00010001u>());
+}
 
 MM_INLINE Floats to_floats(Ints values) {
 #if MM_VECTOR_BYTES == 64

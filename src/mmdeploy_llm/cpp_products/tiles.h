@@ -42,7 +42,7 @@ struct WideBf16Format {
     static constexpr int PARTS = 2;
     static constexpr bool RELOADS = true;
     static MM_INLINE Ints widen(Ints weights, int part) {
-        return part == 0 ? (Ints)((Words)weights << 16) : masked<0xffff0000u>(weights);
+        return part == 0 ? (Ints)((Words)weights << 16) : weights & mask_of_memory<0xffff0000u>();
     }
     static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);
@@ -109,18 +109,17 @@ constexpr int s8_tile_registers(int rows) {
     return lacks ? 2 : tile_registers(rows);
 }
 
-// sums += `units` units of ROWS rows of x, times as many units of `columns` columns of weights.
-// Always inlined, so that the sums stay in the caller's registers.
+// sums += units `begin` .. `units` of ROWS rows of x, times as many units of `columns` columns of
+// weights. Always inlined, so that the sums stay in the caller's registers.
 template <typename Format, int ROWS, int NUM>
-MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
-                                                     const void* weights, int64_t columns,
-                                                     int64_t units, Prefetch& prefetch,
-                                                     typename Format::Sums (&sums)[ROWS][NUM]) {
-    const char* at = static_cast<const char*>(weights);
+MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride, const void* weights,
+                         int64_t columns, int64_t units, Prefetch& prefetch,
+                         typename Format::Sums (&sums)[ROWS][NUM], int64_t begin = 0) {
+    const char* at = static_cast<const char*>(weights) + begin * columns * 4;
     constexpr int64_t X_BYTES = Format::PARTS * 4;
     const char* lines = prefetch.lines;
     const int64_t num_lines = prefetch.num, mask = prefetch.every - 1;
-    for (int64_t unit = 0; unit < units; ++unit) {
+    for (int64_t unit = begin; unit < units; ++unit) {
         if ((unit & mask) == 0) {
             for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
             lines += num_lines * 64;

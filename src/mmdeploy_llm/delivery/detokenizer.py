@@ -13,9 +13,11 @@ library raises an exception in this case.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 REPLACEMENT = "\ufffd"
+AS_WRITTEN = MappingProxyType({"skip_special_tokens": False, "clean_up_tokenization_spaces": False})
 # Ids kept when the window is shortened. UTF-8 decoding resynchronises after at most 3 bytes of a
 # character whose first byte is missing, and an incomplete character at the end has at most 3 bytes:
 # 6 tokens hold both.
@@ -36,6 +38,7 @@ class Vocabulary:
         self.special_ids = frozenset(special_ids.union(tokenizer.all_special_ids))
         self.byte_ids = frozenset(self.ids_of(f"<0x{byte:02X}>" for byte in range(256)))
         self._texts: dict[int, str] = {}
+        self._known: set[int] = set()
 
     def ids_of(self, tokens: Iterable[str]) -> list[int]:
         """Returns the ids of those `tokens` that are one token of the vocabulary."""
@@ -51,15 +54,14 @@ class Vocabulary:
 
     def known(self, token_ids: Sequence[int]) -> list[int]:
         """Returns `token_ids` without ids that have no token; models have such ids as padding."""
-        tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))
-        return [token_id for token_id, token in zip(token_ids, tokens, strict=True) if token]
+        if not self._known.issuperset(token_ids):
+            tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+            self._known.update(own for own, token in zip(token_ids, tokens, strict=True) if token)
+        return [token_id for token_id in token_ids if token_id in self._known]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of a whole sequence, special tokens included."""
-        text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return text
+        return str(self._tokenizer.decode(token_ids, **AS_WRITTEN))
 
     def text_of(self, token_id: int) -> str:
         """Returns the text of one token as it appears after another, so with its leading space."""
@@ -103,11 +105,10 @@ class Detokenizer:
             return ""
         text = self._vocabulary.decode(self._window)
         num_settled = _num_settled(text)
-        delta = text[self._num_shown : num_settled]
-        self._num_shown = num_settled
+        begin, self._num_shown = self._num_shown, num_settled
         if len(self._window) > WINDOW_SIZE:
             self._shorten()
-        return delta
+        return text[begin:num_settled]
 
     def finish(self) -> str:
         """Returns the text that was held back, decoded without anything after it."""

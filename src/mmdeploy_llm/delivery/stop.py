@@ -15,7 +15,8 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
         self._stops = tuple(stops)
         self._is_included = is_included
-        self._max_held = max(map(len, stops), default=1) - 1
+        self._last = frozenset(stop[-1:] for stop in stops)
+        self._open = _lengths(stops)
         self._held = ""
         self.found: str | None = None
 
@@ -51,6 +52,8 @@ class StopStrings:
         """Returns start and end of the stop string that ends first past the `num_held`
         characters."""
         best: tuple[int, int] | None = None
+        if self._last.isdisjoint(text[num_held:]):
+            return best
         for stop in self._stops:
             start = text.find(stop, max(0, num_held + 1 - len(stop)))
             end = start + len(stop)
@@ -60,11 +63,23 @@ class StopStrings:
 
     def _num_open(self, text: str) -> int:
         """Returns the length of the longest end of `text` that begins a stop string."""
-        for length in range(min(self._max_held, len(text)), 0, -1):
+        for length in self._open.get(text[-1:], ()):
             end = text[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+            if length == len(end) and any(
+                len(stop) > length and stop.startswith(end) for stop in self._stops
+            ):
                 return length
         return 0
+
+
+def _lengths(stops: Sequence[str]) -> dict[str, list[int]]:
+    """Returns the lengths of proper beginnings of stop strings by their last character, the longest
+    first: most texts end with a character that ends none of them."""
+    found: dict[str, set[int]] = {}
+    for stop in stops:
+        for length, last in enumerate(stop[:-1], 1):
+            found.setdefault(last, set()).add(length)
+    return {last: sorted(own, reverse=True) for last, own in found.items()}
 
 
 class StopSequences:

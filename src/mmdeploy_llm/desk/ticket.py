@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -98,7 +97,7 @@ class Ticket:
         self._abort = abort
         self._on_news = on_news
         self._changed = threading.Condition(threading.Lock())
-        self._unread: deque[list[RequestOutput]] = deque()  # deltas to join, by completion
+        self._unread: dict[tuple[int, bool], list[RequestOutput]] = {}  # by completion and is_ok
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
         self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
 
@@ -130,7 +129,7 @@ class Ticket:
     def get_nowait(self) -> RequestOutput | None:
         """Returns what is unread, of one completion; None when nothing is."""
         with self._changed:
-            deltas = self._unread.popleft() if self._unread else None
+            deltas = self._unread.pop(next(iter(self._unread))) if self._unread else None
         return joined(deltas) if deltas else None
 
     def abort(self) -> None:
@@ -174,18 +173,16 @@ class Ticket:
     def _add(self, output: RequestOutput) -> None:
         """Adds a delta to the unread ones of its completion. An error stays alone: its text may be
         all of the completion's text."""
-        for before in self._unread:
-            if before[0].outputs.index == output.outputs.index and output.is_ok:
-                before.append(output)
-                return
-        self._unread.append([self._numbered(output) if self.ask.stream else output])
+        key = output.outputs.index, output.is_ok
+        is_first = self.ask.stream and key not in self._unread
+        self._unread.setdefault(key, []).append(self._numbered(output) if is_first else output)
 
     def _numbered(self, delta: RequestOutput) -> RequestOutput:
         """Returns the delta with its ordinal among those that the reader gets: joined ones count
         as one."""
         (completion,) = delta.outputs
-        index = completion.index
-        number, self._num_deltas[index] = self._num_deltas[index], self._num_deltas[index] + 1
+        number = self._num_deltas[completion.index]
+        self._num_deltas[completion.index] += 1
         if completion.send_idx == number:
             return delta
         return replace(delta, outputs=Completions([replace(completion, send_idx=number)]))

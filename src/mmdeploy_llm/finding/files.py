@@ -14,6 +14,7 @@ from mmdeploy_llm.hooks import KindTable
 from .identity import common_root
 from .kinds import Media, NotMedia, read_kinds
 from .names import Patterns
+from .nowhere import is_gone, nowhere
 from .signatures import PAGED
 from .skipped import Skip, Skipped
 from .walk import Place, Walker
@@ -75,7 +76,7 @@ def find_media(
     for path in given:
         num_skipped = len(skipped)
         found = list(_expand(path, walker, is_alone=len(given) == 1))
-        if not found and _is_gone(path):
+        if not found and is_gone(path):
             found = [walker.gone(path)]
             gone.add(found[0].real_path)
         elif not found and len(skipped) == num_skipped:
@@ -83,7 +84,7 @@ def find_media(
         for place in found:
             places.setdefault(place.real_path, place)
     if gone and gone.issuperset(places):
-        raise ConfigError(_nowhere(given))
+        raise ConfigError(nowhere(given))
     is_single = len(given) == 1 and os.path.exists(given[0]) and not os.path.isdir(given[0])
     kept = gone if not is_single else places
     files = list(_judged([*places.values()], animated, skipped, kept, wanted))
@@ -111,21 +112,6 @@ def _expand(path: str, walker: Walker, *, is_alone: bool) -> Iterator[Place]:
     if is_url(path):
         raise ConfigError(f"{path[:80]!r} is a URL; give files, folders or globs on this machine")
     return walker.glob(path)
-
-
-def _is_gone(path: str) -> bool:
-    """Whether a path names one file or folder, which does not exist. Names may have brackets."""
-    return not (os.path.lexists(path) or "*" in path or "?" in path)
-
-
-def _nowhere(given: Sequence[str]) -> str:
-    if len(given) <= 1:
-        path = given[0] if given else ""
-        return f"{path!r} does not exist; give files, folders or globs of media"
-    return (
-        f"none of the {len(given)} paths exists, such as {given[0]!r}; relative ones begin in "
-        f"the working folder, {os.getcwd()!r}"
-    )
 
 
 def _judged(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
@@ -21,27 +20,6 @@ from .wanted import Wanted, given_kinds, installed_kinds
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchSettings
-
-
-class FindingArguments(TypedDict, total=False):
-    """Arguments of `LLM.run_batch` about which files are read.
-
-    exclude: patterns of files and folders that are left out, such as "*.tmp" or "drafts/**".
-    kinds: of media that are read, such as ["image", "audio"] or "image,audio"; None: all that the
-        model takes.
-    animated: what images of several frames are: "image" (the first frame) or "video".
-    skipped: file for the list of what is not read, with the reasons.
-    prune: whether records of files that are certainly gone are removed; needs resume.
-    dedupe: "bytes" or "pixels": items that ask the same about files of the same bytes, or images of
-        the same pixels, are answered once, and the answer is recorded for each.
-    """
-
-    exclude: str | Sequence[str]
-    kinds: str | Sequence[str] | None
-    animated: str
-    skipped: str | os.PathLike[str] | None
-    prune: bool
-    dedupe: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.page_ranges import parse_pages
 
 DPI = (1, 2400)
 PAGE_COLUMNS = ("document", "page", "pages")  # of the record of a page
-
-
-class PageArguments(TypedDict, total=False):
-    """Arguments of `LLM.run_batch` about documents.
-
-    by_page: whether each page of a document is an item of its own, with the id
-        "report.pdf#page=3". pages: of each document, such as "1-5,8,-1"; dpi, password: of
-        documents; these need by_page.
-    """
-
-    by_page: bool
-    pages: str | None
-    dpi: float | None
-    password: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

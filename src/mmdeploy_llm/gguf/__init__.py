@@ -10,7 +10,9 @@ Only library.py imports the package `gguf`. This file imports only what finds fi
 reading them needs torch.
 """
 
-from .find import GGUF_SUFFIX, find_gguf, find_tower
+from mmdeploy_llm.model_names import GGUF_SUFFIX
+
+from .find import find_gguf, find_tower
 
 __all__ = [
     "GGUF_SUFFIX",

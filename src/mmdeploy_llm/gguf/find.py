@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.guarding.folder_files import check_regular
+from mmdeploy_llm.model_names import GGUF_SUFFIX
 
-GGUF_SUFFIX = ".gguf"
 SPLIT = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf")
 IN_NAME = "mmproj"  # of a file with a vision tower
 MAX_FILES = 1000  # of one model

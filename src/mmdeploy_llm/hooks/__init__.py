@@ -25,7 +25,7 @@ from mmdeploy_llm.plugin_objects.speech import Heard, SpeechRules, Spoken
 from mmdeploy_llm.plugin_objects.store import OutputSinkSpec, RecordStore
 from mmdeploy_llm.plugin_objects.weights import WeightFormatSpec
 from mmdeploy_llm.plugin_versions import API_VERSION
-from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
+from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan, MediaView
 
 from .contracts import (
     Checkpoint,
@@ -72,6 +72,7 @@ __all__ = [
     "MediaRef",
     "MediaSpan",
     "MediaSplitter",
+    "MediaView",
     "Model",
     "ModelSpec",
     "NextText",

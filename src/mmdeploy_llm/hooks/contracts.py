@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, MediaLimitError, UnsupportedMediaError
@@ -19,9 +19,6 @@ from mmdeploy_llm.guarding.folder_files import read_object
 from mmdeploy_llm.plugin_objects.declared import FirstBytes
 from mmdeploy_llm.plugin_objects.pixels import PixelKernels
 from mmdeploy_llm.request import MediaInput
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +43,7 @@ class ModelSpec:
     gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
         family are read; specs may share one. None: they are not.
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
+    draft_head: "module:function", called as function(model, config): adds `Model.draft_head`.
     speech: "module:Class", SpeechRules built as factory(checkpoint): how the models transcribe,
         with the times of sentences; None: they do not.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
@@ -72,6 +70,7 @@ class ModelSpec:
     gguf: str | None = None
     boxes: str | None = None
     encoder: str | None = None
+    draft_head: str | None = None
     speech: str | None = None
     vectors: str | None = None
     tiny: str | None = None
@@ -242,6 +241,8 @@ class MediaProcessor(ABC):
     markers: texts that represent one item in a rendered prompt, with or without `token`; a marker
         may consist of several tokens.
     written_token: token that stands in the final prompt for each `token`; None: `token` itself.
+    joints: (pattern, text) pairs: after all items are written into a text, each match of a pattern,
+        a regular expression, becomes the text, in this order. They hold no `token`.
     is_whole_prompt: whether an item's prompt_text is all of a prompt, and a text beside it is
         refused. The tokenizer need not have `token`.
     auto_tokens: what `image_tokens="auto"` (or video_tokens) stands for, what the family's authors
@@ -252,6 +253,7 @@ class MediaProcessor(ABC):
     token: str
     markers: tuple[str, ...]
     written_token: str | None = None
+    joints: tuple[tuple[str, str], ...] = ()
     is_whole_prompt: bool = False
     auto_tokens: int | None = None
 

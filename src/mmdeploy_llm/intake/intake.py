@@ -25,7 +25,7 @@ from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
-from mmdeploy_llm.media_loading.loader import CACHE_BYTES, Fetch, MediaLoader
+from mmdeploy_llm.media_loading.loader import Fetch, MediaLoader
 from mmdeploy_llm.media_loading.outside import Expanded, divided
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
@@ -81,7 +81,7 @@ class Intake:
         grammars: Grammars | None = None,
         check_processors: CheckProcessors | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         guard: CallGuard | None = None,
         media_size: int | None = None,
         box_rule: BoxRule | None = None,

@@ -40,6 +40,7 @@ class Placeholders:
         self._tokens: dict[str, str] = {}  # marker -> placeholder token
         self._kind_of: dict[str, str] = {}  # placeholder token -> kind
         self._written: dict[str, int] = {}  # kind -> id that replaces its placeholder at the end
+        self._joints: list[tuple[re.Pattern[str], str]] = []
         self.alone: dict[str, int] = {}  # kind whose item is a whole prompt -> placeholder id
         for kind, processor in media.processors.items():
             self._add(kind, processor, tokenizer)
@@ -128,7 +129,7 @@ class Placeholders:
             return token * item.num_tokens if item.prompt_text is None else item.prompt_text
 
         assert self._pattern is not None, "there are media, so there is a processor"
-        filled = [self._pattern.sub(text_of, text) for text in texts]
+        filled = [self._joined(self._pattern.sub(text_of, text)) for text in texts]
         for kind, queue in queues.items():
             if found[kind] != len(queue):
                 raise MediaError(_mismatch(kind, found[kind], len(queue)))
@@ -212,6 +213,12 @@ class Placeholders:
                     final[span.offset + (row if span.rows is None else span.rows[row])] = token_id
         return Expanded(ids=final, spans=tuple(spans))
 
+    def _joined(self, text: str) -> str:
+        """Returns a text with its items, changed where these meet each other and words."""
+        for pattern, joint in self._joints:
+            text = pattern.sub(joint.replace("\\", r"\\"), text)
+        return text
+
     def _add(self, kind: str, processor: MediaProcessor, tokenizer: PromptTokenizer) -> None:
         token_id = _token_id(processor.token, kind, tokenizer)
         self._kinds[token_id] = kind
@@ -219,6 +226,7 @@ class Placeholders:
             self.alone[kind] = token_id
         if processor.written_token is not None:
             self._written[kind] = _token_id(processor.written_token, kind, tokenizer)
+        self._joints += [(re.compile(pattern), text) for pattern, text in processor.joints]
         self._kind_of[processor.token] = kind
         for marker in (processor.token, *processor.markers):
             self._tokens[marker] = processor.token

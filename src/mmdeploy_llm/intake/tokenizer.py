@@ -109,8 +109,10 @@ class PromptTokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of a text that is one token of the vocabulary, else None."""
-        token_id: int | None = self.raw.get_vocab().get(token)
-        return token_id
+        # Not the whole vocabulary, which tokenizers copy for each who asks.
+        token_id: int | None = self.raw.convert_tokens_to_ids(token)
+        is_known = token_id is not None and self.raw.convert_ids_to_tokens(token_id) == token
+        return token_id if is_known else None  # of an unknown one it is that of "<unk>"
 
     def token_ids(self, text: str) -> tuple[int, ...] | None:
         """Returns the ids of a text that is one token of the vocabulary or consists of added

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from .states import NormKernels, StateKernels
 
 Quantization = QuantizationName  # how weights are rounded when they are packed
-ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"]  # transformers' names
+# transformers' names
+ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu", "relu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +170,14 @@ class ActivationKernels(Protocol):
     def activate(self, x: Tensor, name: ActivationName) -> Tensor:
         """Returns x [T, size], contiguous, with each value replaced by its activation."""
 
+    def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName | None) -> Tensor:
+        """Returns activation(gate) * up, both [T, size], the activation rounded to their dtype;
+        without a name gate * up."""
+
+    def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
+        """Returns x * factor in the memory of `x`, contiguous. rounds: whether the factor is
+        rounded to x's dtype first."""
+
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
         """Returns x * sigmoid(gate), both [T, heads, D], in the memory of `x`, contiguous."""
 
@@ -192,10 +201,10 @@ class DrawKernels(Protocol):
         """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
         temperature: [R] float32."""
 
-    def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-        """Returns the smallest z of each row that the rules keep, [R] float32: z >= least, then the
-        top_k largest, then the largest that hold top_p of the remaining mass; a tie with the last
-        one is kept too. z, probs: [R, V] float32, contiguous, at most 0 and their softmax. least:
+    def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+        """Sets z to -inf where the rules do not keep it: they keep z >= least, then the top_k
+        largest, then the largest that hold top_p of the remaining mass; a tie with the last one is
+        kept too. z, probs: [R, V] float32, contiguous, at most 0 and their softmax. least:
         [R] float32. top_k: [R] int64, 0 is off. top_p: [R] float64, 1 is off."""
 
     def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:

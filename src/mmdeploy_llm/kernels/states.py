@@ -46,6 +46,27 @@ class DeltaInputs:
     eps: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Inputs:
+    """The inputs of a layer of Mamba-2 with H heads of P channels in G groups, and N states.
+
+    rows: [T, H P + 2 G N], x, B and C after the convolution. z: [T, H P]. dt: [T, H].
+    a_log, dt_bias, skip: [H] float32. norm_weight: [H P]. eps: of the norm over each group.
+    limits: of the time steps.
+    """
+
+    rows: Tensor
+    z: Tensor
+    dt: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    skip: Tensor
+    norm_weight: Tensor
+    eps: float
+    num_groups: int
+    limits: tuple[float, float]
+
+
 class StateKernels(Protocol):
     """Computes layers with a state of each sequence on the host. They read and write the rows of
     the states that `states` names."""
@@ -72,3 +93,9 @@ class StateKernels(Protocol):
     def gated_delta(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
         """Runs the gated delta rule and its gated norm, [T, H V]. matrices: [rows, H, D, V]
         float32."""
+
+    def can_mamba2(self, inputs: Mamba2Inputs, matrices: Tensor) -> bool:
+        """Whether `mamba2` takes tensors like these."""
+
+    def mamba2(self, inputs: Mamba2Inputs, matrices: Tensor, states: StateContext) -> Tensor:
+        """Runs the state space and its gated norm, [T, H P]. matrices: [rows, H, N, P] float32."""

@@ -31,6 +31,9 @@ MADE_OF = {
 }
 
 
+DECLARED = "_declared_keys"  # of the class of what stands in for a config
+
+
 class ConfigReader:
     """Reads a config and remembers which keys were read. It is the only writer of that set."""
 
@@ -88,6 +91,9 @@ class ConfigReader:
 def declared_keys(config: Any) -> set[str]:
     """Returns the keys that transformers' model can read: those that the class of the config
     declares. A class that declares none, or is not transformers', has those of the object."""
+    known = getattr(type(config), DECLARED, None)
+    if known is not None:
+        return {*known}
     from transformers import PreTrainedConfig
 
     keys = {each.name for each in fields(config)} if is_dataclass(config) else set()

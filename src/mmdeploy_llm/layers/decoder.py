@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
+from mmdeploy_llm.basic_layers.mapped_weights import MappedWeights
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
 from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
@@ -34,11 +35,9 @@ from mmdeploy_llm.forward import (
     RotaryAttention,
     StateContext,
 )
-from mmdeploy_llm.kernels import ActivationName
 from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
-from .mapped_weights import MappedWeights
 from .moe import Modality, ModalityMLP, SparseMLP
 
 
@@ -148,7 +147,7 @@ class Attention(nn.Module):
         return torch.cat([q, k, v], 1)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(KernelLayer):
     """Attention and MLP, each after its norm, or both after one. The residual stream is passed on
     separately from the output, so that the next norm adds them."""
 
@@ -207,7 +206,7 @@ class DecoderLayer(nn.Module):
         return x
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return x if self.residual_scale == 1 else x * self.residual_scale
+        return x if self.residual_scale == 1 else scaled(x, self.residual_scale, self.kernels)
 
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP | ModalityMLP:
@@ -218,7 +217,7 @@ def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | MLP | SparseMLP |
         return GatedMLP(size, inner, bias=config.mlp_bias, activation=config.activation)
     moe = config.moe
     if moe.activation == "silu":  # the default
-        moe = replace(moe, activation=cast("ActivationName", config.activation))
+        moe = replace(moe, activation=config.activation)
     return (SparseMLP if moe.vision_intermediate_size is None else ModalityMLP)(
         config.hidden_size, moe
     )
@@ -255,10 +254,7 @@ class Decoder(KernelLayer):
 
     def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
         """Looks up the embeddings and runs all layers and the final norm."""
-        embeds = self.embed_tokens(inputs.token_ids)
-        if self.embed_scale != 1:
-            embeds *= torch.tensor(self.embed_scale, dtype=embeds.dtype)
-        x = inputs.merge_media(embeds)
+        x = self.embedded(inputs)
         step = self.begin(inputs, x, is_vision)
         residual, rows = None, inputs.media_rows
         features = inputs.media_features(x.shape[1])
@@ -268,6 +264,13 @@ class Decoder(KernelLayer):
                 x = x.index_add_(0, rows, features[index].to(x.dtype))
         out, _ = self.norm.add(x, residual)
         return out
+
+    def embedded(self, inputs: ForwardInputs) -> Tensor:
+        """Returns the embeddings of tokens and media, [T, hidden]."""
+        embeds: Tensor = self.embed_tokens(inputs.token_ids)
+        if self.embed_scale != 1:
+            embeds = scaled(embeds, self.embed_scale, self.kernels, rounds=True)
+        return inputs.merge_media(embeds)
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
         """Returns what all layers share; a family may add to it. x: embeddings [T, hidden]."""
@@ -321,6 +324,8 @@ class CausalLM(MappedWeights, nn.Module):
             self.cache: Sequence[LayerCache] = config.caches
         self.long_after = config.rotary.long_after
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
+        self.sizes = config
+        self.draft_head: nn.Module | None = None  # see draft_heads.add_draft_head
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""

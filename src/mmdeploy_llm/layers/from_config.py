@@ -4,15 +4,18 @@ share."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from copy import copy
 from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from mmdeploy_llm.basic_layers.mlp import ACTIVATIONS, AnyActivation
 from mmdeploy_llm.basic_layers.rotary import RotaryConfig
+from mmdeploy_llm.basic_layers.scaled_rope import (
+    LONG_ROPE_TYPE,
+    STATIC_ROPE_TYPES,
+    long_after,
+    scaled_frequencies,
+)
 from mmdeploy_llm.errors import ModelNotSupportedError
 
 from .config_reader import ConfigReader
@@ -35,11 +38,6 @@ ACTIVATION_NAMES: Mapping[str, AnyActivation] = MappingProxyType(
         "swish": "silu",
     }
 )
-
-# Scaled variants whose frequencies are the same for every sequence length.
-# "dynamic" changes beyond max_position_embeddings only, where no sequence may go.
-STATIC_ROPE_TYPES = ("dynamic", "linear", "llama3", "yarn")
-LONG_ROPE_TYPE = "longrope"  # has frequencies for short and for long sequences
 
 
 def standard_decoder(
@@ -186,13 +184,10 @@ def layer_rotaries(config: Any) -> tuple[RotaryConfig, RotaryConfig | None]:
     if "full_attention" not in rope:
         return rotary_config(config, is_interleaved=is_interleaved), None
 
-    def of(kind: str) -> RotaryConfig:
-        parameters: Mapping[str, Any] = rope[kind]
-        own = copy(config)
-        own.rope_parameters = parameters
-        return rotary_config(own, is_interleaved=is_interleaved)
-
-    return of("full_attention"), of("sliding_attention")
+    return (
+        _rotary(config, is_interleaved=is_interleaved, layers="full_attention"),
+        _rotary(config, is_interleaved=is_interleaved, layers="sliding_attention"),
+    )
 
 
 def sparse_layers(config: Any) -> frozenset[int]:
@@ -209,20 +204,30 @@ def rotary_config(
 
     Raises ModelNotSupportedError for variants whose frequencies change with every length.
     """
-    rope = config.rope_parameters
+    return _rotary(config, axes=axes, is_interleaved=is_interleaved)
+
+
+def _rotary(
+    config: Any,
+    *,
+    axes: tuple[int, ...] | None = None,
+    is_interleaved: bool = False,
+    layers: str | None = None,
+) -> RotaryConfig:
+    rope = config.rope_parameters if layers is None else config.rope_parameters[layers]
     kind = rope.get("rope_type", "default")
     head_dim = getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
     # Also in the default rope of families whose class in transformers ignores it: a checkpoint that
     # states it was trained with it, and other engines apply it.
     rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    scale, frequencies, long_frequencies, long_after = 1.0, None, None, None
+    scale, frequencies, long_frequencies, after = 1.0, None, None, None
     if kind in STATIC_ROPE_TYPES:
-        frequencies, scale = _scaled(config, kind)
+        frequencies, scale = scaled_frequencies(config, kind, layers=layers)
     elif kind == LONG_ROPE_TYPE:
-        long_after = int(rope["original_max_position_embeddings"])
-        frequencies, scale = _scaled(config, kind)
-        long_frequencies, _ = _scaled(config, kind, seq_len=long_after + 1)
+        after = long_after(rope)
+        frequencies, scale = scaled_frequencies(config, kind, layers=layers)
+        long_frequencies, _ = scaled_frequencies(config, kind, layers=layers, seq_len=after + 1)
     elif kind != "default":
         raise ModelNotSupportedError(
             f"rope_type {kind!r} is not supported, only default, "
@@ -237,20 +242,8 @@ def rotary_config(
         frequencies=frequencies,
         scale=scale,
         long_frequencies=long_frequencies,
-        long_after=long_after,
+        long_after=after,
     )
-
-
-def _scaled(
-    config: Any, kind: str, *, seq_len: int | None = None
-) -> tuple[tuple[float, ...], float]:
-    """Returns transformers' frequencies and factor of a scaled variant, for sequences of seq_len
-    tokens where they depend on it."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    with torch.device("cpu"):  # the model itself is built on "meta"
-        values, scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=seq_len)
-    return tuple(values.tolist()), float(scale)
 
 
 def layer_windows(config: Any) -> tuple[int | None, ...] | None:

@@ -22,9 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def decoder_modules(model: nn.Module) -> Set[nn.Module]:
-    """Returns the modules of all decoder layers of a model."""
-    decoders = (module.model for module in model.modules() if isinstance(module, CausalLM))
-    return {part for decoder in decoders for part in decoder.layers.modules()}
+    """Returns the modules of all decoder layers of a model, that of a draft head included."""
+    models = [module for module in model.modules() if isinstance(module, CausalLM)]
+    layers = [own for module in models for own in (module.model.layers, module.draft_head)]
+    return {part for own in layers if own is not None for part in own.modules()}
 
 
 def install_kernels(

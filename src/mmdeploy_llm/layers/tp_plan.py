@@ -85,6 +85,7 @@ def _visit(
             "and key, so that heads cannot be divided; use tensor_parallel_size=1"
         )
     is_decoder = is_decoder or isinstance(module, Decoder)
+    is_decoder = is_decoder or getattr(module, "has_decoder_layers", False)
     prefix = f"{path}." if path else ""
     if is_decoder or isinstance(module, CausalLM) or _divides(module, num_ranks):
         if isinstance(module, SUMS) and not is_summed:

@@ -72,6 +72,8 @@ def transformers_chat(folder: Path, messages: Sequence[Any], num_tokens: int) ->
         out = model.generate(
             **inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
         )
+    if model.config.is_encoder_decoder:  # the encoder reads the prompt; the decoder has its own
+        ids = out[0, :-num_tokens].tolist()
     return ChatAnswer(prompt_ids=ids, token_ids=out[0, len(ids) :].tolist())
 
 

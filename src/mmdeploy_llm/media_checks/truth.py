@@ -209,8 +209,10 @@ def _of_prompt(processor: Any, token: str, markers: Sequence[str], **given: Any)
     marker = next((marker for marker in markers if token in marker), None)
     text = token if marker is None else marker.join(AROUND)
     made = processor(text=[text], return_tensors="pt", **given)
-    # Without a marker of its own the prompts of the processor write items in another way.
-    ids = None if marker is None else made["input_ids"][0].tolist()
+    # Without a marker of its own the prompts of the processor write items in another way, and where
+    # a mask says what sees an item, that stands outside of the tokens.
+    is_other = marker is None or "cross_attention_mask" in made
+    ids = None if is_other else made["input_ids"][0].tolist()
     return MediaTruth(tensors=_pixels_first(made), token_ids=ids)
 
 

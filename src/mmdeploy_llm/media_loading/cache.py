@@ -3,6 +3,7 @@ once."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -13,6 +14,11 @@ from typing import Generic, TypeVar
 
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import RequestTimeoutError
+
+logger = logging.getLogger(__name__)
+
+MAX_EVICTED = 2**16  # keys that are remembered
+KEPT_AGAIN = 4  # of so many items made again one is kept, where all have no room
 
 Item = TypeVar("Item")
 
@@ -56,7 +62,12 @@ class _Kept(Generic[Item]):
 class ByteCache(Generic[Item]):
     """Evicts the least recently used items first. Safe for use from several threads.
 
+    An item that was evicted and is made again shows that the cache is too small. It grows then, as
+    far as `most` allows. Beyond that most of such items are not kept: of a round of items that have
+    no room together, each would be evicted just before it is asked for again.
+
     size_of: bytes of an item. max_age: seconds after which an item is made again; None: never.
+    most: returns how many bytes there may be now, from those that are kept; None: max_bytes.
     """
 
     def __init__(
@@ -65,14 +76,17 @@ class ByteCache(Generic[Item]):
         size_of: Callable[[Item], int],
         max_age: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most: Callable[[int], int] | None = None,
     ) -> None:
-        self._max_bytes = max_bytes
+        self._max_bytes, self._told_bytes, self._most = max_bytes, max_bytes, most
         self._size_of = size_of
         self._max_age = max_age
         self._clock = clock
         self._num_bytes = self._num_hits = self._num_misses = 0
         self._lock = threading.Lock()
         self._items: OrderedDict[str, _Kept[Item]] = OrderedDict()
+        self._evicted: dict[str, None] = {}  # keys, the oldest first
+        self._num_again = 0  # items made again that have no room
         self._pending: dict[str, Future[Item]] = {}
 
     @property
@@ -157,10 +171,38 @@ class ByteCache(Generic[Item]):
 
     def _keep(self, key: str, item: Item) -> None:
         size = self._size_of(item)
-        if size > self._max_bytes:
-            return
-        self._items[key] = _Kept(item=item, num_bytes=size, made_at=self._clock())
-        self._num_bytes += size
+        if not self._has_room(key, size):
+            self._evicted[key] = None
+        else:
+            self._evicted.pop(key, None)
+            self._items[key] = _Kept(item=item, num_bytes=size, made_at=self._clock())
+            self._num_bytes += size
         while self._num_bytes > self._max_bytes:
-            _, oldest = self._items.popitem(last=False)
+            evicted, oldest = self._items.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
+            self._evicted[evicted] = None
+        while len(self._evicted) > MAX_EVICTED:
+            del self._evicted[next(iter(self._evicted))]
+
+    def _has_room(self, key: str, size: int) -> bool:
+        """Whether an item is kept, perhaps in place of others."""
+        if key not in self._evicted:
+            return size <= self._max_bytes
+        self._grow(size)
+        if self._num_bytes + size <= self._max_bytes:
+            return True
+        self._num_again += 1
+        return size <= self._max_bytes and self._num_again % KEPT_AGAIN == 0
+
+    def _grow(self, size: int) -> None:
+        """Makes room for one more item, where there may be more."""
+        wanted = self._num_bytes + size
+        if self._most is None or wanted <= self._max_bytes:
+            return
+        self._max_bytes = max(self._max_bytes, min(wanted, self._most(self._num_bytes)))
+        if self._max_bytes >= 2 * self._told_bytes:
+            self._told_bytes = self._max_bytes
+            logger.info(
+                "media that were forgotten come again: %d MiB of prepared ones are kept now",
+                self._max_bytes >> 20,
+            )

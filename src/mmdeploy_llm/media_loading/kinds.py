@@ -45,12 +45,17 @@ class ModelMedia:
     def template(self) -> str | None:
         """The chat template where a checkpoint has none: the texts of a conversation, of a model
         with an encoder, which knows no roles."""
-        return None if self.encoder is None else TEXTS
+        return None if self.has_places else TEXTS
+
+    @property
+    def has_places(self) -> bool:
+        """Whether prompts say where media stand."""
+        return self.encoder is None or self.encoder.has_places
 
     @property
     def inside(self) -> ModelMedia:
-        """The media that have placeholders in prompts: none of a model with an encoder."""
-        return self if self.encoder is None else replace(self, processors={}, splitters={})
+        """The media that have placeholders in prompts: of most models with an encoder none."""
+        return self if self.has_places else replace(self, processors={}, splitters={})
 
     @property
     def read(self) -> tuple[str, ...]:

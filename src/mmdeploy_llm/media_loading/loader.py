@@ -29,14 +29,14 @@ from mmdeploy_llm.option_types import TokenBudget
 from .cache import ByteCache, CacheStats
 from .embeds import EmbedsReader, Grid
 from .forms import Embeds, read_file
-from .keys import key_of, keyed, num_bytes
+from .keys import key_of, keyed
 from .kinds import ModelMedia
 from .notices import PageNotice
 from .paths import local_path
+from .processed import processed_cache
 from .protocols import CanPeek, CanPreview, HasDigest, KeepsTime
 from .splitting import Part, Splitting
 
-CACHE_BYTES = 64 * 2**20
 FETCHED_BYTES = 64 * 2**20
 FETCHED_AGE = 60.0  # seconds
 
@@ -50,6 +50,7 @@ class MediaLoader:
     media: what reads each kind.
     fetch: returns the bytes of a MediaRef within `limits.fetch_timeout`.
     max_items: kind -> maximum number of items per prompt.
+    cache_bytes: of processed media that are kept; None: as a run needs.
     guard: runs the processors' methods, each within `limits.decode_timeout`; None: a new one.
     embeds: reads items given as embeddings; None: for a model of unknown size.
     budgets: kind -> the engine's budget, which the processors keep to.
@@ -62,7 +63,7 @@ class MediaLoader:
         fetch: Fetch,
         limits: MediaLimits,
         max_items: Mapping[str, int],
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         guard: CallGuard | None = None,
         embeds: EmbedsReader | None = None,
         budgets: Mapping[str, TokenBudget] | None = None,
@@ -78,7 +79,7 @@ class MediaLoader:
         self._splitting = Splitting(
             media=media, max_items=max_items, open=self._opened, call=self._call
         )
-        self._processed: ByteCache[MediaInput] = ByteCache(cache_bytes, num_bytes)
+        self._processed = processed_cache(cache_bytes)
         # The content of a URL may change; within one batch it counts as the same.
         self._fetched: ByteCache[bytes] = ByteCache(FETCHED_BYTES, len, max_age=FETCHED_AGE)
 

@@ -71,7 +71,11 @@ def divided(
         raise PluginContractError(
             f"divide of {type(rule).__name__} must return an EncoderPrompt with at least one id"
         )
-    spans = tuple(MediaSpan(offset=0, item=item, rows=()) for item in found.items)
+    views = found.views or (None,) * len(found.items)
+    spans = tuple(
+        MediaSpan(offset=0, item=item, rows=(), view=view)
+        for item, view in zip(found.items, views, strict=True)
+    )
     params = partial(with_processors, found.processors)
     return Expanded(ids=list(found.ids), spans=spans, params=params)
 

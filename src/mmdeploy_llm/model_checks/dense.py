@@ -236,13 +236,50 @@ class DenseCross:
         for sequence, count in self._pieces:
             rows = q[start : start + count]
             start += count
-            if not sequence.embeds:
+            if not sequence.media:
                 out.append(torch.zeros_like(rows))
                 continue
-            keys, values = torch.cat([*sequence.embeds.values()], 2)[layer]
-            all_visible = torch.ones(count, len(keys), dtype=torch.bool)
-            out.append(_attend(rows, keys, values, all_visible, scale, None, None))
+            own = [sequence.embeds[span.item.key] for span in sequence.media]
+            keys, values = torch.cat(own, 2)[layer]
+            seen = _seen(sequence, count)
+            seen |= ~seen.any(1, keepdim=True)
+            out.append(_attend(rows, keys, values, seen, scale, None, None))
         return torch.cat(out)
+
+    def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:
+        """See forward.CrossContext."""
+        owner, _ = self._pieces[sequence]
+        if not owner.media:
+            return None
+        keys, values = torch.cat([owner.embeds[span.item.key] for span in owner.media], 2)[layer]
+        return keys, values
+
+    @property
+    def has_items(self) -> bool:
+        """See forward.CrossContext."""
+        return any(sequence.media for sequence, _ in self._pieces)
+
+    @property
+    def blind_rows(self) -> Tensor | None:
+        """See forward.CrossContext."""
+        seen = torch.cat([_seen(*piece).any(1) for piece in self._pieces])
+        return None if seen.all() else (~seen).nonzero()[:, 0]
+
+
+def _seen(sequence: DenseSequence, count: int) -> Tensor:
+    """Returns the mask [count, tokens] of the tokens of the sequence's items that are meant for the
+    next `count` tokens."""
+    found = [torch.zeros(count, 0, dtype=torch.bool)]
+    for span in sequence.media:
+        own = torch.ones(count, span.item.num_tokens, dtype=torch.bool)
+        if span.view is not None:
+            tokens = torch.arange(sequence.num_computed, sequence.num_computed + count)
+            own[tokens < span.view.first] = False
+            own[:, span.view.num_tokens :] = False
+            if span.view.end is not None:
+                own[tokens >= span.view.end] = False
+        found.append(own)
+    return torch.cat(found, 1)
 
 
 class DenseRunner:

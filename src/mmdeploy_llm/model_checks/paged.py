@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mmdeploy_llm.attention.base import AttentionBackend
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.attention.windows import WindowAttention
@@ -19,7 +20,6 @@ from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import TokenUpdate
 from mmdeploy_llm.request import MediaSpan, Request
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runner.states import StateTable

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +11,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError, ModelError
-from mmdeploy_llm.gguf import GGUF_SUFFIX, find_gguf, find_tower
+from mmdeploy_llm.gguf import find_gguf, find_tower
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
+from mmdeploy_llm.model_names import HUB_ID, find_model
 
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 PROMPT_FILES = (*TOKENIZER_FILES, "*.ttf")  # needed to prepare prompts
@@ -35,13 +33,6 @@ SCHEMAS: Mapping[str, type[BaseModel]] = {
 }
 NO_SCHEMA = ("added_tokens.json", "special_tokens_map.json")
 COMPONENTS = ("image_processor", "video_processor")  # in processor_config.json
-
-
-def bundled_models() -> dict[str, Path]:
-    """Returns name -> folder of the models that are part of this package."""
-    root = Path(__file__).parents[1] / "bundled"
-    folders = root.iterdir() if root.is_dir() else ()
-    return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
 
 
 @contextmanager
@@ -65,25 +56,8 @@ def resolve_model(
     Only files of a hub repository that match `patterns` are fetched. Raises CheckpointError when
     there is no such model, or when the hub cannot be reached and its cache does not have it.
     """
-    bundled = bundled_models()
-    if not name:
-        raise CheckpointError(f"the name of the model is empty; {_known(bundled)}")
-    try:
-        folder = Path(name).expanduser()
-        if name in bundled and not (folder / "config.json").is_file():
-            return bundled[name]
-        if folder.is_dir() or (folder.suffix == GGUF_SUFFIX and folder.is_file()):
-            return folder
-    except (OSError, RuntimeError) as error:  # a name that is too long, ~ of an unknown user
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"there is no model {name[:100]!r}: {reason}") from error
-    is_path = folder.is_absolute() or name.startswith((".", "~")) or folder.is_file()
-    if is_path or not HUB_ID.fullmatch(name):
-        near = difflib.get_close_matches(name, bundled, n=1)
-        hint = f"did you mean the bundled model {near[0]!r}?" if near else _known(bundled)
-        fault = "it is a file" if folder.is_file() else "no such folder"
-        raise CheckpointError(f"there is no model {name!r}: {fault}; {hint}")
-    return _from_hub(name, revision, patterns)
+    place = find_model(name)
+    return _from_hub(name, revision, patterns) if place is None else place
 
 
 def resolve_adapter(name: str) -> Path:
@@ -103,12 +77,15 @@ def resolve_adapter(name: str) -> Path:
     return _from_hub(name, None, ADAPTER_FILES)
 
 
-def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkpoint:
+def read_checkpoint(
+    place: Path, plugins: PluginManager | None = None, known: Any = None
+) -> Checkpoint:
     """Reads the JSON files of a model, without running code of the checkpoint.
 
     place: its folder, or its GGUF file; where there is no config.json, the config is made of the
     metadata of this file and of the one with the vision tower. plugins: whose tables say how a GGUF
-    file is read; None: those that are installed.
+    file is read; None: those that are installed. known: the config of a folder without GGUF files,
+    where it is known already.
 
     Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
     architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
@@ -122,7 +99,7 @@ def read_checkpoint(place: Path, plugins: PluginManager | None = None) -> Checkp
     if not files:
         return Checkpoint(
             folder=folder,
-            config=_read_config(folder),
+            config=_read_config(folder) if known is None else known,
             preprocessor=image,
             video_preprocessor=video,
             generation=generation,
@@ -248,8 +225,3 @@ def _from_hub(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
             f"{type(error).__name__}: {reason}\nCheck the name and the connection, or give a folder"
         ) from error
     return Path(path)
-
-
-def _known(bundled: Mapping[str, Path]) -> str:
-    names = ", ".join(bundled) or "none"
-    return f"give a folder, a hub id such as 'organisation/name', or a bundled model ({names})"

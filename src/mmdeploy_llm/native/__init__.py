@@ -9,13 +9,17 @@ from .build import Level, NoCompilerError, build, cpu_levels
 from .coded import PANEL
 from .cores import (
     ComputeThreads,
+    NumaNode,
     Placement,
     choose_placement,
     num_suitable_threads,
     own_choice,
     usable_cpus,
+    usable_nodes,
+    within_quota,
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
+from .crowd import watch_crowd
 from .memory import LargePages, keep_freed_memory
 from .openmp import THREAD_COUNT, make_forks_safe
 from .packed import PACKED
@@ -34,6 +38,7 @@ __all__ = [
     "LargePages",
     "Level",
     "NoCompilerError",
+    "NumaNode",
     "Placement",
     "Recording",
     "build",
@@ -46,4 +51,7 @@ __all__ = [
     "num_suitable_threads",
     "own_choice",
     "usable_cpus",
+    "usable_nodes",
+    "watch_crowd",
+    "within_quota",
 ]

@@ -24,7 +24,8 @@ from .sealed import BuildError, check_owner, is_intact, write_sealed
 logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent.parent
-CALLS, PRODUCTS = PACKAGE / "cpp_layers", PACKAGE / "cpp_products"
+CALLS = PACKAGE / "cpp_layers"
+SOURCES = (CALLS, PACKAGE / "cpp_products", PACKAGE / "cpp_states")
 UNITS = tuple(sorted(CALLS.glob("*.cpp")))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -200,6 +201,6 @@ def _digest(command: Sequence[str]) -> str:
 
 def _hash_of_sources(first: str) -> hashlib.blake2b:
     digest = hashlib.blake2b(first.encode(), digest_size=12)
-    for source in (path for folder in (CALLS, PRODUCTS) for path in sorted(folder.iterdir())):
+    for source in (path for folder in SOURCES for path in sorted(folder.iterdir())):
         digest.update(source.name.encode() + source.read_bytes())
     return digest

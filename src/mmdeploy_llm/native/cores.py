@@ -27,7 +27,8 @@ ROOT = Path("/")
 CPUS = Path("sys/devices/system/cpu")
 NODES = Path("sys/devices/system/node")
 CGROUPS = Path("sys/fs/cgroup")
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system call
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system calls
+GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,14 @@ class Placement:
     pinned: tuple[int, ...]
     node: int | None
     num_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """A NUMA node, and how many cores of it this process may use."""
+
+    number: int
+    num_cores: int
 
 
 class ComputeThreads:
@@ -152,9 +161,29 @@ def one_of_each_core(cpus: Sequence[int], root: Path = ROOT) -> tuple[int, ...]:
 
 def num_suitable_threads(cpus: Sequence[int], root: Path = ROOT) -> int:
     """Returns one thread per core of `cpus`, but no more than the CPU quota of the container."""
-    num_cores = len(one_of_each_core(cpus, root))
+    return within_quota(len(one_of_each_core(cpus, root)), root)
+
+
+def within_quota(count: int, root: Path = ROOT) -> int:
+    """Returns a number of threads, but no more than the CPU quota of the container."""
     quota = _cpu_quota(root)
-    return num_cores if quota is None else max(1, min(num_cores, round(quota)))
+    return count if quota is None else max(1, min(count, round(quota)))
+
+
+def usable_nodes(cpus: Sequence[int], root: Path = ROOT) -> tuple[NumaNode, ...]:
+    """Returns the NUMA nodes that have some of `cpus`; none where the system does not tell, or does
+    not let this process choose the node of its memory, as in most containers."""
+    number = GET_MEMPOLICY.get(platform.machine())
+    library = c_library()
+    if number is None or library is None or library.syscall(number, 0, None, 0, None, 0) != 0:
+        return ()
+    found = []
+    for node in _cpu_list(root / NODES / "online") or ():
+        own = set(_cpu_list(root / NODES / f"node{node}/cpulist") or ())
+        num_cores = len(one_of_each_core([cpu for cpu in cpus if cpu in own], root))
+        if num_cores:
+            found.append(NumaNode(number=node, num_cores=num_cores))
+    return tuple(found)
 
 
 def choose_placement(

@@ -7,8 +7,9 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,11 +24,15 @@ from .products import Products
 from .sealed import BuildError, ForeignError
 from .states import StateProducts
 
+if TYPE_CHECKING:
+    from mmdeploy_llm.plugin_objects.pixels import ResizeTaps
+
 logger = logging.getLogger(__name__)
 
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
 MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
+STRIP_BYTES = 48  # as in pixels.h
 
 
 class Itself:
@@ -87,9 +92,13 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
         return out
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.gated_mul(gate, up, "silu")
+
+    def gated_mul(self, gate: Tensor, up: Tensor, name: ActivationName | None) -> Tensor:
         out = self._empty(gate.shape, dtype=gate.dtype)
-        self._library.silu_mul(
+        self._library.gated_mul(
             dtype=gate.dtype,
+            kind=len(ACTIVATIONS) if name is None else ACTIVATIONS.index(name),
             gate=gate,
             gate_stride=gate.stride(0),
             up=up,
@@ -105,6 +114,11 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
         self._library.activate(
             dtype=x.dtype, kind=ACTIVATIONS.index(name), x=x, rows=x.shape[0], size=x.shape[1]
         )
+        return x
+
+    def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
+        assert x.is_contiguous()
+        self._library.scale(dtype=x.dtype, x=x, factor=factor, rounds=rounds, values=x.numel())
         return x
 
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -279,6 +293,40 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
             frames=out.shape[2],
             first=frames.start,
             count=len(frames),
+            out=out,
+        )
+
+    def resize(
+        self,
+        pixels: Tensor,
+        out: Tensor,
+        across: ResizeTaps,
+        down: ResizeTaps,
+        *,
+        is_down_first: bool,
+    ) -> None:
+        assert all(x.is_contiguous() for x in (pixels, out, across.weights, down.weights))
+        height, width, _ = pixels.shape
+        rows, columns, _ = out.shape
+        size = rows * width if is_down_first else height * columns
+        self._library.resize(
+            pixels=pixels,
+            height=height,
+            width=width,
+            across_first=across.first,
+            across_counts=across.counts,
+            across_weights=across.weights,
+            across_most=across.weights.shape[1],
+            down_first=down.first,
+            down_counts=down.counts,
+            down_weights=down.weights,
+            down_most=down.weights.shape[1],
+            rows=rows,
+            columns=columns,
+            is_down_first=is_down_first,
+            # numpy allocates in large pages.
+            turned=torch.from_numpy(np.empty(width * STRIP_BYTES + 1, dtype=np.uint8)),
+            middle=torch.from_numpy(np.empty(size * 3, dtype=np.uint8)),
             out=out,
         )
 

@@ -53,8 +53,7 @@ class Draws(Library):
         )
         return out
 
-    def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-        cuts = torch.empty(z.shape[0])
+    def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> None:
         self._library.cut(
             z=z,
             probs=probs,
@@ -63,9 +62,7 @@ class Draws(Library):
             least=least,
             top_k=top_k,
             top_p=top_p,
-            cuts=cuts,
         )
-        return cuts
 
     def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:
         tokens = torch.empty(probs.shape[0], dtype=torch.int64)

@@ -29,6 +29,7 @@ class Library:
     has_wide_registers: whether the level has registers of 32 bytes or more.
     leaves_many_rows_to_torch: whether torch's float32 products are faster for many rows. They use
         AVX, for which the kernels have no level.
+    can_resize: whether the kernels resize images faster than Pillow does.
     has_fixed_order: whether every product is computed here, where the order of a row's sums does
         not depend on the other rows; torch's depends on their number.
     formats: how weights are rounded, by quantization: FORMATS, or with another group size for one.
@@ -61,6 +62,7 @@ class Library:
         self.formats = formats
         is_narrow = is_x86 and not self.has_wide_registers
         self.leaves_many_rows_to_torch = is_narrow and not fixed_order
+        self.can_resize = not is_narrow  # SSE2 has no product of 32-bit integers
         self._recorded_memory = Memory()
 
     def record(

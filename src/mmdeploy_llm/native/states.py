@@ -1,4 +1,4 @@
-"""Layers with a state of each sequence, see cpp_layers/states.h."""
+"""Layers with a state of each sequence, see cpp_states/."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.forward import StateContext
-from mmdeploy_llm.kernels.states import DeltaInputs
+from mmdeploy_llm.kernels.states import DeltaInputs, Mamba2Inputs
 
 from .library import Library
 
 MAX_TAPS = 8  # as in states.h
 MAX_KEYS = 256  # likewise
+MAX_STATE = MAX_HEAD = 256  # as in state_space.h
 LANES = 16  # values in the widest registers: columns of a matrix are multiples of it
 
 
@@ -83,6 +84,44 @@ class StateProducts(Library):
             value_heads=value_heads,
             key_dim=key_dim,
             value_dim=value_dim,
+            eps=inputs.eps,
+        )
+        return out
+
+    def can_mamba2(self, inputs: Mamba2Inputs, matrices: Tensor) -> bool:
+        is_plain = matrices.is_contiguous() and matrices.dtype is torch.float32
+        own = (inputs.rows, inputs.z, inputs.dt, inputs.norm_weight)
+        state_size, head_dim = matrices.shape[-2:]
+        fits = state_size <= MAX_STATE and head_dim <= MAX_HEAD and head_dim % LANES == 0
+        return self.takes(*own) and is_plain and fits
+
+    def mamba2(self, inputs: Mamba2Inputs, matrices: Tensor, states: StateContext) -> Tensor:
+        _, heads, state_size, head_dim = matrices.shape
+        out = self._empty(inputs.z.shape, dtype=inputs.z.dtype)
+        self._library.mamba2(
+            dtype=out.dtype,
+            rows=inputs.rows,
+            row_stride=inputs.rows.stride(0),
+            z=inputs.z,
+            z_stride=inputs.z.stride(0),
+            dt=inputs.dt,
+            dt_stride=inputs.dt.stride(0),
+            a_log=inputs.a_log,
+            dt_bias=inputs.dt_bias,
+            skip=inputs.skip,
+            norm_weight=inputs.norm_weight,
+            matrices=matrices,
+            out=out,
+            starts=states.starts,
+            read=states.read,
+            write=states.write,
+            num_sequences=len(states.query_lens),
+            heads=heads,
+            head_dim=head_dim,
+            state_size=state_size,
+            groups=inputs.num_groups,
+            dt_min=inputs.limits[0],
+            dt_max=inputs.limits[1],
             eps=inputs.eps,
         )
         return out

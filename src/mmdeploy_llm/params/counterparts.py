@@ -15,7 +15,10 @@ _NO_BEAMS = "beam search is not supported; draw n samples and keep the one you l
 _OF_BEAMS = "it is a rule of beam search, which is not supported; leave it out"
 _NO_PIPELINE = "layers are not spread over devices; tensor_parallel_size shards each layer"
 _ENCODER_CACHE = "use encoder_cache_memory, in bytes; one item costs nothing twice while it is kept"
-_SPECULATION = 'use speculative="ngram", which looks tokens up; there are no draft models'
+_SPECULATION = (
+    'use speculative="ngram", which looks tokens up, or "mtp", a checkpoint\'s own draft layer; '
+    "there are no draft models"
+)
 _ONE_STEP_CHUNKS = (
     "leave it out: an image or video is encoded whole, and its tokens may be split over chunks"
 )
@@ -178,7 +181,7 @@ OF_A_REQUEST: Mapping[str, str] = MappingProxyType(
         "adapters": _ADAPTER,
         "allowed_token_ids": _GUIDED.format("choice") + " or logit_bias",
         "apply_chat_template": "use chat for messages, and generate for prompts as they are",
-        "assistant_model": "LLM(speculative=...) looks tokens up; there are no draft models",
+        "assistant_model": _SPECULATION,
         "bad_words_ids": "use bad_words, or bad_words_token_ids for single tokens",
         "best_of": _NO_BEAMS,
         "custom_params": "use logits_processors_args for arguments of logits processors",

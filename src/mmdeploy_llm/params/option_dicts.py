@@ -123,7 +123,7 @@ class EngineOptions(TypedDict, total=False):
     reasoning_parser: str | None
     revision: str | None
     seed: int | None
-    speculative: Literal["ngram"] | None
+    speculative: Literal["ngram", "mtp"] | None
     tensor_parallel_size: int | None
     tokenizer: str | None
     tool_call_parser: str | None

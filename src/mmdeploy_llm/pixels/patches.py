@@ -17,6 +17,7 @@ from PIL import Image
 from mmdeploy_llm.hooks import PixelKernels
 
 from .arrays import to_array
+from .taps import can_resize, is_down_first, taps
 
 BICUBIC = int(Image.Resampling.BICUBIC)
 # The normalisation of CLIP, which most families were trained with (transformers' OPENAI_CLIP_MEAN
@@ -51,9 +52,31 @@ class PatchOptions:
         return self.patch_size * self.merge_size
 
 
-def resize(image: Image.Image, height: int, width: int, resample: int = BICUBIC) -> np.ndarray:
-    """Resizes an RGB image; returns uint8 [height, width, 3]. resample: Pillow's filter number."""
-    return to_array(image.resize((width, height), resample=Image.Resampling(resample)))
+def resize(
+    image: Image.Image,
+    height: int,
+    width: int,
+    resample: int = BICUBIC,
+    kernels: PixelKernels | None = None,
+) -> np.ndarray:
+    """Resizes an RGB image as Pillow does; returns uint8 [height, width, 3].
+
+    resample: Pillow's filter number. kernels: resize with the same result in a third of the time,
+    by the filters that they can.
+    """
+    size = width, height
+    is_ours = kernels is not None and kernels.can_resize and image.size != size
+    if kernels is None or not is_ours or not can_resize(image.width, width, resample):
+        return to_array(image.resize(size, resample=Image.Resampling(resample)))
+    out = np.empty((height, width, 3), dtype=np.uint8)
+    kernels.resize(
+        torch.from_numpy(to_array(image)),
+        torch.from_numpy(out),
+        taps(image.width, width, resample),
+        taps(image.height, height, resample),
+        is_down_first=is_down_first(image.size, size),
+    )
+    return out
 
 
 def normalise(pixels: np.ndarray, options: PatchOptions) -> np.ndarray:
@@ -99,7 +122,7 @@ class Patchifier:
     def __init__(self, options: PatchOptions) -> None:
         self._options = options
         self._table = normalise_table(options)
-        self._kernels: PixelKernels | None = None
+        self.kernels: PixelKernels | None = None
 
     @cached_property
     def _grouped_table(self) -> np.ndarray:
@@ -107,7 +130,7 @@ class Patchifier:
 
     def use_kernels(self, kernels: PixelKernels) -> None:
         """See MediaProcessor."""
-        self._kernels = kernels
+        self.kernels = kernels
 
     def rows(self, pixels: np.ndarray) -> np.ndarray:
         """Turns uint8 [H, W, 3] into float32 [N, 3 * T * P * P]; the image is used as T frames.
@@ -129,14 +152,14 @@ class Patchifier:
     def fill(self, frames: Sequence[np.ndarray], out: np.ndarray) -> None:
         """Writes the patch rows of T frames of uint8 [H, W, 3], or of one that is used T times,
         to `out`, contiguous float32 [N, 3 * T * P * P]."""
-        if self._kernels is None:
+        if self.kernels is None:
             patchify_group(frames, self._grouped_table, self._options, out=out)
             return
         size, num_frames = self._options.patch_size, self._options.temporal_patch_size
         rows = torch.from_numpy(out).view(-1, 3, num_frames, size, size)
         is_still = len(frames) == 1
         for index, frame in enumerate(frames):
-            self._kernels.patchify(
+            self.kernels.patchify(
                 torch.from_numpy(np.ascontiguousarray(frame)),
                 torch.from_numpy(self._table),
                 rows,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.request import MediaInput, MediaView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,18 +15,26 @@ class EncoderPrompt:
 
     ids: the tokens that the decoder continues, at least one.
     items: what the encoder reads. They stand outside of the tokens: all tokens attend to them.
+    views: one for each item, where it is meant for some tokens only; (): for all.
     processors: logits processors without which the answer is not the model's own, such as the rules
         of its timestamps: name -> what it gets as `LogitsRow.arguments`.
     """
 
     ids: tuple[int, ...]
     items: tuple[MediaInput, ...]
+    views: tuple[MediaView, ...] = ()
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class EncoderPrompts(Protocol):
     """The rule of a family, built as factory(checkpoint), see `ModelSpec.encoder`. One instance per
-    engine, called from several threads at once."""
+    engine, called from several threads at once.
+
+    has_places: a prompt says by the tokens of its processors where media stand, one for each item,
+        and keeps them.
+    """
+
+    has_places: bool
 
     def divide(
         self,

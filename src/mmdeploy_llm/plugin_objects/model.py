@@ -38,6 +38,13 @@ class Model(Protocol):
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 
+    draft_head: a module that guesses the token after the next, which ModelSpec.draft_head has
+        added; None without. Its layer keeps an entry for each token whose next one is known, in a
+        PagedKV after those of the model's layers in `cache`. Called as draft_head(inputs, hidden)
+        it returns hidden states [T, hidden], from which `logits` guesses and which take the place
+        of `hidden` for the guess after it. hidden: what `forward` returned. inputs: of the same
+        places, with the token ids and media of the place after each.
+
     A model for vectors and scores, which are made of the hidden states of its last layer after a
     prompt is computed, may have these, which pooling/abilities.py reads:
 

@@ -38,7 +38,8 @@ class SpeechRules(Protocol):
         """Returns the prompt that asks for sentences with their times.
 
         language: by its code or English name; None: the model recognizes it. task: "transcribe", or
-        "translate" to English. before: what was said before, or names to be spelled so.
+        "translate" to English. before: what was said before, or names to be spelled so. Raises
+        RequestError for a language or a task that the model does not know.
         """
 
     def read(self, ids: Sequence[int]) -> Heard:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from mmdeploy_llm.batch.corpus.columns import ColumnArguments, ColumnOptions
+from mmdeploy_llm.batch.corpus.arguments import ColumnArguments
+from mmdeploy_llm.batch.corpus.columns import ColumnOptions
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import ConfigError, RequestError

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.batch.options import option_settings
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.options import FindingArguments
+from mmdeploy_llm.finding.arguments import FindingArguments
 from mmdeploy_llm.finding.page_choice import check_drawing
 
 from .choices import check_tables

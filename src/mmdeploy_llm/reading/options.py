@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mmdeploy_llm.finding.options import FindingArguments
+from mmdeploy_llm.finding.arguments import FindingArguments
 
 
 class ReadArguments(FindingArguments, total=False):

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mmdeploy_llm.attention.base import BatchLayout, StepLengths
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
-from mmdeploy_llm.transfer import to_device_together
+from mmdeploy_llm.transfer import to_device, to_device_together
 
 from .slots import BlockTables, Slots
 from .step_inputs import DecodeFrame, Paging, StepArrays, StepTensors
@@ -60,6 +61,13 @@ class StepBatch:
     media: tuple[MediaPiece, ...]
     frame: DecodeFrame | None = None
 
+    def media_inputs(
+        self, embeds: Callable[[str], Tensor], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Returns ForwardInputs.media_rows and media_embeds. embeds: of an item by its key."""
+        rows = to_device(np.concatenate([piece.rows for piece in self.media]), device)
+        return rows, torch.cat([embeds(p.item.key)[p.begin : p.end] for p in self.media])
+
 
 def prepare(
     scheduled: Sequence[ScheduledTokens],
@@ -70,10 +78,12 @@ def prepare(
     *,
     spans_of: SpansOf | None = None,
     frame_for: Callable[[StepArrays], DecodeFrame | None] | None = None,
+    ahead: int = 0,
 ) -> StepBatch:
     """Builds the inputs of a pass and copies them to the device. The block tables in `slots` hold
     the new blocks of the step already. spans_of: gives BatchLayout.spans. frame_for: returns the
-    frame of a recorded decode step that fits, or None."""
+    frame of a recorded decode step that fits, or None. ahead: how many places after its own each
+    row's token, or media embedding, is."""
     indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     counts = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
@@ -86,16 +96,17 @@ def prepare(
         positions = _mrope_positions(scheduled, slots, generated, stops - counts)
     where = (indices, starts + counts, rows, offsets, block_size)
     arrays = StepArrays(
-        token_ids=slots.token_ids[rows, offsets],
+        token_ids=slots.token_ids[rows, offsets + ahead],
         positions=positions,
-        in_prompt=offsets < slots.prompt_lens[rows],
+        in_prompt=offsets + ahead < slots.prompt_lens[rows],
         query_lens=counts,
         context_lens=starts + counts,
         pagings=tuple(_paging(tables, *where) for tables in slots.tables),
         is_long=None if slots.is_long is None else slots.is_long[rows],
     )
     spans = spans_of(scheduled, slots) if spans_of else ()
-    media = _media_pieces(scheduled, slots, stops - counts)
+    inputs = [replace(item, start=item.start + ahead) for item in scheduled] if ahead else scheduled
+    media = _media_pieces(inputs, slots, stops - counts)
     frame = None if frame_for is None or spans or media else frame_for(arrays)
     tensors = _tensors(arrays, spans, device) if frame is None else frame.fill(arrays)
     return StepBatch(

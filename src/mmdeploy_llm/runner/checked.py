@@ -18,7 +18,8 @@ class CheckedModel:
     shape, in which the runner might read rows of other requests.
 
     name: the model in messages, such as "AcmeForCausalLM (plugin 'acme')". num_axes: of its M-RoPE
-    positions; 0 where token i has position i. has_cross, sees_prompts: of hooks.Model.
+    positions; 0 where token i has position i. has_cross, sees_prompts, has_draft_head: of
+    hooks.Model.
     """
 
     def __init__(self, model: Model, name: str, vocab_size: int) -> None:
@@ -26,6 +27,7 @@ class CheckedModel:
         self._name = name
         self._vocab_size = vocab_size
         self.has_cross = cross_of(model) is not None
+        self.has_draft_head = getattr(model, "draft_head", None) is not None
         self.sees_prompts = bool(getattr(model, "sees_prompts", False))
         first = model.positions(1, ())
         self.num_axes = 0 if first is None else len(first)
@@ -35,6 +37,13 @@ class CheckedModel:
         shape = (inputs.token_ids.shape[0], self._model.hidden_size)
         meaning = "a row of hidden_size values for each token"
         return self._checked("forward", self._model.forward(inputs), shape, meaning)
+
+    def draft(self, inputs: ForwardInputs, hidden: Tensor) -> Tensor:
+        """Returns the hidden states of the draft head [T, hidden]; only where the model has one."""
+        meaning = "a row of hidden_size values for each row of hidden states"
+        found = self._model.draft_head(inputs, hidden)  # type: ignore[attr-defined]
+        shape = (hidden.shape[0], self._model.hidden_size)
+        return self._checked("draft_head", found, shape, meaning)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns the logits [N, vocab] of hidden states [N, hidden]."""

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.adapting.served import ServedAdapters
+from mmdeploy_llm.attention.out_of_memory import is_out_of_memory, release_cached_memory
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.sharding.peers import NoPeers, Peers
 from mmdeploy_llm.transfer import to_device
-
-from .out_of_memory import is_out_of_memory, release_cached_memory
-from .peers import NoPeers, Peers
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +81,12 @@ class EncoderCache:
     def get(self, key: str) -> Tensor | None:
         """Returns the item's embeddings, or None when it could not be encoded."""
         return self._embeds.get(key)
+
+    def needed(self, key: str) -> Tensor:
+        """Returns the embeddings of an item that a step needs."""
+        embeds = self._embeds.get(key)
+        assert embeds is not None, "the runner schedules no item without its media"
+        return embeds
 
     def failure(self, key: str) -> str:
         """Returns why `get` returns None."""

@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
-from .kv_cache import KVCacheShape
 from .overlap import Started
 
 

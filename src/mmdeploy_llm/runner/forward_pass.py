@@ -11,26 +11,26 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
-from mmdeploy_llm.attention.cross import CrossItems
+from mmdeploy_llm.attention.cross import CrossItems, CrossRequest
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.sampling.largest import first_argmax
+from mmdeploy_llm.sharding.peers import Peers
 from mmdeploy_llm.transfer import to_device
 
 from .batch import Ints, StepBatch, prepare, spans_of_items, spans_of_prompts
 from .checked import CheckedModel
+from .drafter import Drafter
 from .drafts import DraftRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .outcome import StepOutcome
-from .peers import Peers
 from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
 from .slots import Slots
 from .states import StateTable, StepStates
@@ -69,15 +69,16 @@ class ForwardPass:
         cache: KVCache,
         slots: Slots,
         encoder: EncoderCache,
-        device: torch.device,
-        num_axes: int,
         has_atomic_media: bool,
         peers: Peers,
         adapters: ServedAdapters,
         pooler: Pooler,
         states: StateTable | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """num_axes: see CheckedModel. states: None for a model whose layers keep none."""
+        """states: None for a model whose layers keep none. drafter:
+        None for one without a draft head."""
+        self._drafter = drafter
         self._pooler, self._has_cross = pooler, model.has_cross
         self._states, self._adapters = states, adapters
         self._model = model
@@ -85,8 +86,8 @@ class ForwardPass:
         self._cache = cache
         self._slots = slots
         self._encoder = encoder
-        self._device = device
-        self._num_axes = num_axes
+        self._device = cache.keys[0].device
+        self._num_axes = model.num_axes
         own = spans_of_prompts if model.sees_prompts else spans_of_items
         self._spans_of = own if has_atomic_media else None
         self._peers = peers
@@ -132,7 +133,11 @@ class ForwardPass:
         self._add_prompt_logprobs(batch, hidden, outcome)
         if self._slots.num_wanting:
             add_vectors(scheduled, batch.last_rows, self._slots, self._pooler, hidden, outcome)
-        return self._sample_rows(batch, hidden, replayed)
+        rows = self._sample_rows(batch, hidden, replayed)
+        if self._drafter is not None:  # last: it may overwrite the hidden states
+            self._adapters.step.set_all()
+            self._drafter.keep(batch, hidden)
+        return rows
 
     @torch.inference_mode()
     def record_graphs(self, sizes: Sequence[int], recorder: Recorder) -> None:
@@ -181,8 +186,7 @@ class ForwardPass:
     def _inputs(self, batch: StepBatch) -> ForwardInputs:
         rows, embeds = None, None
         if batch.media:
-            rows = to_device(np.concatenate([piece.rows for piece in batch.media]), self._device)
-            embeds = torch.cat([self._embeds(p.item.key)[p.begin : p.end] for p in batch.media])
+            rows, embeds = batch.media_inputs(self._encoder.needed, self._device)
         token_ids, positions, in_prompt, layout, is_long = batch.tensors
         return ForwardInputs(
             token_ids=token_ids,
@@ -200,24 +204,19 @@ class ForwardPass:
 
     def _cross_items(self, batch: StepBatch) -> CrossItems:
         """Returns the keys and values that each request's tokens have of an encoder's item."""
-        return CrossItems(
-            [
-                (item.num_tokens, [span.item.key for span in self._slots[item.request_id].media])
-                for item in batch.scheduled
-            ],
-            self._embeds,
-        )
+        rows = [
+            CrossRequest(
+                first=item.start, count=item.num_tokens, media=self._slots[item.request_id].media
+            )
+            for item in batch.scheduled
+        ]
+        return CrossItems(rows, self._encoder.needed)
 
     def _decode_states(
         self, num_rows: int, scheduled: Sequence[ScheduledTokens]
     ) -> StepStates | None:
         """Writes the state rows of a recorded decode step, and padding, to its fixed addresses."""
         return None if self._states is None else self._states.decode(num_rows, scheduled)
-
-    def _embeds(self, key: str) -> Tensor:
-        embeds = self._encoder.get(key)
-        assert embeds is not None, "the runner schedules no item without its media"
-        return embeds
 
     def _sample_rows(
         self, batch: StepBatch, hidden: Tensor, replayed: DecodeOutputs | None

@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
+from mmdeploy_llm.sharding.peers import NoPeers, Peers
 
-from .peers import NoPeers, Peers
 from .step_inputs import DecodeFrame, StepArrays, StepTensors
 
 logger = logging.getLogger(__name__)

@@ -6,16 +6,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from mmdeploy_llm.attention.out_of_memory import is_out_of_memory
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.processes import Channel
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Meeting, Ranks
+from mmdeploy_llm.sharding.peers import Peers
 
 from .executor import Executor, ExecutorInfo
-from .out_of_memory import is_out_of_memory
 from .overlap import Started
-from .peers import Peers
 from .rank_messages import (
     BarrierMessage,
     DoneMessage,

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 import torch
 
+from mmdeploy_llm.attention.out_of_memory import is_out_of_memory, release_cached_memory
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens
+from mmdeploy_llm.sharding.peers import Peers
 
-from .out_of_memory import is_out_of_memory, release_cached_memory
 from .outcome import StepOutcome, failure_of
-from .peers import Peers
 
 logger = logging.getLogger(__name__)
 

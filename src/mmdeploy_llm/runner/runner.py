@@ -26,15 +26,16 @@ from mmdeploy_llm.pooling.abilities import has_whole_prompts
 from mmdeploy_llm.pooling.pooler import Pooler
 from mmdeploy_llm.pooling.rules import NO_RULES, EmbeddingRules
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
+from mmdeploy_llm.sharding.peers import NoPeers, Peers
 
 from .checked import CheckedModel
+from .drafter import drafter_of
 from .drafts import sample_drafts
 from .encoder_cache import EncoderCache
 from .forward_pass import ForwardPass, SampleRows
 from .graphs import Recorder
 from .outcome import StepOutcome, failure_of
 from .overlap import Started
-from .peers import NoPeers, Peers
 from .retry import Retry
 from .slots import Slots
 from .states import StateTable
@@ -74,9 +75,8 @@ class Runner:
         rules: EmbeddingRules = NO_RULES,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
-        compute threads on the cores that the system chooses. peers: the other ranks of the model;
-        None: there are none. states: of the layers that keep one; None for a model without.
-        adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
+        them to the system. peers: the other ranks; None: there are none. states: None for a model
+        without. adapters: those in memory; None: no plan has any. rules: of vectors and scores."""
         self._peers, self._sampler, self._slots = peers or NoPeers(), sampler, slots
         self._threads, self._device, self._has_atomic_media = threads, device, has_atomic_media
         name = model_name or type(model).__name__
@@ -84,19 +84,20 @@ class Runner:
         self._adapters = adapters or ServedAdapters(model, device)
         self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
+        parts = self._model, backend, cache, slots, self._encoder, self._peers
+        self._drafter = drafter_of(*parts) if self._model.has_draft_head else None
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
             cache=cache,
             slots=slots,
             encoder=self._encoder,
-            device=device,
-            num_axes=self._model.num_axes,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
             adapters=self._adapters,
             pooler=self._pooler,
             states=states,
+            drafter=self._drafter,
         )
         self._is_whole = states is not None or has_whole_prompts(model)
         self._retry = Retry(
@@ -123,6 +124,9 @@ class Runner:
         computes them."""
         outcome = StepOutcome()
         scheduled = self._begin(plan, outcome)
+        if self._drafter is not None:
+            self._adapters.step.set_all()
+            scheduled = self._drafter.guess(scheduled, knows_last=before is None)
         can_launch = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
         if any(item.drafts for item in scheduled):
             self._slots.write_drafts(scheduled)
@@ -190,6 +194,8 @@ class Runner:
                 self._adapters.check(new.adapter)
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
+            if self._drafter is not None:
+                self._drafter.admit(slot)
             if new.wanted is None:
                 self._sampler.add(slot, _slot_request(new))
         except FAULTS as error:

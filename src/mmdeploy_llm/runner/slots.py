@@ -130,11 +130,12 @@ class Slots:
                 self.tables[1].extend(index, item.new_window_ids)
 
     def write_drafts(self, scheduled: Sequence[ScheduledTokens]) -> None:
-        """Writes the step's drafts after the known tokens of their requests."""
+        """Writes the step's drafts after the known tokens of their requests; any token for one that
+        is UNKNOWN."""
         for item in scheduled:
             end = item.start + item.num_tokens
             own = self.token_ids[self._infos[item.request_id].index]
-            own[end - len(item.drafts) : end] = item.drafts
+            own[end - len(item.drafts) : end] = [max(0, token_id) for token_id in item.drafts]
 
     def append(
         self, indices: NDArray[np.int64], ends: NDArray[np.int64], token_ids: Sequence[int]

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate_states
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.transfer import to_device_together
-
-from .kv_cache import KVCacheShape, allocate_states
 
 PADDING = (0, 1)  # a row of padding reads the zeros and writes a row that nobody reads
 

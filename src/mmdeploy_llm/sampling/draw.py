@@ -161,11 +161,11 @@ def _draw_from_all(logits: Tensor, params: DrawParams, kernels: DrawKernels | No
     probs = z.softmax(dim=1)
     if (params.top_k > 0).any() or (params.top_p < 1).any() or (params.min_p > 0).any():
         if kernels is None:
-            cutoff = _cutoff(z, probs, params)
+            z.masked_fill_(z < _cutoff(z, probs, params), -torch.inf)
         else:
             rules = (min_p_cutoff(params), params.top_k, params.top_p)
-            cutoff = kernels.cut(z, probs, *map(torch.from_numpy, rules))[:, None]
-        probs = z.masked_fill_(z < cutoff, -torch.inf).softmax(dim=1)
+            kernels.cut(z, probs, *map(torch.from_numpy, rules))
+        probs = z.softmax(dim=1)
     if kernels is not None:
         return kernels.invert(probs, torch.from_numpy(params.uniforms))
     return _invert_by_blocks(_weights(probs), params.uniforms)

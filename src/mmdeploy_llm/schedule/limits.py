@@ -21,7 +21,8 @@ class SchedulerConfig:
     atomic_media: tokens of a media item without text between them must be computed in one step.
     num_state_rows: rows of states, fixed ones included, at least two for each of max_num_seqs; 0
         for a model without states. max_idle_states: rows that may keep states that no request uses.
-    speculates: whether decode steps try tokens that repeat earlier ones.
+    speculates: whether decode steps try tokens: those that repeat earlier ones, or, if
+        has_draft_head, those that the runner guesses.
     window: tokens that the layers with a window attend to, the longest of them; None: no layer has
         one. num_window_blocks: KV cache blocks for these layers, which have block tables of their
         own. max_idle_window_blocks: as max_idle_blocks.
@@ -43,6 +44,7 @@ class SchedulerConfig:
     num_state_rows: int = 0
     max_idle_states: int = 0
     speculates: bool = False
+    has_draft_head: bool = False
     window: int | None = None
     num_window_blocks: int = 0
     max_idle_window_blocks: int | None = None

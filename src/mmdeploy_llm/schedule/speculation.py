@@ -1,8 +1,8 @@
 """Speculation: which tokens a decode step tries before they are sampled (drafts).
 
 plan     drafts of the running requests, as many as make the step generate more in its time
-commit   the sampled tokens show which guesses were right, also of those that were not drafted: so a
-         request whose guesses are wrong stops drafting, and starts again, at no cost
+commit   the sampled tokens show which guesses were right: a request whose guesses are wrong stops
+         drafting, and starts again
 """
 
 from __future__ import annotations
@@ -11,45 +11,15 @@ from collections.abc import Callable, Mapping
 
 from mmdeploy_llm.plan import StepPlan, StepResult
 
+from .guesses import Guesser, HeadGuesser
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig
-from .lookup import MAX_DRAFTS, Lookup
+from .lookup import MAX_DRAFTS
 from .pace import Pace
 from .state import RequestState
 
 MAX_SEQS = 16  # running requests above which nobody drafts: computing bounds such steps
 MIN_RATE = 0.25  # probability of a right guess below which a request does not draft
-MEMORY = 0.9  # weight of earlier guesses relative to those of the last step
-
-
-class Guesser:
-    """The guesses of one request, and how many of the last ones were right. Writer:
-    Speculation."""
-
-    def __init__(self) -> None:
-        self.guess: tuple[int, ...] = ()
-        self._lookup = Lookup()
-        self._num_right, self._num_tried = 1.0, 2.0  # one of two, before any is known
-
-    @property
-    def rate(self) -> float:
-        """The probability that the next token of a guess is right."""
-        return self._num_right / self._num_tried
-
-    def follow(self, state: RequestState, num_new: int) -> None:
-        """Compares the guess with the last num_new tokens of a request, and guesses what
-        follows."""
-        prompt, output = state.request.prompt_token_ids, state.request.output_token_ids
-        tried = list(zip(self.guess, output[-num_new:], strict=False))
-        wrong = (at for at, (guessed, token_id) in enumerate(tried) if guessed != token_id)
-        num_right = next(wrong, len(tried))
-        if tried:
-            self._num_right = MEMORY * self._num_right + num_right
-            self._num_tried = MEMORY * self._num_tried + min(len(tried), num_right + 1)
-        if not len(self._lookup):
-            self._lookup.extend(prompt)
-        self._lookup.extend(output[len(self._lookup) - len(prompt) :])
-        self.guess = _before_end(state, self._lookup.proposal())
 
 
 class Speculation:
@@ -63,6 +33,7 @@ class Speculation:
         self._config = config
         self._clock = clock
         self._pace = Pace()
+        self._new_guesser = HeadGuesser if config.has_draft_head else Guesser
         self._last_commit: float | None = None
 
     def drafts(self, max_tokens: int) -> Mapping[int, tuple[int, ...]]:
@@ -104,8 +75,9 @@ class Speculation:
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Learns from a step that was just committed."""
         now, running = self._clock(), self._requests.running
+        num_drafts = {item.request_id: len(item.drafts) for item in plan.scheduled}
         num_right = sum(map(len, result.later.values()))
-        self._requests.num_drafts += sum(len(item.drafts) for item in plan.scheduled)
+        self._requests.num_drafts += sum(num_drafts.values())
         self._requests.num_accepted_drafts += num_right
         if self._last_commit is not None and _is_decode(plan):
             self._pace.observe(
@@ -120,8 +92,9 @@ class Speculation:
             if len(running) > MAX_SEQS:
                 state.guesser = None
             elif name in result.sampled:
-                state.guesser = state.guesser or Guesser()
-                state.guesser.follow(state, 1 + len(result.later.get(name, ())))
+                state.guesser = state.guesser or self._new_guesser()
+                num_new = 1 + len(result.later.get(name, ()))
+                state.guesser.follow(state, num_new, num_drafts[name])
 
     def forget_time(self) -> None:
         """Leaves the time of the next step out, because the last one failed."""
@@ -144,11 +117,3 @@ def _is_decode(plan: StepPlan) -> bool:
     """Whether all requests of a plan compute a few tokens and sample."""
     short = (item.samples and item.num_tokens <= MAX_DRAFTS + 1 for item in plan.scheduled)
     return bool(plan.scheduled) and not (plan.new or plan.encode) and all(short)
-
-
-def _before_end(state: RequestState, guess: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the guess up to where the request would end, or be computed again: no token is
-    sampled after that."""
-    num_left = state.next_end - state.request.num_tokens - 1
-    ends = (at for at, token_id in enumerate(guess) if token_id in state.stop_ids)
-    return guess[: max(0, min(num_left, next(ends, len(guess))))]

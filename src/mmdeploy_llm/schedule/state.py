@@ -16,7 +16,7 @@ from .states import ZERO_ROW
 from .windows import WindowTable
 
 if TYPE_CHECKING:
-    from .speculation import Guesser
+    from .guesses import Guesser, HeadGuesser
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class RequestState:
     state_row: int = ZERO_ROW
     planned_rows: list[int] = field(default_factory=list)
     shared_end: int = 0
-    guesser: Guesser | None = None
+    guesser: Guesser | HeadGuesser | None = None
     window: WindowTable = field(default_factory=WindowTable)
 
     @classmethod

@@ -110,9 +110,10 @@ def divide(model: nn.Module, plan: Mapping[str, str], ranks: Ranks, name: str) -
         )
     _check_sums(plan, name)
     division = _Division(model=model, ranks=ranks, heads=_read_heads(model, plan))
-    vocab_sizes = [
-        division.model.get_submodule(path).weight.shape[0] for path in _of(plan, "vocab")
-    ]
+    modules = [division.model.get_submodule(path) for path in _of(plan, "vocab")]
+    # The head, which may write fewer tokens than have embeddings; without one these are it.
+    modules.sort(key=lambda module: hasattr(module, "bias"))
+    vocab_sizes = [module.weight.shape[0] for module in modules]
     for path, style in plan.items():
         if style not in STYLES:
             raise PluginContractError(

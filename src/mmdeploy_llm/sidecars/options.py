@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, cast
 
 from mmdeploy_llm.corpora.formats import all_suffixes
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_media_name
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import KindTable
 
+from .arguments import SidecarArguments
 from .text import SidecarText
 
 DEFAULT_SUFFIX = ".txt"
 ON_EXISTING = ("skip", "overwrite", "append")
 OnExisting = Literal["skip", "overwrite", "append"]
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9_-]{1,32}){1,3}")
-
-
-class SidecarArguments(TypedDict, total=False):
-    """Arguments of `LLM.run_batch` for sidecars.
-
-    sidecar: suffix of a text file beside each picture, such as ".txt" or ".caption".
-    on_existing: what happens to one that is there: "skip" leaves it, "overwrite" replaces it,
-        "append" adds the text to its own.
-    sidecar_template: the text, with {text}, answers and carried columns by name, {trigger},
-        {file}, {stem} and {folder}.
-    sidecar_prefix, sidecar_suffix: texts before and after it.
-    trigger: words that every text begins with.
-    """
-
-    sidecar: str | None
-    on_existing: str
-    sidecar_template: str | None
-    sidecar_prefix: str
-    sidecar_suffix: str
-    trigger: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from mmdeploy_llm.plugin_objects.model import media_size
 from mmdeploy_llm.pooling.abilities import abilities_of
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.runner.executor import Executor, ExecutorInfo
-from mmdeploy_llm.runner.peers import Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import Ranks
+from mmdeploy_llm.sharding.peers import Peers
 
 from .host import Host
 from .loaded import RankGroup, check_divisible, load_model

@@ -58,9 +58,10 @@ class Host:
     """One engine's hold on its process.
 
     Until `close` it bounds torch's cache of linear kernels and, on a CPU, makes the C library keep
-    freed memory. The number of torch's threads and the current CUDA device are changed only while
-    the engine computes; see `computing`. threads: places threads on the CPUs of cpu_affinity and
-    numa_node; None leaves that to the system.
+    freed memory, and has threads that wait for each other sleep where others want the CPUs. The
+    number of torch's threads and the current CUDA device are changed only while the engine
+    computes; see `computing`. threads: places threads on the CPUs of cpu_affinity and numa_node;
+    None leaves that to the system.
     """
 
     def __init__(self, runtime: RuntimeConfig, machine: Machine) -> None:
@@ -71,6 +72,8 @@ class Host:
         native.make_forks_safe()
         if self._device.type == "cpu":
             self._held.append(FREED_MEMORY.hold(self))
+            if runtime.num_threads > 1:
+                self._held.append(CROWD.hold(self))
         placer = None if machine.kernels is None else machine.kernels.threads
         if machine.placement is not None and placer is not None:
             self.threads = ComputeThreads(placer, machine.placement, runtime.num_threads)
@@ -125,3 +128,4 @@ def _bound_kernel_cache() -> Undo:
 KERNEL_CACHE = SharedChange(_bound_kernel_cache)
 EXAMINED_OBJECTS = SharedChange(lambda: gc.unfreeze)
 FREED_MEMORY = SharedChange(native.keep_freed_memory)
+CROWD = SharedChange(native.watch_crowd)

@@ -19,9 +19,9 @@ from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.pooling.abilities import has_whole_prompts
 from mmdeploy_llm.pooling.heads import add_dense, fit_head
 from mmdeploy_llm.runner.encoder_memory import encoder_tokens
-from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.sharding import FirstRank, Ranks, shares_of
+from mmdeploy_llm.sharding.peers import NoPeers, Peers
 from mmdeploy_llm.weight_cache import WeightCache, open_cache
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
@@ -121,8 +121,11 @@ def load_model(
 
 
 def new_model(files: ModelFiles, config: Any) -> Any:
-    """Builds the model on the device of the caller, with the head that its checkpoint has."""
+    """Builds the model on the device of the caller, with the head that its checkpoint has, and the
+    draft head that the options ask for."""
     built = files.plugins.build(files.spec, config)
+    if files.add_draft_head is not None:
+        files.add_draft_head(built, config)
     return fit_head(built, files.head, files.rules, getattr(config, "num_labels", 1))
 
 
@@ -165,7 +168,8 @@ def _cache(
         return None
     rank = None if group.ranks is None else (group.ranks.rank, group.size)
     model = files.plugins.owner(files.spec), files.spec.name, files.spec.factory, files.head
-    facts = {"level": machine.cpu_level, "rank": rank, "model": model}
+    has_drafts = files.add_draft_head is not None
+    facts = {"level": machine.cpu_level, "rank": rank, "model": model, "drafts": has_drafts}
     dense = [rule.weights for rule in files.rules.dense]
     return open_cache(runtime, files.checkpoint, files.plugins, facts, dense)
 

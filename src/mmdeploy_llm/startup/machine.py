@@ -13,7 +13,7 @@ from mmdeploy_llm.basic_layers.linear import has_product
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels
-from mmdeploy_llm.native import Placement
+from mmdeploy_llm.native import NumaNode, Placement
 from mmdeploy_llm.runtime_config import MachineLimits
 from mmdeploy_llm.weight_formats import with_group_size
 
@@ -33,6 +33,7 @@ class Machine:
     cpu_level: instruction sets of the kernels for the CPU, None without them.
     host_threads: the number of threads that the program has set for torch or OpenMP; None where it
         left that to torch.
+    nodes: NUMA nodes that engines may be placed on; none where the options place them.
     """
 
     cpus: tuple[int, ...]
@@ -41,13 +42,19 @@ class Machine:
     kernels: Kernels | None
     cpu_level: str | None = None
     host_threads: int | None = None
+    nodes: tuple[NumaNode, ...] = ()
+
+    @property
+    def num_cpus(self) -> int:
+        """CPUs that may be busy at the same time, within the container's quota."""
+        return native.within_quota(len(self.cpus))
 
     @property
     def num_threads(self) -> int:
-        """Compute threads: those that the program has set, else one for each core, within the
-        container's quota."""
+        """Compute threads: those that the program has set, if there are CPUs for them, else one for
+        each core, within the container's quota."""
         if self.host_threads is not None:
-            return self.host_threads
+            return min(self.host_threads, self.num_cpus)
         if self.placement is not None:
             return self.placement.num_threads
         return native.num_suitable_threads(self.cpus)
@@ -59,7 +66,7 @@ class Machine:
         return MachineLimits(
             has_cuda=problem is None,
             cuda_problem=problem or "",
-            num_cpus=len(self.cpus),
+            num_cpus=self.num_cpus,
             num_threads=self.num_threads,
             cpu_level=self.cpu_level,
             has_bf16=has_product(torch.bfloat16),
@@ -80,15 +87,19 @@ def read_machine(config: EngineConfig) -> Machine:
     if not is_cpu and problem is None and config.native_kernels is not False:
         kernels = _cuda_kernels(config)
     cpus = native.usable_cpus()
+    placement = native.choose_placement(config.cpu_affinity, config.numa_node)
+    num_processes = config.data_parallel_size * config.tensor_parallel_size
+    can_place = placement is None and num_processes > 1 and bool(kernels and kernels.threads)
     host_threads = native.own_choice(native.THREAD_COUNT.of_host, cpus)
     return Machine(
         cpus=cpus,
         # A list of CPUs is a choice for this engine, which has a thread on each.
         host_threads=None if isinstance(config.cpu_affinity, tuple) else host_threads,
-        placement=native.choose_placement(config.cpu_affinity, config.numa_node),
+        placement=placement,
         cuda=setup,
         kernels=kernels,
         cpu_level=cpu_level,
+        nodes=native.usable_nodes(cpus) if can_place else (),
     )
 
 

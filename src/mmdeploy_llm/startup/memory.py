@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import torch
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.plugin_objects.model import cross_of, media_size
 from mmdeploy_llm.pooling.abilities import abilities_of
 from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runner.encoder_cache import values_per_call
-from mmdeploy_llm.runner.kv_cache import KVCacheShape
-from mmdeploy_llm.runner.peers import Peers
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runtime_config import MEDIA_LIMIT_DEFAULT, RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
+from mmdeploy_llm.sharding.peers import Peers
 
 from .loaded import LoadedModel
 from .media import build_processors

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.draft_heads.wanted import AddDraftHead, draft_head_of
 from mmdeploy_llm.hooks import (
     Checkpoint,
     LogitsContext,
@@ -18,19 +20,10 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.hooks.relatives import HeadKind, head_of
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
-from mmdeploy_llm.intake.tokenizer import (
-    PromptTokenizer,
-    eos_token_ids,
-    load_tokenizer,
-)
-from mmdeploy_llm.model_folder import (
-    MODEL_FILES,
-    TOKENIZER_FILES,
-    naming,
-    read_checkpoint,
-    resolve_model,
-)
+from mmdeploy_llm.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
+from mmdeploy_llm.model_folder import MODEL_FILES, TOKENIZER_FILES, naming, resolve_model
 from mmdeploy_llm.model_folder.text_sizes import TextSizes, read_text_sizes
+from mmdeploy_llm.parse_cache import ParseCache
 from mmdeploy_llm.pooling.rules import EmbeddingRules
 from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 from mmdeploy_llm.weights.stored_head import follow_stored_head
@@ -52,6 +45,8 @@ class ModelFiles:
     grammars: None when guided decoding is off.
     logits_processors: the processors of the plugins.
     rules: what the folder, or else the family, says of vectors and scores.
+    add_draft_head: called as add_draft_head(model, config), see ModelSpec.draft_head; None where no
+        draft head is asked for.
     """
 
     plugins: PluginManager
@@ -68,6 +63,7 @@ class ModelFiles:
     grammars: GrammarBackend | None
     logits_processors: LogitsProcessors
     rules: EmbeddingRules
+    add_draft_head: AddDraftHead | None = None
 
     @property
     def head(self) -> HeadKind:
@@ -85,11 +81,13 @@ def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FIL
 def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     plugins = PluginManager.of(config)
     place = resolve_model(config.model, config.revision, patterns)
-    checkpoint = follow_stored_head(read_checkpoint(place, plugins))
-    tokenizer = _tokenizer(config, checkpoint)
+    cache = ParseCache(config, plugins)
+    checkpoint = follow_stored_head(cache.checkpoint(place))
+    tokenizer = _tokenizer(config, checkpoint, cache)
     text = read_text_sizes(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
     spec = plugins.model_for(checkpoint.config.architectures or ())
+    checkpoint = cache.for_plugins(checkpoint, spec)
     tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
     if config.chat_template is not None:
         template: str | None = load_template(config.chat_template)
@@ -126,18 +124,19 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
             config.logits_processors,
         ),
         rules=rules_of(plugins, spec, checkpoint, tokenizer.raw),
+        add_draft_head=draft_head_of(config, plugins, spec, checkpoint),
     )
 
 
-def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> PromptTokenizer:
+def _tokenizer(config: EngineConfig, checkpoint: Checkpoint, cache: ParseCache) -> PromptTokenizer:
     if config.tokenizer is None:
         file = next(iter(checkpoint.gguf_files), None)
-        return PromptTokenizer(load_tokenizer(checkpoint.folder, file))
+        load = partial(load_tokenizer, checkpoint.folder, file)
+        return PromptTokenizer(cache.tokenizer(file or checkpoint.folder, load))
     with naming(config.tokenizer, kind="tokenizer"):
         place = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
-        if place.is_dir():
-            return PromptTokenizer(load_tokenizer(place))
-        return PromptTokenizer(load_tokenizer(place.parent, place))
+        own = (place,) if place.is_dir() else (place.parent, place)
+        return PromptTokenizer(cache.tokenizer(place, partial(load_tokenizer, *own)))
 
 
 def _reasoning_parser(

@@ -58,12 +58,25 @@ def final_options(config: EngineConfig, files: ModelFiles, machine: Machine) -> 
 
     generation = {**files.spec.sampling, **files.checkpoint.generation}
     runtime = replace(resolve(config, limits, machine.limits, choose), generation=generation)
+    warn_of_threads(runtime, machine)
     if config.deterministic:
         check_promise(files, runtime)
     check_device(runtime.device, runtime.dtype, machine.cuda, config.tensor_parallel_size)
     # Built once before the weights are read, so that a library that is broken is told early.
     attention.create(runtime.attention_backend, files.plugins, host.setup(attention_needs(runtime)))
     return runtime
+
+
+def warn_of_threads(runtime: RuntimeConfig, machine: Machine) -> None:
+    """Warns of more threads than there are CPUs: after every product all wait for those that have
+    not run yet. Where nothing is asked for, there are never more."""
+    if runtime.device == "cpu" and runtime.num_threads > machine.num_cpus:
+        logger.warning(
+            "num_threads = %d is slower than %d, the CPUs that this process may use at once; leave "
+            "num_threads out",
+            runtime.num_threads,
+            machine.num_cpus,
+        )
 
 
 def attention_host(machine: Machine) -> attention.Host:

@@ -107,6 +107,7 @@ def _scheduler_config(files: ModelFiles, executor: ExecutorInfo) -> SchedulerCon
         num_window_blocks=executor.num_window_blocks,
         max_idle_window_blocks=_max_idle_window_blocks(executor, window),
         speculates=runtime.speculates,
+        has_draft_head=runtime.options.speculative == "mtp",
         long_after=executor.long_after,
         max_adapters=runtime.options.max_adapters,
         adapter_bytes=runtime.options.adapter_memory,

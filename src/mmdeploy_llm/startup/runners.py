@@ -10,13 +10,13 @@ from functools import partial
 from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention import select as attention
 from mmdeploy_llm.attention.base import AttentionBackend
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.attention.packed import PackedAttention
 from mmdeploy_llm.attention.windows import WindowAttention
 from mmdeploy_llm.caches import head_dims, longest_window
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.pooling.abilities import abilities_of, is_bidirectional
 from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.runner.states import StateTable

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.pooling.abilities import has_whole_prompts, is_bidirectional
 from mmdeploy_llm.portable.machine import free_ram
-from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from mmdeploy_llm.attention.out_of_memory import is_out_of_memory
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
 from mmdeploy_llm.model_folder import naming
-from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .adapters import new_table

@@ -140,6 +140,8 @@ def randomize(model: nn.Module) -> None:
             is_centered = not parameter.any()
             shift = 1.0 if name.endswith("weight") and not is_centered else 0.0
             parameter.data = values * 0.1 + shift
+        elif name.endswith("gate") and parameter.numel() == 1:  # nothing would pass through 0
+            parameter.data = values * 0.1 + 0.7
         elif parameter.ndim < 2 or "correction_bias" in name:
             parameter.data = values * 0.05
         elif "embed_tokens" in name:

@@ -21,7 +21,7 @@ from mmdeploy_llm.startup.reader import media_limits
 from .run import Transcript
 from .writing import FORMATS, write
 
-KIND = "audio"
+KINDS = ("audio", "video")  # of a video its sound track
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The files to be transcribed, by path. num_done: those that have all transcripts already."""
+    """The files to be transcribed, by path. num_done: those that have all transcripts already.
+    told: lines about files that are no sounds."""
 
     tasks: dict[Path, Task]
     num_done: int
+    told: tuple[str, ...] = ()
 
 
 def open_rule(config: EngineConfig) -> tuple[SpeechRules, MediaLimits]:
@@ -76,12 +78,13 @@ def plan(
     is_recursive: bool = True,
     overwrite: bool = False,
 ) -> Plan:
-    """Finds files of sound and names their transcripts: a.srt for a.mp3, beside it or beneath
-    `folder`. Two files of one name keep their endings: a.mp3.srt and a.wav.srt. Raises ConfigError
-    where nothing is found."""
-    reason = ("it is no sound; `transcribe` takes sounds", "`transcribe` takes sounds")
-    wanted = Wanted(chosen=(KIND,), leaves_out=reason)
-    files = find_media(paths, is_recursive=is_recursive, wanted=wanted).files
+    """Finds files of sound, and videos, and names their transcripts: a.srt for a.mp3, beside it or
+    beneath `folder`. Two files of one name keep their endings: a.mp3.srt and a.wav.srt. Raises
+    ConfigError where nothing is found."""
+    takes = "`transcribe` takes sounds and videos"
+    wanted = Wanted(chosen=KINDS, leaves_out=(f"it has no sound; {takes}", takes))
+    found = find_media(paths, is_recursive=is_recursive, wanted=wanted)
+    files = found.files
     bases = [_base(file, folder) for file in files]
     counts = Counter(os.fspath(base.with_suffix("")).casefold() for base in bases)
     tasks, num_done = dict[Path, Task](), 0
@@ -94,7 +97,8 @@ def plan(
         num_done += not targets
         if targets:
             tasks[Path(file.path)] = Task(path=Path(file.path), targets=targets)
-    return Plan(tasks=tasks, num_done=num_done)
+    told = tuple(filter(None, (found.skipped.text, *found.skipped.notes)))
+    return Plan(tasks=tasks, num_done=num_done, told=told)
 
 
 def _base(file: FoundFile, folder: Path | None) -> Path:

@@ -20,6 +20,7 @@ from .joining import Line, joined
 from .windows import Window, windows_of
 
 TASKS = ("transcribe", "translate")
+OVERLAP = 5.0  # seconds that windows share, where nothing else is said
 SHORTEST = 0.1  # seconds of a last window that is heard
 SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
 
@@ -29,18 +30,19 @@ class Wish:
     """The question about each file.
 
     language: by code or English name; None: recognized in each window. before: words said before,
-        or names to be spelled so. overlap: seconds that windows share.
+        or names to be spelled so. overlap: seconds that windows share; None: OVERLAP, or less of a
+        model that hears less than four times that at once.
     """
 
     language: str | None = None
     task: str = TASKS[0]
     before: str = ""
-    overlap: float = 5.0
+    overlap: float | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise ConfigError(f"task must be {' or '.join(TASKS)}, got {self.task!r:.40}")
-        if not self.overlap >= 0:
+        if self.overlap is not None and not self.overlap >= 0:
             raise ConfigError(f"overlap must be seconds, 0 or more, got {self.overlap!r}")
 
 
@@ -89,8 +91,13 @@ class Transcriber:
     ) -> None:
         self._llm, self._rule, self._limits = llm, rule, limits or MediaLimits()
         self._prompt = rule.prompt(wish.language, wish.task, wish.before)
-        self._size, self._overlap = (round(s * rule.rate) for s in (rule.seconds, wish.overlap))
-        next(windows_of(1, self._size, self._overlap))
+        overlap = min(OVERLAP, rule.seconds / 4) if wish.overlap is None else wish.overlap
+        if 2 * overlap >= rule.seconds:
+            raise ConfigError(
+                f"windows cannot overlap by {overlap:g} seconds: this model hears {rule.seconds:g} "
+                "at once, and less than half of it is allowed"
+            )
+        self._size, self._overlap = (round(s * rule.rate) for s in (rule.seconds, overlap))
         self._asked: dict[int, tuple[_File, int, Any]] = {}  # by id of the prompt, which is held
         self._ready = deque[_File]()
 

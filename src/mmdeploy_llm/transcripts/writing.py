@@ -12,6 +12,7 @@ from mmdeploy_llm.errors import ConfigError
 from .joining import Line
 
 Write = Callable[[Sequence[Line]], str]
+SHORTEST = 0.1  # seconds of a subtitle: WebVTT has none that ends when it begins
 
 
 def srt(lines: Sequence[Line]) -> str:
@@ -66,12 +67,13 @@ def write(path: Path, text: str) -> None:
 
 
 def _span(line: Line, comma: str) -> str:
-    return f"{_time(line.start, comma)} --> {_time(line.end, comma)}"
+    start = max(line.start, 0.0)
+    return f"{_time(start, comma)} --> {_time(max(line.end, start + SHORTEST), comma)}"
 
 
 def _time(seconds: float, comma: str) -> str:
     """Returns hours, minutes, seconds and milliseconds."""
-    whole, millis = divmod(round(max(seconds, 0.0) * 1000), 1000)
+    whole, millis = divmod(round(seconds * 1000), 1000)
     minutes, seconds = divmod(whole, 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{int(seconds):02}{comma}{millis:03}"
 

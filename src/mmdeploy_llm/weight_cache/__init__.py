@@ -8,13 +8,18 @@ folder.py says whose files are trusted, and which leave when there are too many.
 needed: whatever is wrong with it, the model is read from its own files.
 """
 
+from mmdeploy_llm.load_options import cache_folder
+
 from .cache import WeightCache
-from .folder import FolderSize, cache_folder, folder_size
+from .folder import FolderSize, folder_size
 from .key import source_key
-from .opening import open_cache
+from .opening import MIN_BYTES, open_cache
+from .record import NotKeptError
 
 __all__ = [
+    "MIN_BYTES",
     "FolderSize",
+    "NotKeptError",
     "WeightCache",
     "cache_folder",
     "folder_size",

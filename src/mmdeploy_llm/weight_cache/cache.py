@@ -51,6 +51,11 @@ class WeightCache:
         """Whether there is a file, whole or not."""
         return os.path.exists(self._path)  # False too where nobody may look
 
+    @property
+    def is_unusable(self) -> bool:
+        """Whether the model could not be restored from its file at an earlier start."""
+        return os.path.exists(self._path.with_suffix(folder.UNUSABLE))
+
     def restored(
         self,
         factory: Callable[[Any], Any],
@@ -69,8 +74,12 @@ class WeightCache:
             return self.restore(model, kernels, kernels.memory)
 
         model = restored_model(factory, checkpoint, torch.device("cpu"), split, restore)
+        is_read = self._found is not None
         if model is not None and self.is_complete(model):
             return model
+        if is_read:  # whole, and of no use: the model computes something from its weights
+            self._is_usable = False
+            folder.give_up(self._path)
         self.mapped_bytes = 0
         return None
 
@@ -115,7 +124,7 @@ class WeightCache:
     def keep(self, model: nn.Module) -> None:
         """Starts to write the model's file, where it is not there yet; the program may go on, and
         waits for it at its end, for seconds. What prevents it is logged."""
-        if not self._is_usable or self.exists:
+        if not self._is_usable or self.exists or self.is_unusable:
             return
         try:
             kept = record(model)

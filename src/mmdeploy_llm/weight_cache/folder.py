@@ -12,10 +12,13 @@ from typing import IO
 
 from mmdeploy_llm.native.sealed import check_owner, check_status
 from mmdeploy_llm.portable import files, locks
+from mmdeploy_llm.read_ahead import KEPT_SUFFIX
 
-SUFFIX, UNFINISHED = ".weights", ".new"
+SUFFIX, UNFINISHED = KEPT_SUFFIX, ".new"
+UNUSABLE = ".unusable"  # an empty file in place of one that the model cannot be restored from
+SUFFIXES = (SUFFIX, ".parsed", UNUSABLE, UNFINISHED)  # .parsed: see the room parse_cache
 HARM = "whose weights would be used"
-FREE_SHARE = 20  # a twentieth of the disk stays free
+FREE_SHARE, FREE_BYTES = 20, 8 * 2**30  # a twentieth of the disk stays free, at most so much
 MAX_AGE = 86400  # seconds after which an unfinished file is one that a killed process has left
 
 
@@ -31,14 +34,6 @@ class FolderSize:
     num_bytes: int
 
 
-def cache_folder(option: str | bool) -> Path | None:
-    """Returns the folder that the option weight_cache names, None for False. Raises RuntimeError
-    where the user has no home."""
-    if isinstance(option, str):
-        return Path(option).expanduser()
-    return Path.home() / ".cache" / "mmdeploy_llm" / "weights" if option else None
-
-
 def folder_size(folder: Path) -> FolderSize:
     """Returns the size of a folder's files, unfinished ones too."""
     sizes = [found.st_size for _, found in _files(folder)]
@@ -49,7 +44,7 @@ def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
     found = []
     with suppress(OSError):
         for path in folder.iterdir():
-            if path.suffix in (SUFFIX, UNFINISHED):
+            if path.suffix in SUFFIXES:
                 with suppress(OSError):
                     found.append((path, path.lstat()))
     return found
@@ -79,7 +74,7 @@ def make_folder(folder: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise NoRoomError(f"{size} bytes are more than the cache may have, {max_bytes}")
     disk = shutil.disk_usage(folder)
-    if disk.free - size < disk.total // FREE_SHARE:
+    if disk.free - size < min(FREE_BYTES, disk.total // FREE_SHARE):
         raise NoRoomError(f"the disk has {disk.free} bytes left, and {size} are needed")
 
 
@@ -106,6 +101,14 @@ def open_new(path: Path) -> IO[bytes] | None:
 def finish(path: Path) -> None:
     """Gives a file that is whole its name."""
     path.with_suffix(UNFINISHED).replace(path)
+
+
+def give_up(path: Path) -> None:
+    """Puts an empty file in place of one that is whole and of no use, so that later starts neither
+    read nor write it."""
+    with suppress(OSError):
+        os.close(files.open_unfollowed(path.with_suffix(UNUSABLE), os.O_WRONLY | os.O_CREAT, 0o600))
+        path.unlink()
 
 
 def discard(path: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
+from mmdeploy_llm.load_options import cache_folder
+from mmdeploy_llm.read_ahead import mark_of
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.weights.find import find_weights
 
 from .cache import WeightCache
-from .folder import cache_folder
 from .key import source_key
 
 MIN_BYTES = 64 * 2**20  # of a model that is kept: smaller ones load as fast without
@@ -42,7 +43,7 @@ def open_cache(
     try:
         place = cache_folder(options.weight_cache)
         files = [*_model_files(checkpoint), *others]
-        key = source_key(files, _code(plugins), {**facts, **asked})
+        key = f"{mark_of(options.model)}-{source_key(files, _code(plugins), {**facts, **asked})}"
     except (OSError, RuntimeError, CheckpointError):  # told by who reads the weights
         return None
     # In a folder of its own a small model is kept too: somebody asked for that.

@@ -84,6 +84,7 @@ class WeightMap:
         ignored: Sequence[str] = (),
     ) -> None:
         self._targets = _targets(model)
+        self.renames, self.ignored = tuple(renames), tuple(ignored)
         self._renames = tuple((re.compile(pattern), new) for pattern, new in renames)
         self._ignored = re.compile("|".join(ignored)) if ignored else None
 

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 TIE = "tie_word_embeddings"
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
+# What stands beside a head's matrix, which may be tied all the same (a bias, layers before it).
+BESIDE = re.compile(r"(^|\.)lm_head\.(bias$|dense\.|layer_norm\.)")
 EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 CHUNK_VALUES = 2**22  # compared at once
 
@@ -44,7 +46,7 @@ def follow_stored_head(checkpoint: Checkpoint) -> Checkpoint:
             return checkpoint
         owners = {key: file for file in files for key in file.entries}
         heads = [key for key in owners if HEAD.search(key)]
-        if not heads or _is_embedding(heads, owners):
+        if all(BESIDE.search(key) for key in heads) or _is_embedding(heads, owners):
             return checkpoint
     logger.warning(
         "config.json ties the output head to the embedding (%s), but %s differs from it: the "

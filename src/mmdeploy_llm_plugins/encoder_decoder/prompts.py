@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, MediaError
-from mmdeploy_llm.hooks import Checkpoint, MediaInput
+from mmdeploy_llm.hooks import Checkpoint, EncoderPrompt, MediaInput
+
+MARKER = "<image>"
 
 
 def one_item(media: Sequence[MediaInput], kind: str) -> MediaInput:
@@ -32,3 +34,27 @@ def start_id(checkpoint: Checkpoint, *configs: Any) -> int:
         "neither generation_config.json nor config.json has decoder_start_token_id, with which the "
         "decoder begins"
     )
+
+
+class BegunByText:
+    """See hooks.EncoderPrompts: the encoder reads one picture, and the text of a prompt, after the
+    decoder's first token, begins the answer. is_replaced: it stands in place of that token."""
+
+    has_places = False
+
+    def __init__(self, start: int, *, is_replaced: bool = False) -> None:
+        self._start, self._is_replaced = start, is_replaced
+
+    def divide(
+        self,
+        text: str | None,
+        ids: Sequence[int],
+        media: Sequence[MediaInput],
+        encode: Callable[[str], list[int]],
+    ) -> EncoderPrompt:
+        """Returns the tokens with which the answer begins, and the picture."""
+        item = one_item(media, "image")
+        own = ids if text is None else encode(text.replace(MARKER, "").strip())
+        is_whole = bool(own) and (self._is_replaced or own[0] == self._start)
+        begin = own if is_whole else (self._start, *own)
+        return EncoderPrompt(ids=tuple(begin), items=(item,))

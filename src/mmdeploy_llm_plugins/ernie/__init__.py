@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.ernie.gguf:TABLE"
+DRAFT_HEAD = "mmdeploy_llm_plugins.ernie.draft:add_head"
 
 
 @hookimpl
@@ -17,6 +18,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5",
+            draft_head=DRAFT_HEAD,
             deterministic=True,
             tools="ernie-x1",
         ),
@@ -26,6 +28,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5_MOE",
+            draft_head=DRAFT_HEAD,
             deterministic=True,
             tools="ernie-x1",
         ),
@@ -37,6 +40,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             ),
             factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.ernie.tiny:ERNIE4_5_VL_MOE",
+            draft_head=DRAFT_HEAD,
             deterministic=True,
             boxes="mmdeploy_llm_plugins.ernie.boxes:RULE",
             media=("image", "video"),

@@ -19,6 +19,8 @@ from mmdeploy_llm.layers import (
 )
 from mmdeploy_llm.weights.map import WeightMap
 
+from .draft import KEYS
+
 OWN_KEYS = (
     "mlp_layer_types",
     "moe_intermediate_size",
@@ -31,8 +33,8 @@ OWN_KEYS = (
     "moe_num_shared_experts",
     "use_bias",
 )
-# mtp_: multi-token prediction heads, which plain decoding does not use.
-IGNORED = (r"(^|\.)mtp_", r"rotary_emb\.inv_freq$")
+# KEYS: draft layers, which are used on demand.
+IGNORED = (KEYS, r"rotary_emb\.inv_freq$")
 
 
 class ErnieForCausalLM(CausalLM):

@@ -39,6 +39,8 @@ TASKS_WITH_INPUT = {
 class FlorencePrompts:
     """See hooks.EncoderPrompts. Raises CheckpointError where nothing says how a decoder begins."""
 
+    has_places = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = checkpoint.config
         text = config.text_config

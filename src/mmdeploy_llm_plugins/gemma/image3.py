@@ -129,10 +129,10 @@ class Gemma3ImageProcessor(SquareTileProcessor[PanOptions]):
 
     def tiles(self, image: Image.Image, options: PanOptions) -> Iterator[np.ndarray]:
         """Yields the image, then its crops, each resized."""
-        side = options.side
-        yield resize(image, side, side, options.pixels)
+        side, kernels = options.side, self._patches.kernels
+        yield resize(image, side, side, options.pixels, kernels)
         for box in crops(image.size, options):
-            yield resize(image.crop(box), side, side, options.pixels)
+            yield resize(image.crop(box), side, side, options.pixels, kernels)
 
     def text(self, num_tiles: int) -> str:
         """Returns what transformers' processor writes."""

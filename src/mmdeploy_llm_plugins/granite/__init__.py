@@ -1,4 +1,5 @@
-"""Granite of IBM: the dense models of version 3, and Granite 4 with Mamba-2 layers."""
+"""Granite of IBM: the dense models of version 3, Granite 4 with Mamba-2 layers, and Bamba, from
+which these come."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ GGUF = "mmdeploy_llm_plugins.granite.gguf:TABLE"
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns the specs of both versions."""
+    """Returns the specs of all of them."""
     return (
         ModelSpec(
             name="granite",
@@ -24,5 +25,11 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.granite.hybrid:GraniteHybridForCausalLM",
             gguf=GGUF,
             tiny="mmdeploy_llm_plugins.granite.tiny:GRANITE_HYBRID",
+        ),
+        ModelSpec(
+            name="bamba",
+            architectures=("BambaForCausalLM",),
+            factory="mmdeploy_llm_plugins.granite.bamba:BambaForCausalLM",
+            tiny="mmdeploy_llm_plugins.granite.tiny:BAMBA",
         ),
     )

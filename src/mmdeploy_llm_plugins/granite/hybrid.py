@@ -112,11 +112,7 @@ def decoder_config(config: Any) -> DecoderConfig:
         head_dim = config.hidden_size // config.num_attention_heads
         rotary = RotaryConfig(head_dim=head_dim, frequencies=(0.0,) * (head_dim // 2))
     refuse_unread(config, OWN_KEYS)
-    if config.hidden_act != "silu" and any(is_mamba(config)):  # Mamba-2 has it in its kernels
-        raise ModelNotSupportedError(
-            f"hidden_act {config.hidden_act!r} of this {config.model_type} model is not supported, "
-            "only 'silu'"
-        )
+    check_activation(config)
     shared = config.shared_intermediate_size
     decoder = standard_decoder(config, rotary, intermediate_size=shared)
     decoder = replace(with_factors(decoder, config), out_bias=config.attention_bias)
@@ -130,6 +126,15 @@ def decoder_config(config: Any) -> DecoderConfig:
         shared_size=shared,
     )
     return replace(decoder, moe=moe, moe_layers=frozenset(range(decoder.num_layers)))
+
+
+def check_activation(config: Any) -> None:
+    """Raises ModelNotSupportedError for an activation that layers of Mamba-2 do not have."""
+    if config.hidden_act != "silu" and any(is_mamba(config)):
+        raise ModelNotSupportedError(
+            f"hidden_act {config.hidden_act!r} of this {config.model_type} model is not supported, "
+            "only 'silu'"
+        )
 
 
 def mamba_config(config: Any) -> Mamba2Config:

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of Granite, dense and with Mamba-2 layers."""
+"""Tiny checkpoints of Granite, dense and with Mamba-2 layers, and of Bamba."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ FACTORS: dict[str, Any] = {
     "logits_scaling": 0.5,
 }
 
+MAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_expand": 2,
+}
+
 GRANITE = text_family("GraniteForCausalLM", **FACTORS)
 GRANITE_HYBRID = text_family(
     "GraniteMoeHybridForCausalLM",
-    num_hidden_layers=4,
     layer_types=["mamba", "attention", "mamba", "mamba"],
     shared_intermediate_size=40,
     num_local_experts=4,
-    mamba_n_heads=8,
-    mamba_d_head=16,
-    mamba_n_groups=2,
-    mamba_d_state=12,
-    mamba_expand=2,
+    **MAMBA,
     **FACTORS,
 )
+BAMBA = text_family("BambaForCausalLM", attn_layer_indices=[1], **MAMBA)

@@ -131,7 +131,7 @@ class LfmImageProcessor(TileProcessor):
         """Returns `pixels` float32 [num_patches, patch_dim] of all tiles, the grid of patches
         (tiles, rows, columns), and in `thumbnail` rows and columns of the small version if there
         are both. key: hash of the item's digest and all resolved options."""
-        own = item_options(self.options, options)
+        own, kernels = item_options(self.options, options), self._patches.kernels
         layout = layout_of(item.size, own)
         parts: list[np.ndarray] = []
         if layout.num_tiles:
@@ -139,7 +139,7 @@ class LfmImageProcessor(TileProcessor):
                 item.image, layout.columns, layout.rows, own.tile_size, self.options.pixels
             )
         if layout.small is not None:
-            parts.append(resize(item.image, *layout.small, self.options.pixels))
+            parts.append(resize(item.image, *layout.small, self.options.pixels, kernels))
         rows = np.concatenate([self._patches.rows(part) for part in parts])
         return self._input(layout, own, torch.from_numpy(rows), self.key_of(item, own))
 

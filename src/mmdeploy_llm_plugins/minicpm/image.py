@@ -120,7 +120,7 @@ class MiniCPMImageProcessor(TileProcessor):
         slices. key: hash of the item's digest and all resolved options."""
         own = self._own(options)
         layout = layout_of(item.size, own)
-        parts = [resize(item.image, *layout.whole, own.pixels)]
+        parts = [resize(item.image, *layout.whole, own.pixels, self._patches.kernels)]
         if layout.num_slices:
             parts += slices_of(item, layout, own.pixels)
         rows = np.concatenate([self._patches.rows(part) for part in parts])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 GGUF = "mmdeploy_llm_plugins.qwen.gguf:TABLE"
+DRAFT_HEAD = "mmdeploy_llm_plugins.qwen.draft:add_head"
 OMNI = {  # model -> kind -> class of its processor
     "qwen2_5_omni": {
         "image": "Qwen25OmniImageProcessor",
@@ -25,7 +26,8 @@ OMNI = {  # model -> kind -> class of its processor
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of the families, named as in transformers."""
-    specs = (*_text_models(), *_vl_models(), *_hybrid_models())
+    hybrids = (replace(spec, draft_head=DRAFT_HEAD) for spec in _hybrid_models())
+    specs = (*_text_models(), *_vl_models(), *hybrids)
     return (*(replace(spec, gguf=GGUF) for spec in specs), *_omni_models())
 
 

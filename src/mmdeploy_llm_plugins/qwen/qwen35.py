@@ -9,6 +9,7 @@ from typing import Any
 from mmdeploy_llm.layers import CausalLM, GridLM, rotary_config
 from mmdeploy_llm.weights.map import WeightMap
 
+from .draft import KEYS
 from .hybrid import hybrid_decoder, layer_cache, new_layer
 from .text import IGNORED
 from .text import RENAMES as TEXT_RENAMES
@@ -16,8 +17,8 @@ from .tower3 import DeepstackTower
 from .vl3 import RENAMES as VL_RENAMES
 from .vl3 import SECTIONS, Qwen3VLForConditionalGeneration, interleaved_axes
 
-# mtp: the head that predicts several tokens at once, which is not used.
-NOT_NEEDED = (*IGNORED, r"^mtp\.")
+# Draft layers, which are used on demand.
+NOT_NEEDED = (*IGNORED, KEYS)
 
 
 class Qwen35ForCausalLM(CausalLM):

@@ -17,9 +17,9 @@ from torch import Tensor
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
+from mmdeploy_llm_plugins.transformers_parts.cache import carriers, pages, states
 
 from . import limits, masks, rope, structure, trial
-from .cache import carriers, pages, states
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
@@ -42,7 +42,7 @@ class BySequence:
         decoder = parts.decoder
         if hasattr(parts.inner, "get_image_features"):
             structure.check_decoder(parts.name, decoder)
-            if parts.name not in masks.MARKERS:
+            if parts.name not in masks.KNOWN:
                 structure.check_masks(parts.name, parts.inner, decoder)
         self._parts = parts
         self._because = because
@@ -164,11 +164,12 @@ class BySequence:
         """Runs the decoder on the rows of one sequence. Returns [n, hidden]."""
         rows: SequenceRows = attn.sequences[number]
         own = slice(rows.start, rows.end)
-        cache = pages.sequence_cache(self._kept, self._places, attn, number)
+        new = positions[..., own]
+        cache = pages.sequence_cache(self._kept, self._places, attn, number, new)
         before = store.load() if store is not None and rows.num_cached else {}
         given: dict[str, Any] = {
             **self._carrier.arguments(cache, before),
-            "position_ids": positions[..., own].unsqueeze(-2),
+            "position_ids": new.unsqueeze(-2) + self._parts.first_position,
             "use_cache": True,
             "return_dict": True,
         }
@@ -181,26 +182,34 @@ class BySequence:
                 embeds = self._parts.embed(token_ids)
             given["inputs_embeds"] = embeds[own].unsqueeze(0)
             given |= self._parts.of_tokens(token_ids[own])
-            if inputs is not None and self._parts.name in masks.MARKERS:
-                given["attention_mask"] = self._mask(cache, given, token_ids[own], inputs, own)
+        given |= self._masks(cache, given, token_ids[own], inputs, own)
         out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
         if store is not None:
             store.save(self._carrier.states(cache, out))
         hidden: Tensor = out.last_hidden_state
         return hidden.squeeze(0)
 
-    def _mask(
+    def _masks(
         self,
         cache: Any,
         given: Mapping[str, Any],
         ids: Tensor,
-        inputs: ForwardInputs,
+        inputs: ForwardInputs | None,
         own: slice,
-    ) -> Any:
-        """Returns the mask of a prompt with media."""
-        inner = self._parts.inner
-        types = masks.types_of(self._parts.name, inner.config, ids, inputs.in_prompt[own])
-        return masks.make(inner, cache, given["inputs_embeds"], given["position_ids"], types)
+    ) -> dict[str, Any]:
+        """Returns the decoder's argument for masks, where it does not make them right by itself.
+        inputs: None in a trial, all of whose tokens are of a prompt."""
+        name, inner = self._parts.name, self._parts.inner
+        in_prompt = torch.ones_like(ids, dtype=torch.bool)
+        if inputs is not None:
+            in_prompt = inputs.in_prompt[own]
+        if name in masks.REFERENCES:
+            return {"attention_mask": masks.of_reference(cache, self._parts.decoder, in_prompt)}
+        if name not in masks.MARKERS or "inputs_embeds" not in given or inputs is None:
+            return {}
+        types = masks.types_of(name, inner.config, ids, in_prompt)
+        embeds, positions = given["inputs_embeds"], given["position_ids"]
+        return {"attention_mask": masks.make(inner, cache, embeds, positions, types)}
 
     def _trial_logits(self, ids: Tensor, steps: Sequence[int]) -> Tensor:
         """Returns the logits [N, vocab] of N tokens that come in steps."""

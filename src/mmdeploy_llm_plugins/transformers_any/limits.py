@@ -13,11 +13,11 @@ from transformers import DynamicCache
 
 from mmdeploy_llm.errors import RequestError
 
-from . import rope
+from . import rope, structure
 
 # How many tokens a model chooses to attend to: all of them up to that length. Beyond, it depends on
 # rounding, and in some models on the steps in which they came.
-CHOSEN = ("index_topk", "keep_window_size")
+CHOSEN = ("index_topk", "keep_window_size", "indexer_budget")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,21 @@ def of_decoder(name: str, decoder: nn.Module, *, follows_length: bool = False) -
     found = rope.check(name, decoder)
     if found is not None and not follows_length:
         return Limit(num_tokens=found, reason="uses other rotary frequencies")
+    _, count = structure.positions_of(decoder)
+    if count is not None:
+        return Limit(num_tokens=count, reason="has no positions")
     for field in CHOSEN:
         chosen = getattr(config, field, None)
         if type(chosen) is int:
-            return Limit(num_tokens=chosen, reason="chooses tokens by their scores")
+            count = chosen * _tokens_of_entry(config)
+            return Limit(num_tokens=count, reason="chooses tokens by their scores")
     return Limit()
+
+
+def _tokens_of_entry(config: Any) -> int:
+    """Returns how many tokens one of the entries that are chosen stands for (DeepSeek V4)."""
+    rates = getattr(config, "compress_rates", None) or {}
+    return int(rates.get("compressed_sparse_attention", 1))
 
 
 def of_windows(config: Any, windows: Mapping[int, int | None]) -> Limit:

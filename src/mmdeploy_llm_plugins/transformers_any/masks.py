@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdeploy_llm_plugins.transformers_parts.cache.pages import REFERENCE, PagedLayer
+
 from .probe import attention_of
 
 # Class -> fields of its config with the ids of tokens that are part of media: the markers around
@@ -25,6 +27,10 @@ MARKERS = {
         "frame_end_token_id",
     )
 }
+# Classes all of whose tokens see the whole prompt, and the last ones of the answer: an attention of
+# reference windows.
+REFERENCES = ("UnlimitedOcrForConditionalGeneration",)
+KNOWN = (*MARKERS, *REFERENCES)
 # Their forward adds the embeddings of media to those of their placeholder.
 ADDED = ("Molmo2ForConditionalGeneration",)
 
@@ -57,3 +63,25 @@ def make(inner: Any, cache: Any, embeds: Tensor, positions: Tensor, types: Tenso
             position_ids=positions,
             mm_token_type_ids=types.unsqueeze(0),
         )
+
+
+def of_reference(cache: Any, decoder: Any, in_prompt: Tensor) -> dict[str, Tensor]:
+    """Returns kind of layer -> mask [1, 1, n, L] of reference windows. Whether a token is of the
+    prompt is kept in the pages as keys are, so that it outlives steps.
+
+    cache: of the sequence, before this step. in_prompt: [n], of its new tokens.
+    """
+    layer: PagedLayer = cache.layers[0]
+    dtype = next(decoder.parameters()).dtype
+    rows = in_prompt.to(dtype).unsqueeze(1)
+    found, _ = layer.extend("in prompt", rows, rows[:, :0])
+    keys = torch.arange(len(found), device=rows.device)
+    queries = keys[len(found) - len(rows) :].unsqueeze(1)
+    is_near = queries - keys < decoder.config.sliding_window
+    is_before = keys <= queries
+    sees = {"full_attention": is_before, REFERENCE: is_before & (is_near | (found[:, 0] > 0.5))}
+    least = torch.finfo(dtype).min
+    return {
+        kind: rows.new_zeros(seen.shape).masked_fill(~seen, least)[None, None]
+        for kind, seen in sees.items()
+    }

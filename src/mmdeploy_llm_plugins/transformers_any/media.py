@@ -36,7 +36,7 @@ def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
         raise MediaError(f"transformers' {name} has no {own}; use a plugin made for this model")
     weight = model.get_input_embeddings().weight
     inputs = {
-        key: _to_device(tensor, weight)
+        key: _given(method, key, _to_device(tensor, weight))
         for key, tensor in item.tensors.items()
         if _accepts(method, key)
     }
@@ -206,6 +206,12 @@ def _write_ids(ids: Tensor, kinds: Tensor, config: Any) -> None:
 def _to_device(tensor: Tensor, like: Tensor) -> Tensor:
     """Copies a tensor to the device of `like`; floating-point values also get its dtype."""
     return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
+
+
+def _given(method: Callable[..., Any], name: str, value: Tensor) -> Any:
+    """Returns a value as the method takes it: counts of each image as a list, where it says so."""
+    kind = inspect.signature(method).parameters[name].annotation
+    return value.tolist() if str(kind).startswith("list[") else value
 
 
 def _accepts(method: Callable[..., Any], name: str) -> bool:

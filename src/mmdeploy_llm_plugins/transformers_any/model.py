@@ -59,7 +59,7 @@ class AnyModel(Wrapped):
     @property
     def sees_prompts(self) -> bool:
         """See hooks.Model."""
-        return self.parts.name in BY_PROMPT or self.parts.name in masks.MARKERS
+        return self.parts.name in BY_PROMPT or self.parts.name in masks.KNOWN
 
     def init_buffers(self, device: torch.device) -> None:
         """Completes the weights, and runs the checks that need them."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from . import media
@@ -23,9 +24,12 @@ OPTIONAL = frozenset(
     | {"encoder_hidden_states", "encoder_attention_mask", "token_type_ids", "head_mask"}
     | {"logits_to_keep", "labels", "kwargs", "output_router_logits"}
     | {*media.FIRST, *media.MAPPED, "pixel_values", "mm_encoder_outputs"}
+    | {"image_embeds", "image_embeds_position_mask"}  # are among the embeddings already (Kosmos-2)
+    | {"lang_ids"}  # of the config's default language (X-MOD)
 )
 # Arguments of a decoder, besides the embeddings, that a method of it makes of token ids alone.
 BY_TOKEN = {"per_layer_inputs": "get_per_layer_inputs"}
+TOKENS = ("ple_input_ids",)  # and that are the token ids themselves
 # Words in the source code of models that let media tokens attend to each other.
 MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")
 
@@ -89,14 +93,29 @@ def check_decoder(name: str, decoder: Any) -> None:
 
 
 def makers(decoder: Any) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Returns the arguments of BY_TOKEN that a decoder takes -> the method of token ids [1, n]."""
+    """Returns the arguments of BY_TOKEN and TOKENS that a decoder takes -> the method of token ids
+    [1, n]."""
     parameters = inspect.signature(decoder.forward).parameters
-    return {
+    own = {word: torch.Tensor.long for word in TOKENS if word in parameters}
+    return own | {
         word: getattr(decoder, method)
         for word, method in BY_TOKEN.items()
         if word in parameters and hasattr(decoder, method)
         if len(inspect.signature(getattr(decoder, method)).parameters) == 1
     }
+
+
+def positions_of(decoder: nn.Module) -> tuple[int, int | None]:
+    """Returns the position of a decoder's first token, and how many tokens have one; None: any
+    number. The first is 0, but in RoBERTa and its kin, as they were trained, the one after that of
+    padding."""
+    for module in decoder.children():  # an encoder in it (Evolla's) counts for itself
+        counts = hasattr(module, "create_position_ids_from_input_ids")
+        if counts and "position_ids" in inspect.signature(module.forward).parameters:
+            first = int(module.padding_idx or 0) + 1  # type: ignore[arg-type]
+            table: Any = getattr(module, "position_embeddings", None)
+            return first, None if table is None else int(table.num_embeddings) - first
+    return 0, None
 
 
 def check_masks(name: str, model: Any, decoder: nn.Module) -> None:

@@ -86,7 +86,7 @@ class Together:
         """Runs the decoder on [T, hidden] at positions [T] or [3, T]."""
         out = self._parts.decoder(
             inputs_embeds=embeds.unsqueeze(0),
-            position_ids=positions.unsqueeze(-2),
+            position_ids=positions.unsqueeze(-2) + self._parts.first_position,
             use_cache=False,
             return_dict=True,
             **kwargs,

@@ -33,7 +33,8 @@ NUM_AXES = 3  # time, height, width; HunYuan-VL has four
 class Parts:
     """Holds the parts of a transformers model. inner: the whole. base: its child that is or
     contains the decoder. head: a view of the whole that computes logits of the decoder's output.
-    replaced: see placeholders.py; Wrapped writes it once. makers: see structure.makers."""
+    first_position: see structure.positions_of. replaced: see placeholders.py; Wrapped writes it
+    once. makers: see structure.makers."""
 
     name: str
     inner: Any
@@ -41,6 +42,7 @@ class Parts:
     decoder: Any
     head: Any
     hidden_size: int
+    first_position: int = 0
     replaced: dict[int, int] = field(default_factory=dict)
     makers: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
@@ -119,6 +121,7 @@ class Wrapped(nn.Module):
             decoder=decoder,
             head=head.head_of(self.inner, decoder),
             makers=structure.makers(decoder),
+            first_position=structure.positions_of(decoder)[0],
             hidden_size=int(decoder.config.get_text_config().hidden_size),
         )
         self.hidden_size = self.parts.hidden_size

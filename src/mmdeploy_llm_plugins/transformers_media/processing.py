@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -22,6 +23,11 @@ OF_TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
     | {"text_replacement_offsets"}
 )
+# Class that says nothing of how it writes images -> its token before and after each. Between two
+# images that touch there is one, and a space after it where a word touches it.
+JOINTS = {"Idefics2Processor": "fake_image_token"}
+# Say nothing of it either, and write an image before a prompt that does not name it.
+BEFORE = ("Blip2Processor",)
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -70,7 +76,9 @@ def tokens_around(processor: Any) -> tuple[str, str]:
 
 def marked(processor: Any, marker: str) -> str:
     """Returns a prompt of one image. Processors that insist on tokens around it, which stay as they
-    are, get these."""
+    are, get these, and those that write the image by themselves nothing."""
+    if type(processor).__name__ in BEFORE:
+        return ""
     tokens = (getattr(processor, f"image_{name}_token", None) for name in ("start", "end"))
     start, end = (token if isinstance(token, str) else "" for token in tokens)
     return f"{start}{marker}{end}"
@@ -83,18 +91,48 @@ def made_of_one(
     of, and the tensors that do not belong to the text. Raises MediaError where it told no text."""
     written = made.get("text_replacement_offsets") or processor.written
     processor.written = ()
-    if not written:
+    if written:
+        text = written[0][0]["replacement"]
+    elif type(processor).__name__ in (*JOINTS, *BEFORE):
+        text = _decoded(processor.tokenizer, made["input_ids"][0].tolist())
+    else:
         raise MediaError(
             f"transformers' {type(processor).__name__} does not say how it writes {item} in a "
             "prompt; use a plugin made for this model"
         )
-    (replaced,) = written[0]
     tensors = {
-        name: value
+        name: torch.tensor(value) if _is_counts(value) else value
         for name, value in made.items()
-        if name not in OF_TEXT and isinstance(value, torch.Tensor)
+        if name not in OF_TEXT and (isinstance(value, torch.Tensor) or _is_counts(value))
     }
-    return replaced["replacement"], tensors
+    return text, tensors
+
+
+def joints(processor: Any) -> tuple[tuple[str, str], ...]:
+    """Returns what a processor changes where items and texts meet; see MediaProcessor."""
+    name = JOINTS.get(type(processor).__name__)
+    if name is None:
+        return ()
+    edge = str(getattr(processor, name))
+    pattern = re.escape(edge)
+    return ((pattern * 2, edge), (rf"{pattern}(?=[^\s<])", f"{edge} "))
+
+
+def _is_counts(value: Any) -> bool:
+    """Whether a value holds whole numbers for each image, which the processor leaves as lists."""
+    rows = value if isinstance(value, list) else []
+    flat = [x for row in rows for x in (row if isinstance(row, list) else [row])]
+    return bool(flat) and all(type(x) is int for x in flat)
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    """Returns the text of a prompt's ids, without what the tokenizer adds around it."""
+    added = tokenizer("")["input_ids"]
+    if added and ids[-len(added) :] == added:  # the text after the item was empty
+        ids = ids[: -len(added)]
+    elif ids[:1] == added[:1]:
+        ids = ids[1 : -1 if len(added) > 1 else None]
+    return str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def placeholder_token(config: Any, processor: Any) -> str:

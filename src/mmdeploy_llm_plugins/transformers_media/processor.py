@@ -21,6 +21,7 @@ from mmdeploy_llm_processors.sized.pictures import check_rows, image_size
 from .numbering import place_of_number
 from .processing import (
     image_marker,
+    joints,
     load_processor,
     made_of_one,
     marked,
@@ -55,6 +56,7 @@ class AnyImageProcessor(PictureProcessor):
         self.token = placeholder_token(checkpoint.config, loaded)
         self._marker = image_marker(loaded)
         self.markers = (self._marker,)
+        self.joints = joints(loaded)
         patch = getattr(getattr(checkpoint.config, "vision_config", None), "patch_size", None)
         patch = patch[0] if isinstance(patch, (list, tuple)) else patch
         self._patch_size = patch if isinstance(patch, int) else PATCH_SIZE

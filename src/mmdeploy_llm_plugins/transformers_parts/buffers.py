@@ -18,10 +18,13 @@ UNSET = -(2**30)
 
 
 def untie(model: nn.Module) -> Mapping[str, str]:
-    """Removes all but the first name of shared parameters. Returns removed name -> kept name."""
+    """Removes all names of shared parameters but the one that transformers saves: the first that is
+    not listed as tied to another. Returns removed name -> kept name."""
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
-    for name, param in list(model.named_parameters(remove_duplicate=False)):
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    named = list(model.named_parameters(remove_duplicate=False))
+    for name, param in sorted(named, key=lambda item: item[0] in tied):  # a stable order
         kept = first.setdefault(id(param), name)
         if kept != name:
             ties[name] = kept

@@ -1,15 +1,18 @@
-"""Replaces transformers' linear layers by the engine's, which run on the device's fast kernels."""
+"""Replaces transformers' linear layers and experts by the engine's, which run on the device's fast
+kernels."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Set
 from typing import cast
 
 from torch import Tensor, nn
 
 from mmdeploy_llm.layers import Linear
+
+from .experts import engine_experts, has_experts
 
 TEXTS = re.compile(r"""(["'])[\w.]*\1""")  # names, quoted
 
@@ -31,7 +34,8 @@ class AnyLinear(Linear):
 
 
 def use_engine_layers(model: nn.Module) -> None:
-    """Replaces the linear layers of `model` in place.
+    """Replaces the linear layers of `model` in place, and its experts where the engine's compute
+    the same.
 
     Two kinds stay: layers that share their weight, since packing changes its layout, and layers
     whose weight the parent module reads itself, or may read because its source is unavailable.
@@ -40,16 +44,24 @@ def use_engine_layers(model: nn.Module) -> None:
     sources: dict[type[nn.Module], str | None] = {}  # finding one takes milliseconds
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or id(child.weight) in shared:
+            if type(child) is not nn.Linear and not has_experts(child):
                 continue
             if type(parent) not in sources:
                 sources[type(parent)] = _source(type(parent))
             code = sources[type(parent)]
-            if code is not None and f"{name}.weight" not in code:
-                setattr(parent, name, AnyLinear(child))
+            found = None if code is None else _engine_layer(child, code, name)
+            if found is not None and not shared & {id(own) for own in child.parameters()}:
+                setattr(parent, name, found)
 
 
-def _shared(model: nn.Module) -> Collection[int]:
+def _engine_layer(plain: nn.Module, parent_code: str, name: str) -> nn.Module | None:
+    """Returns what takes the place of a layer, which the parent has by this name; None: nothing."""
+    if type(plain) is not nn.Linear:
+        return engine_experts(plain, parent_code, name)
+    return None if f"{name}.weight" in parent_code else AnyLinear(plain)
+
+
+def _shared(model: nn.Module) -> Set[int]:
     """Returns the ids of parameters that have more than one name."""
     seen: set[int] = set()
     shared: set[int] = set()

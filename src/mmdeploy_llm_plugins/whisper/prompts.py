@@ -31,6 +31,8 @@ Encode = Callable[[str], list[int]]
 class WhisperPrompts:
     """See hooks.EncoderPrompts. Raises CheckpointError where nothing says how a decoder begins."""
 
+    has_places = False
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         config, generation = checkpoint.config, checkpoint.generation
         self._start = start_id(checkpoint, config)
@@ -63,6 +65,10 @@ class WhisperPrompts:
         return EncoderPrompt(
             ids=tuple(begin), items=(item,), processors={"whisper": {"whisper": rules}}
         )
+
+    def check(self, text: str) -> None:
+        """Raises RequestError for a language, a task or a mark that the model does not know."""
+        self._asked(text, lambda words: [])
 
     def _exact(self, ids: list[int]) -> tuple[list[int], list[int] | None, bool]:
         """Returns what `_asked` does for a prompt that is the decoder's own tokens."""

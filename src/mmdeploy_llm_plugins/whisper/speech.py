@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, Heard, Spoken
 
+from .prompts import WhisperPrompts
+
 RATE, HOP = 16_000, 160  # samples per second and per frame, in all checkpoints unless they say more
 FRAMES_OF_A_TOKEN = 2
 
@@ -21,6 +23,7 @@ class WhisperSpeech:
                 "its generation_config.json has no no_timestamps_token_id, so its answers have no "
                 "times; take one from a newer checkpoint of the same model"
             )
+        self._prompts = WhisperPrompts(checkpoint)
         fields = checkpoint.preprocessor
         self.rate = int(fields.get("sampling_rate", RATE))
         self._step = FRAMES_OF_A_TOKEN * int(fields.get("hop_length", HOP)) / self.rate
@@ -32,9 +35,12 @@ class WhisperSpeech:
         self._languages = {number: token[2:-2] for token, number in languages.items()}
 
     def prompt(self, language: str | None, task: str, before: str) -> str:
-        """Returns the words before, and the tokens that ask."""
+        """Returns the words before, and the tokens that ask. Raises RequestError for a language or
+        a task that the model does not know."""
         spoken = "" if language is None else f"<|{language}|>"
-        return f"{before}{spoken}<|{task}|><|timestamps|>"
+        asked = f"{before}{spoken}<|{task}|><|timestamps|>"
+        self._prompts.check(asked)
+        return asked
 
     def read(self, ids: Sequence[int]) -> Heard:
         """Returns what stands between times; what follows the last one has no end."""

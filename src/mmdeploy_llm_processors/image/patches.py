@@ -11,6 +11,7 @@ from PIL import Image
 
 from mmdeploy_llm import media
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import PixelKernels
 from mmdeploy_llm.media.moved import moved
 
 from .options import ImageOptions
@@ -109,10 +110,16 @@ def unresized(height: int, width: int, factor: int) -> tuple[int, int]:
     return height, width
 
 
-def resize(image: Image.Image, height: int, width: int, options: ImageOptions) -> np.ndarray:
-    """Resizes the RGB image to its target size, uint8 [H, W, 3]."""
+def resize(
+    image: Image.Image,
+    height: int,
+    width: int,
+    options: ImageOptions,
+    kernels: PixelKernels | None = None,
+) -> np.ndarray:
+    """Resizes the RGB image to its target size, uint8 [H, W, 3]. kernels: see media.resize."""
     if options.do_resize:
-        return media.resize(image, height, width, options.resample)
+        return media.resize(image, height, width, options.resample, kernels)
     return media.to_array(image)
 
 

@@ -93,7 +93,8 @@ class ImageProcessor(MediaProcessor):
         own = item_options(self.options, options)
         height, width = self._target(item, own)
         if item.draft_of is None:
-            pixels = resize(item.image, height, width, self.options)
+            kernels = self._patches.kernels
+            pixels = resize(item.image, height, width, self.options, kernels)
         else:
             pixels = resize_draft(item.image, height, width, self.options.resample)
         patches = torch.from_numpy(self._patches.rows(pixels))

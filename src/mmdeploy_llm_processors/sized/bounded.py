@@ -45,7 +45,7 @@ class BoundedPictures(MediaProcessor):
         self._first, self._levels, self._tokens = levels[0], levels, tokens
         self.auto_tokens = self._first.auto_tokens
         self.token, self.markers = self._first.token, self._first.markers
-        self.written_token = self._first.written_token
+        self.written_token, self.joints = self._first.written_token, self._first.joints
         self._choices: dict[tuple[Size, str], _Choice] = {}
         least = min(level.count_tokens(ImageHeader(size=SMALL), {}) for level in levels)
         if least > tokens:

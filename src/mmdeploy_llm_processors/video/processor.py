@@ -338,9 +338,10 @@ class VideoProcessor(VideoOpener):
 
     def _pixels(self, video: OpenVideo, plan: VideoPlan) -> Iterator[np.ndarray]:
         """Yields plan.num_frames frames at their final size, uint8 [H, W, 3]."""
+        options, kernels = self._image_options, self._patches.kernels
         for frame, index in zip(video.read(plan.indices), plan.indices, strict=True):
             ready = self.prepared(frame, index, plan)
-            pixels = resize(ready, plan.height, plan.width, self._image_options)
+            pixels = resize(ready, plan.height, plan.width, options, kernels)
             yield pixels
         if plan.num_frames > len(plan.indices):
             yield pixels

@@ -8,10 +8,13 @@ import pytest
 import torch
 import transformers
 
-from mmdeploy_llm.errors import MediaError, ModelNotSupportedError
+from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, RequestError
+from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm_plugins.transformers_any import media, structure, trial
-from mmdeploy_llm_plugins.transformers_any.cache import pages
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.testing.model_conformance import build
+from mmdeploy_llm_plugins.transformers_any import ANY, media, structure, trial
+from mmdeploy_llm_plugins.transformers_parts.cache import pages
 
 from .conftest import text_fields
 
@@ -85,7 +88,7 @@ def test_copies_of_a_layer_have_places_of_their_own():
     """Dory's loops write to copies of the cache's layers."""
     places, memory = pages.Places(), trial.Memory()
     memory.begin(0, 2)
-    cache = pages.sequence_cache([pages.Kept()] * 2, places, memory, 0)
+    cache = pages.sequence_cache([pages.Kept()] * 2, places, memory, 0, torch.arange(2))
     cache.layers += [copy.deepcopy(layer) for layer in cache.layers]
     rows = torch.arange(16.0).view(1, 1, 2, 8)
     for number, layer in enumerate(cache.layers):
@@ -114,3 +117,73 @@ def test_the_language_model_stands_in_for_a_forward_that_fails():
         assert torch.equal(found, inner(input_ids=ids[None]).logits[0])
         with pytest.raises(AttributeError, match="image_outputs"):
             trial._own_logits(Failing(inner.model), inner.model, ids)
+
+
+ROBERTAS = {
+    "Roberta": transformers.RobertaForCausalLM,  # lists its head after the embeddings
+    "XLMRoberta": transformers.XLMRobertaForCausalLM,  # and before them
+    "Xmod": transformers.XmodForCausalLM,
+}
+
+
+@pytest.mark.parametrize("name", ROBERTAS)
+def test_roberta_counts_from_after_padding(tmp_path, name):
+    """As it was trained, and up to the last position that it has."""
+    kind = ROBERTAS[name]
+    fields = text_fields(max_position_embeddings=12, num_hidden_layers=1, is_decoder=True)
+    fields |= {"pad_token_id": 4, "architectures": [kind.__name__]}
+    if name == "Xmod":
+        fields |= {"languages": ["en_XX", "de_DE"], "default_language": "de_DE"}
+    config = kind.config_class(**fields)
+    write_checkpoint(config, tmp_path, architecture=kind.__name__)
+    model = kind.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    ours, ids = build(ANY, tmp_path, config, torch.float32), torch.arange(20, 27)
+    assert structure.positions_of(model.base_model) == (5, 7)
+    assert torch.equal(ours.parts.embed(ids), model.get_input_embeddings()(ids))
+    memory, found = trial.Memory(), []
+    with torch.inference_mode():
+        wanted = model(input_ids=ids[None]).logits[0]
+        if not ours.attends_itself:
+            memory = trial.Whole()
+            found = ours.logits(ours.forward(step_of(ids, 0, memory)))
+            assert (found - wanted).abs().max() < 1e-4
+    with pytest.raises(RequestError, match=r"has no positions .* more than 7 tokens"):
+        ours.forward(step_of(ids[:1], 7, memory))
+
+
+def step_of(ids, start, attn):
+    return ForwardInputs(
+        token_ids=ids,
+        positions=torch.arange(start, start + len(ids)),
+        in_prompt=torch.ones(len(ids), dtype=torch.bool),
+        attn=attn,
+    )
+
+
+def test_positions_are_kept_with_the_keys_of_an_indexer():
+    """Qwen4-Exp's indexer rotates keys anew, by the positions of all tokens."""
+    places, memory = pages.Places(), trial.Memory()
+    kept, earlier = [pages.Kept(has_indexer=True)], torch.tensor([[0, 1], [0, 70_000], [0, 5]])
+    memory.begin(0, 2)
+    layer = pages.sequence_cache(kept, places, memory, 0, earlier).layers[0]
+    assert layer.indexer_position_ids is None
+    layer.indexer_position_ids = earlier
+    memory.begin(2, 3)
+    layer = pages.sequence_cache(kept, places, memory, 0, torch.tensor([2])).layers[0]
+    for _ in range(2):  # models ask twice
+        assert torch.equal(layer.indexer_position_ids, earlier.unsqueeze(1))
+    memory.begin(3, 4)
+    layer = pages.sequence_cache(kept, places, memory, 0, torch.tensor([3])).layers[0]
+    assert layer.indexer_position_ids[:, 0].tolist() == [[0, 1, 2], [0, 70_000, 2], [0, 5, 2]]
+
+
+def test_token_ids_themselves_are_an_argument():
+    class Decoder(torch.nn.Module):
+        def forward(self, inputs_embeds=None, position_ids=None, ple_input_ids=None):
+            """Takes what Qwen4-Exp's does."""
+
+    ids = torch.tensor([[5, 9]])
+    structure.check_decoder("Qwen4Exp", Decoder())
+    ((name, make),) = structure.makers(Decoder()).items()
+    assert name == "ple_input_ids"
+    assert torch.equal(make(ids), ids)

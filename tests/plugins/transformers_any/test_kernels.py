@@ -1,11 +1,16 @@
 """CPU kernels run most layers of transformers' modules, as closely as bf16 allows."""
 
+import copy
+import importlib
+
 import pytest
 import torch
 import transformers
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear
+from mmdeploy_llm.layers.install import install_kernels
+from mmdeploy_llm_plugins.transformers_parts.experts import AnyExperts
 from mmdeploy_llm_plugins.transformers_parts.linear import AnyLinear, use_engine_layers
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
@@ -65,3 +70,64 @@ def test_a_head_is_replaced_unless_it_is_tied():
         use_engine_layers(model)
         assert isinstance(model.lm_head, AnyLinear) != is_tied
         assert isinstance(model.model.layers[0].mlp.up_proj, AnyLinear)
+
+
+def experts_of(name, **options):
+    """Returns a block of experts of a class of transformers, with random weights."""
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "vocab_size": 64,
+        "moe_intermediate_size": 24,
+    }
+    config = transformers.AutoConfig.for_model(name, **sizes, **options)
+    config._experts_implementation = "eager"
+    (kind,) = [each for each in vars(module) if each.endswith("Experts")]
+    experts = getattr(module, kind)(config)
+    torch.manual_seed(0)
+    for param in experts.parameters():
+        torch.nn.init.normal_(param, std=0.2)
+    return experts.requires_grad_(False)
+
+
+class Block(torch.nn.Module):
+    """A parent that leaves the weights of its experts alone."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.experts = experts
+
+
+@pytest.mark.parametrize("weights_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_experts_compute_as_those_of_transformers(kernels, is_packed, weights_dtype):
+    plain = experts_of("qwen3_moe", num_experts=6, hidden_act="gelu_pytorch_tanh").bfloat16()
+    block = Block(copy.deepcopy(plain))
+    use_engine_layers(block)
+    assert isinstance(block.experts, AnyExperts)
+    if is_packed:
+        install_kernels(block, kernels)
+        assert block.experts.is_packed
+    x = torch.randn(9, 32).bfloat16()
+    ids = torch.rand(9, 6).topk(2).indices
+    weights = torch.rand(9, 2).to(weights_dtype)
+    expected = plain(x, ids, weights)
+    found = block.experts(x, ids, weights)
+    assert found.dtype == x.dtype
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)
+    assert block.experts(x.to("meta"), ids.to("meta"), weights.to("meta")).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("nemotron_h", {"n_routed_experts": 4}),  # without gates
+        ("gpt_oss", {"num_local_experts": 4, "intermediate_size": 24}),  # with biases, transposed
+        ("qwen3_moe", {"num_experts": 4, "hidden_act": "relu"}),
+    ],
+)
+def test_other_experts_stay(name, options):
+    block = Block(experts_of(name, **options))
+    use_engine_layers(block)
+    assert not isinstance(block.experts, AnyExperts)

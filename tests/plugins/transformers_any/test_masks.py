@@ -6,10 +6,13 @@ import torch
 import transformers
 
 from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm_plugins.transformers_any import ANY, masks, trial
+from mmdeploy_llm_plugins.transformers_media import processor
 
 from .conftest import Family, Reference, text_fields, vision_fields, write
 
@@ -105,6 +108,50 @@ def test_a_prompt_is_computed_in_one_step(reference, make_llm, picture):
     )
     assert "24" in output.error_msg  # two images have 32 tokens
     assert answers(llm, found[:1]) == [reference.generate(TEXT)]
+
+
+def unlimited_ocr():
+    """Unlimited-OCR with windows of three tokens after the prompt."""
+    sparse = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    sparse |= {"n_shared_experts": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+    sam = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 48}
+    sam |= {"image_size": 32, "patch_size": 2, "global_attn_indexes": [0], "output_channels": 16}
+    return transformers.UnlimitedOcrConfig(
+        text_config=text_fields(sliding_window=3, num_key_value_heads=4, **sparse),
+        vision_config={
+            "sam_config": {**sam, "downsample_channels": [16, 32]},
+            "encoder_config": vision_fields(),
+        },
+        architectures=["UnlimitedOcrForConditionalGeneration"],
+    )
+
+
+@pytest.mark.full
+def test_the_answer_sees_the_prompt_and_its_last_tokens(tmp_path, make_llm, monkeypatch):
+    """Unlimited-OCR: in a batch, again, after preemption. It has no processor here, so the prompts
+    are of text."""
+
+    def no_images(*_):
+        raise UnsupportedMediaError("needs torchvision")
+
+    monkeypatch.setattr(processor, "load_processor", no_images)
+    folder = write_checkpoint(unlimited_ocr(), tmp_path)
+    kind = transformers.UnlimitedOcrForConditionalGeneration
+    model = kind.from_pretrained(folder, attn_implementation="eager").eval()
+    prompts = [[45, 59, 33, 47], [301, 52, 105, 77, 9, 8]]
+    expected = [
+        model.generate(
+            torch.tensor([prompt]), max_new_tokens=10, do_sample=False, eos_token_id=None
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    tight = {"block_size": 4, "num_gpu_blocks_override": 5, "max_model_len": 16}
+    for options in ({}, tight):
+        llm, _ = make_llm(folder, **options)
+        for _ in range(2):
+            outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+            assert [output.error_msg for output in outputs] == [None] * 2
+            assert [list(output.outputs.token_ids) for output in outputs] == expected
 
 
 IDS = {

@@ -2,6 +2,7 @@
 as it should."""
 
 import json
+import re
 
 import pytest
 import transformers
@@ -12,6 +13,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.testing.conformance import MediaProcessorConformance
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins.transformers_any import IMAGES
+from mmdeploy_llm_plugins.transformers_media import processing
 from mmdeploy_llm_plugins.transformers_media.numbering import place_of_number
 from mmdeploy_llm_plugins.transformers_media.processor import AnyImageProcessor
 
@@ -97,9 +99,31 @@ def test_images_that_need_torchvision(tmp_path):
         AnyImageProcessor(checkpoint, {})
 
 
-def test_a_processor_that_does_not_tell_the_text_of_an_image(tmp_path, picture):
-    checkpoint = idefics(tmp_path)
-    (tmp_path / "processor_config.json").write_text('{"processor_class": "Idefics2Processor"}')
+def idefics2(folder):
+    checkpoint = idefics(folder)
+    options = {"processor_class": "Idefics2Processor", "image_seq_len": 4}
+    (folder / "processor_config.json").write_text(json.dumps(options))
+    return checkpoint
+
+
+def test_idefics2_writes_edges_once(tmp_path, picture):
+    """One between two images, and a space between an edge and a word, as transformers does."""
+    processor = AnyImageProcessor(idefics2(tmp_path), {"do_image_splitting": True})
+    image = picture(0, 56, 30)
+    made = processor.process(processor.decode(image, MediaLimits()), {})
+    assert made.num_tokens == made.prompt_text.count("<image>") == 4 * 5
+    prompt = "a <image><image>b <image>."
+    theirs = processor._processor
+    wanted = theirs(images=[image] * 3, text=[prompt])["input_ids"][0]
+    text = prompt.replace("<image>", made.prompt_text)
+    for pattern, joint in processor.joints:
+        text = re.sub(pattern, joint, text)
+    assert theirs.tokenizer(text)["input_ids"] == wanted
+
+
+def test_a_processor_that_does_not_tell_the_text_of_an_image(tmp_path, picture, monkeypatch):
+    monkeypatch.setattr(processing, "JOINTS", {})
+    checkpoint = idefics2(tmp_path)
     processor = AnyImageProcessor(checkpoint, {})
     item = processor.decode(picture(0, 56, 30), MediaLimits())
     with pytest.raises(MediaError, match="Idefics2Processor does not say how it writes an image"):

@@ -253,6 +253,13 @@ def test_answers_equal_those_of_transformers(lively, expected, options):
         assert (wrong.error_code, "one sound" in wrong.error_msg) == (400, True)
 
 
+def test_a_language_that_the_model_does_not_know_is_told_at_once(folder):
+    rule = WhisperSpeech(read_checkpoint(folder))
+    assert rule.prompt("German", "translate", "ACME") == "ACME<|German|><|translate|><|timestamps|>"
+    with pytest.raises(RequestError, match=r"klingon.*languages: de, en, zh"):
+        rule.prompt("klingon", "transcribe", "")
+
+
 def test_sentences_and_times_are_those_of_transformers(folder):
     """Of answers as the rules allow them: times in pairs, the last one perhaps alone or missing."""
     rule, first = WhisperSpeech(read_checkpoint(folder)), NO_TIMES + 1

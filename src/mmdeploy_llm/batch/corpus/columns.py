@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from mmdeploy_llm.corpora.folders import METADATA
 from mmdeploy_llm.datasets.names import BUILT_IN_KINDS, is_url
@@ -19,20 +19,9 @@ from mmdeploy_llm.hooks import KindTable
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.records.template import MAX_NAME, Template, shown
 
+from .arguments import ColumnArguments
+
 ALL = "*"  # among the carried columns: all that a record can repeat
-
-
-class ColumnArguments(TypedDict, total=False):
-    """Arguments of `LLM.run_batch` that name columns. media_column: of any kind, {kind: column}, a
-    list for several. columns: those that records repeat."""
-
-    image_column: str | None
-    video_column: str | None
-    audio_column: str | None
-    media_column: Mapping[str, str | Sequence[str]]
-    prompt_column: str | None
-    id_column: str | None
-    columns: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

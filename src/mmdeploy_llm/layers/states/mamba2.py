@@ -1,4 +1,4 @@
-"""Mamba2: the state space layer of several families (arXiv 2405.21060), in plain torch.
+"""Mamba2: the state space layer of several families (arXiv 2405.21060).
 
     z, xBC, dt = in_proj(input)        x, B, C = silu(conv(xBC))        dt = softplus(dt + bias)
     S_t = exp(-exp(A_log) dt_t) S_{t-1} + B_t (dt_t x_t)^T              y_t = C_t^T S_t + D x_t
@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Linear, empty_parameter
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
+from mmdeploy_llm.kernels.states import Mamba2Inputs
 
 from .delta_rule import chunks_of
 from .short_conv import ShortConv
@@ -78,7 +80,7 @@ class GroupedGatedNorm(nn.Module):
         return self.weight * groups.view(x.shape).to(gate.dtype)
 
 
-class Mamba2(nn.Module):
+class Mamba2(KernelLayer):
     """Mixes the tokens of each sequence by a state space model."""
 
     fp32_parameters = ("A_log", "D", "dt_bias")
@@ -104,17 +106,42 @@ class Mamba2(nn.Module):
         conv_state, matrices = states.tensors(self.layer)
         sizes = [config.inner_size, config.conv_size, config.num_heads]
         z, rows, dt = torch.split(self.in_proj(x), sizes, 1)
-        rows = self.conv1d(rows, conv_state, states).float()
+        inputs = self._inputs(self.conv1d(rows, conv_state, states), z, dt)
+        kernels = None if self.kernels is None else self.kernels.states
+        if kernels is not None and kernels.can_mamba2(inputs, matrices):
+            y = kernels.mamba2(inputs, matrices, states)
+        else:
+            y = self._in_torch(inputs, matrices, states)
+        out: Tensor = self.out_proj(y)
+        return out
+
+    def _inputs(self, rows: Tensor, z: Tensor, dt: Tensor) -> Mamba2Inputs:
+        return Mamba2Inputs(
+            rows=rows,
+            z=z,
+            dt=dt,
+            a_log=self.A_log,
+            dt_bias=self.dt_bias,
+            skip=self.D,
+            norm_weight=self.norm.weight,
+            eps=self.norm.eps,
+            num_groups=self.config.num_groups,
+            limits=self.config.time_step_limit,
+        )
+
+    def _in_torch(self, inputs: Mamba2Inputs, matrices: Tensor, states: StateContext) -> Tensor:
+        """Computes what StateKernels.mamba2 does."""
+        config, rows = self.config, inputs.rows.float()
         shared = config.num_groups * config.state_size
         values, b, c = torch.split(rows, [config.inner_size, shared, shared], 1)
-        dt = F.softplus(dt.float() + self.dt_bias).clamp(*config.time_step_limit)
+        dt = F.softplus(inputs.dt.float() + self.dt_bias).clamp(*config.time_step_limit)
         values = values.view(-1, config.num_heads, config.head_dim)
         b, c = (self._per_head(y) for y in (b, c))
         decays = -self.A_log.exp() * dt
         y = _scan(c, b, values * dt[..., None], decays, matrices, states)
         y = (y + self.D[:, None] * values).flatten(1)
-        out: Tensor = self.out_proj(self.norm(y, z))
-        return out
+        normed: Tensor = self.norm(y, inputs.z)
+        return normed
 
     def _per_head(self, x: Tensor) -> Tensor:
         """Repeats B or C of each group for its heads: [T, groups * N] -> [T, H, N]."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, multiplied
 from mmdeploy_llm.basic_layers.linear import Linear, empty_parameter
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
@@ -68,7 +68,7 @@ class ShortConv(KernelLayer):
         return (window.float() * self.weight[:, 0].float()).sum(-1).to(x.dtype)
 
 
-class GatedShortConv(nn.Module):
+class GatedShortConv(KernelLayer):
     """Computes out_proj(C * conv(B * x)), where in_proj gives B, C and x."""
 
     divided_counts = ("num_channels",)
@@ -103,5 +103,6 @@ class GatedShortConv(nn.Module):
         """Computes the layer, [T, hidden] -> [T, hidden], and writes the state."""
         (state,) = states.tensors(self.layer)
         before, after, values = torch.split(self.in_proj(x), self.num_channels, 1)
-        out: Tensor = self.out_proj(after * self.conv(before * values, state, states))
+        convolved = self.conv(multiplied(before, values, self.kernels), state, states)
+        out: Tensor = self.out_proj(multiplied(after, convolved, self.kernels))
         return out

@@ -5,6 +5,7 @@ greedy tokens here as in transformers, on small random weights, or says why it c
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
     CENSUS_SOUNDS=1 python .../census.py                               sounds only; writes them too
     CENSUS_ODD=1 python .../census.py                                  text, with odd sizes; prints
+    CENSUS_WRITE=1 python .../census.py CLASS ...                      writes these into the data
 
 All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
 bounded time and memory: text, and for classes that take them, images.
@@ -39,6 +40,8 @@ from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins import (
     ernie,
+    florence,
+    formulanet,
     gemma,
     glm,
     gptoss,
@@ -47,15 +50,19 @@ from mmdeploy_llm_plugins import (
     lfm,
     llama,
     minicpm,
+    mllama,
     olmo,
     paddleocr,
     phi,
     qwen,
+    t5gemma,
+    vision_encoder_decoder,
 )
-from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks
+from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks, structure
 from mmdeploy_llm_plugins.transformers_media import processing, processor
 
 sys.path.insert(0, str(Path(__file__).parent))
+import encoders
 import images
 import page
 import shrink
@@ -65,7 +72,7 @@ from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 # The plugins of single families.
 NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen),
+    *(phi, qwen, florence, formulanet, mllama, t5gemma, vision_encoder_decoder),
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
@@ -176,6 +183,8 @@ def is_same(found, wanted):
 
 def text_outcome(name, folder):
     """Returns (outcome, reason) for prompts of text."""
+    if name in encoders.NEED_AN_IMAGE:
+        return REFUSED, encoders.REASON
     processor.load_processor = no_images  # the folder has no files of an image processor
     try:
         tokenizer = make_tokenizer(TOKENIZERS.get(name, "qwen2"))
@@ -183,7 +192,18 @@ def text_outcome(name, folder):
     except Exception as error:
         return NOT_MADE, f"no small config: {describe(error)}"
     inputs = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
+    first = first_position(name)
+    if first:  # transformers' generate counts from 0, its forward and the training from there
+        for own in inputs:
+            own["position_ids"] = torch.arange(first, first + own["input_ids"].shape[1])[None]
     return compared(name, folder, SETTINGS, PROMPTS, inputs)
+
+
+def first_position(name):
+    """Returns the position of the first token; see structure.positions_of."""
+    with torch.device("meta"):
+        model = getattr(transformers, name)._from_config(config_of(name))
+    return structure.positions_of(structure.decoder_of(model))[0]
 
 
 def odd_outcome(name, folder):
@@ -194,6 +214,9 @@ def odd_outcome(name, folder):
 
 def image_outcome(name, folder):
     """Returns (outcome, reason) for prompts with images."""
+    if name in encoders.FAMILIES:
+        prompts, inputs = encoders.write(name, folder)
+        return compared(name, folder, {**SETTINGS, "max_model_len": 100}, prompts, inputs)
     try:
         base, _ = images.processor_class(ALL[name])
         tokenizer, config = images.make_tokenizer(base), config_of(name)
@@ -232,7 +255,7 @@ def sound_outcome(name, folder):
 def compared(name, folder, settings, prompts, inputs):
     """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
     settings = {**settings, "model": str(folder)}
-    if name in BY_PROMPT or name in masks.MARKERS:  # its prompts come whole
+    if name in BY_PROMPT or name in masks.KNOWN:  # its prompts come whole
         settings["max_num_batched_tokens"] = settings["max_model_len"]
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:
@@ -344,14 +367,19 @@ def main():
             results[name] = run(name)
             print(name, *results[name], flush=True)
         if name in IMAGE_TEXT:
-            is_refused = results.get(name, ("",))[0] == REFUSED
+            is_refused = results.get(name, ("",))[0] == REFUSED and name not in encoders.FAMILIES
             pictured[name] = results[name] if is_refused else run(name, "images")
             if pictured[name][0] in (EQUAL, BY_SEQUENCE) and images.needs_torchvision(ALL[name]):
                 pictured[name] = pictured[name][0], "images need torchvision"
             print(name, "with images:", *pictured[name], flush=True)
-    if not sys.argv[1:]:
-        today = datetime.date.today().isoformat()
-        data = page.data_of(results, pictured, transformers.__version__, today)
+    today = datetime.date.today().isoformat()
+    data = page.data_of(results, pictured, transformers.__version__, today)
+    if os.environ.get("CENSUS_WRITE"):
+        old = json.loads(page.DATA.read_text(encoding="utf-8"))
+        rows = dict(sorted((old["classes"] | data["classes"]).items()))
+        page.DATA.write_text(page.dumps({**old, "classes": rows}), encoding="utf-8")
+        page.main()
+    elif not sys.argv[1:]:
         page.DATA.write_text(page.dumps(data), encoding="utf-8")
         take_sounds()
 

@@ -75,6 +75,11 @@ OPTIONS = {
     "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
     "Gemma4UnifiedImageProcessor": {"max_soft_tokens": 70},
+    "UnlimitedOcrImageProcessor": {
+        "size": {"height": 96, "width": 96},
+        "tile_size": 48,
+        "max_patches": 4,
+    },
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
     "Step3p7ImageProcessor": {  # one token of 56 x 56 pixels, in the whole and in its tiles
         "size": {"height": 112, "width": 112},
@@ -86,6 +91,7 @@ OPTIONS = {
 PROCESSOR_OPTIONS = {
     "AyaVisionProcessor": {"img_size": SIDE, "downsample_factor": 2},
     "DeepseekOcr2Processor": {"patch_size": 2},
+    "UnlimitedOcrProcessor": {"patch_size": 2},
     "Granite4VisionProcessor": {"downsample_rate": "1/2"},
     "fast_vlm": {
         "patch_size": 64,
@@ -145,6 +151,7 @@ TYPED = (
     "Gemma4Processor",
     "Gemma4UnifiedProcessor",
 )  # returns types of tokens only when it is asked to
+BEFORE = ("Blip2Processor",)  # its image comes first, and every prompt has one
 FEW = 7  # tokens per image before the model says how many it makes
 
 
@@ -387,6 +394,10 @@ def prompts(processor):
     """Returns prompts with one image, two images, and none."""
     image = marker(processor)
     first, second = pictures()
+    if type(processor).__name__ in BEFORE:
+        texts = f"{image}What is in it?", f"{image}."
+        pairs = zip(texts, (first, second), strict=True)
+        return [{"prompt": text, "multimodal_data": {"image": [one]}} for text, one in pairs]
     if type(processor).__name__ in ALONE:
         second = second.resize(first.size)
     return [
@@ -411,7 +422,10 @@ def ours(processor, prompt):
 
 def inputs(processor, prompt):
     """Returns the arguments of transformers' forward, for a model in float32."""
-    given = {"text": [prompt["prompt"]], "return_tensors": "pt"}
+    text = prompt["prompt"]
+    if type(processor).__name__ in BEFORE:
+        text = text.removeprefix(marker(processor))
+    given = {"text": [text], "return_tensors": "pt"}
     pictured = prompt.get("multimodal_data", {}).get("image")
     if pictured is None:
         return dict(processor.tokenizer(**given))

@@ -14,6 +14,7 @@ REFUSED, NOT_MADE = "refused", "not made"
 EXPECTED = (EQUAL, BY_SEQUENCE, BY_PLUGIN, REFUSED, NOT_MADE)  # anything else is a fault
 OTHER = "others, each with a reason of its own"
 KINDS = {  # what stops a class -> what its reason says; the first that matches
+    "text alone: each prompt must have an image, with which it is served": "must have an image",
     "its decoder attends to an encoder": "cross attention",
     "its forward needs more than tokens and positions": "takes ",
     "image tokens attend to each other as its own code masks them": "masks of its own",
@@ -157,6 +158,10 @@ size: transformers pads others for Emu3, and PerceptionLM takes no others togeth
 
 **Long prompts.** The census does not reach the lengths at which a model chooses tokens by their scores. Such a
 request is refused.
+
+**Positions.** RoBERTa and its kin (XLM-RoBERTa, CamemBERT, Data2Vec, X-MOD) are given the positions of their training,
+which begin after that of padding. transformers' forward has them too, its `generate` counts from 0: the census gives it
+the positions.
 
 **Partial rotary embedding.** The plugins of this package apply `partial_rotary_factor` in the default rope too, where
 some classes of transformers ignore it: a checkpoint that states it was trained with it, and other engines apply it.

@@ -221,6 +221,8 @@ EXCEPTIONS = {
         "axial_pos_shape": (16, 16),
         "attn_layers": ["local", "lsh"] * 2,
     },
+    "Blip2Config": {"image_token_index": 10},
+    "XmodConfig": {"default_language": "en_XX"},
     "MoshiConfig": {"sliding_window": 128},
     "Dots1Config": {"n_shared_experts": 1},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
@@ -317,6 +319,18 @@ EXCEPTIONS = {
         "output_channels": 32,
         "downsample_channels": [32, HIDDEN],
     },
+    "UnlimitedOcrSamVisionConfig": {
+        "image_size": 96,
+        "patch_size": 2,
+        "window_size": 14,
+        "global_attn_indexes": [1, 3],
+        "output_channels": 32,
+        "downsample_channels": [32, HIDDEN],
+    },
+    "UnlimitedOcrTextConfig": {
+        "num_key_value_heads": HEADS,  # its attention repeats none
+        "mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1),
+    },
     "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
     "GotOcr2VisionConfig": {  # 64 x 64 patches, since its processor writes 256 tokens
         "image_size": 128,
@@ -355,6 +369,7 @@ EXCEPTIONS = {
     "HunYuanVLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 2, 2, 2]}},
     "VipLlavaConfig": {"vision_feature_layer": [-2, -1]},
     "Gemma3Config": {"mm_tokens_per_image": 4},
+    "T5Gemma2EncoderConfig": {"mm_tokens_per_image": 4},
     "Kimi_K25Config": {"projection_hidden_size": HIDDEN},
     "WavTokenizerEncoderConfig": {"codebook_dim": HIDDEN, "codebook_size": 16},
     "Apertus1p5VisionTokenizerConfig": {

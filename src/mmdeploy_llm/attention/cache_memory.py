@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mmdeploy_llm.attention.base import KVCache
-from mmdeploy_llm.attention.int4 import INT4, num_groups
 from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State, layer_windows
 from mmdeploy_llm.errors import ConfigError
 
+from .base import KVCache
+from .int4 import INT4, num_groups
 from .out_of_memory import is_out_of_memory
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import (
@@ -30,6 +31,10 @@ from mmdeploy_llm.forward import SequenceAttention, SequenceRows
 
 from .states import StateLayer
 
+REFERENCE = "reference_sliding_attention"  # sees all of the prompt, and a window after it
+# Sees entries too, each made of as many tokens as `compress_rates` says.
+COMPRESSED = ("heavily_compressed_attention", "compressed_sparse_attention")
+NUM_BITS = 24  # of a position
 WITH_WINDOW = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 WITH_STATES = (
     LinearAttentionLayer,
@@ -44,13 +49,15 @@ class Kept:
 
     has_keys: whether the layer has keys and values of its own; else it reads those of another, or
     none. window: it keeps those of the last window - 1 tokens; None: of all tokens. has_indexer:
-    whether it keeps the keys of an indexer too. num_states: how many convolutions and recurrences
+    whether it keeps the keys of an indexer too. compress_rate: tokens of a compressed entry; 0
+    without these. num_states: how many convolutions and recurrences
     keep a state.
     """
 
     has_keys: bool = True
     window: int | None = None
     has_indexer: bool = False
+    compress_rate: int = 0
     num_states: int = 0
 
 
@@ -79,7 +86,11 @@ def kept_by_layers(config: Any) -> list[Kept]:
     raises."""
     found = []
     for number, layer in enumerate(DynamicCache(config=config).layers):
-        kind = type(layer)
+        kind, name = type(layer), getattr(layer, "_layer_type", "")
+        if name == REFERENCE:  # keeps all, and masks say what it sees
+            kind = DynamicLayer
+        elif name in COMPRESSED:
+            kind = DynamicSlidingWindowLayer
         if kind not in (*WITH_WINDOW, *WITH_STATES, DynamicLayer, DynamicIndexedLayer, DummyLayer):
             raise ValueError(f"layer {number} has a {kind.__name__}")
         found.append(
@@ -87,6 +98,7 @@ def kept_by_layers(config: Any) -> list[Kept]:
                 has_keys=kind not in (DummyLayer, LinearAttentionLayer),
                 window=int(layer.sliding_window) if kind in WITH_WINDOW else None,
                 has_indexer=kind is DynamicIndexedLayer,
+                compress_rate=layer.compress_rate if name in COMPRESSED else 0,
                 num_states=layer.number_of_states if kind in WITH_STATES else 0,
             )
         )
@@ -94,14 +106,17 @@ def kept_by_layers(config: Any) -> list[Kept]:
 
 
 def sequence_cache(
-    kept: list[Kept], places: Places, attn: SequenceAttention, sequence: int
+    kept: list[Kept], places: Places, attn: SequenceAttention, sequence: int, positions: Tensor
 ) -> Cache:
-    """Returns the cache of one sequence of the step."""
+    """Returns the cache of one sequence of the step. positions: of its new tokens, [n] or
+    [axes, n]."""
     layers: list[Any] = []
     copies = itertools.count(len(kept))
     for number, own in enumerate(kept):
         if own.has_keys:
-            layers.append(_layer_class(own)(own, places, attn, sequence, number, copies))
+            layer = _layer_class(own)(own, places, attn, sequence, number, copies)
+            layer.new_positions = positions
+            layers.append(layer)
         else:
             layers.append(StateLayer(own.num_states) if own.num_states else DummyLayer())
     return Cache(layers=layers)
@@ -121,6 +136,7 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
     ) -> None:
         """copies: numbers of the layers that a model with loops adds to the cache as copies."""
         super().__init__()
+        self.new_positions = torch.empty(0)  # of the step's tokens; sequence_cache sets them
         self._copies = copies
         self._kept = kept
         self._places = places
@@ -139,7 +155,7 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         """Stores [1, K, n, D] and returns those of all tokens that the layer keeps."""
         window = self._kept.window
-        keys, values = self._extend(
+        keys, values = self.extend(
             "attention", _rows(key_states), _rows(value_states), window and window - 1
         )
         self._length += key_states.shape[-2]
@@ -158,9 +174,11 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
         first = 0 if window is None else max(0, self._length - window + 1)
         return self._length - first + query_length, first
 
-    def _extend(
+    def extend(
         self, what: str, k: Tensor, v: Tensor, num_kept: int | None = None
     ) -> tuple[Tensor, Tensor]:
+        """Stores a row of `what` for each new token, and returns those of all tokens, or of the
+        last num_kept and the new ones."""
         place, width = self._places.of(self._layer, what, k, v), self._places.width
         padded_k, padded_v = (F.pad(x, (0, width - x.shape[1])).unsqueeze(1) for x in (k, v))
         keys, values = self._attn.extend(self._sequence, place, padded_k, padded_v, num_kept)
@@ -168,13 +186,57 @@ class PagedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class IndexedLayer(PagedLayer):
-    """A layer with the keys of an indexer, which chooses the tokens that are attended to."""
+    """A layer with the keys of an indexer, which chooses the tokens that are attended to, and for
+    models that ask for them the positions of all tokens."""
+
+    _earlier: Tensor | None = None
+    _has_earlier = False
+
+    @property
+    def indexer_position_ids(self) -> Tensor | None:
+        """The positions [3, 1, cached] of the tokens before this step, None at the beginning. The
+        first model that asks has those of the step stored too, each bit as a channel, since pages
+        keep 0 and 1 exactly in any dtype."""
+        if not self._has_earlier:
+            self._has_earlier = True
+            rows = _bits(self.new_positions)
+            found, _ = self.extend("positions", rows, rows[:, :0])
+            count = found.shape[0] - rows.shape[0]
+            self._earlier = _numbers(found[:count]) if count else None
+        return self._earlier
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: Tensor) -> None:
+        """Ignores the positions of all tokens, which are stored already."""
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Stores [1, n, D] and returns those of all tokens, [1, L, D]."""
         rows = indexer_key_states[0]
-        keys, _ = self._extend("indexer", rows, rows[:, :0])
+        keys, _ = self.extend("indexer", rows, rows[:, :0])
         return keys.unsqueeze(0)
+
+
+class CompressedLayer(PagedLayer):
+    """A layer that attends to compressed entries of earlier tokens besides those of its window
+    (DeepSeek V4). The pages keep what entries are made of, and each step makes all of them anew,
+    so they do not depend on the steps in which their tokens came."""
+
+    def store_compression_weights(
+        self, name: str, kv: Tensor, gate: Tensor
+    ) -> tuple[Tensor, Tensor, int]:
+        """Stores [1, n, D] of each and returns those of all whole entries, and the first's
+        position."""
+        kvs, gates = self.extend(name, kv[0], gate[0])
+        end = kvs.shape[0] // self._kept.compress_rate * self._kept.compress_rate
+        return kvs[None, :end], gates[None, :end], 0
+
+    def update_overlap_state(self, *_: Any) -> tuple[None, None]:
+        """Returns what is before the first entry: nothing."""
+        return None, None
+
+    def update_compressor_states(self, name: str, compressed: Tensor) -> Tensor:
+        """Returns all entries, which are those given."""
+        return compressed
 
 
 class PagedStateLayer(StateLayer, PagedLayer):
@@ -228,9 +290,26 @@ class OneByOne:
         return keys[first : cached + 1], values[first : cached + 1]
 
 
+def _bits(positions: Tensor) -> Tensor:
+    """[n] or [axes, n] -> [n, axes * NUM_BITS] of zeros and ones; one axis stands for three."""
+    axes = positions if positions.ndim == 2 else positions.expand(3, -1)
+    places = torch.arange(NUM_BITS, device=positions.device)
+    return (axes.T.unsqueeze(-1) >> places & 1).flatten(1).float()
+
+
+def _numbers(rows: Tensor) -> Tensor:
+    """[n, axes * NUM_BITS] -> [axes, 1, n], the inverse of _bits."""
+    places = torch.arange(NUM_BITS, device=rows.device)
+    bits = rows.round().long().view(rows.shape[0], -1, NUM_BITS)
+    numbers: Tensor = (bits << places).sum(-1)
+    return numbers.T.unsqueeze(1)
+
+
 def _layer_class(kept: Kept) -> type[PagedLayer]:
     if kept.num_states:
         return PagedStateLayer
+    if kept.compress_rate:
+        return CompressedLayer
     return IndexedLayer if kept.has_indexer else PagedLayer
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmdeploy_llm.attention import cache_memory as kv_cache
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runner import kv_cache
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 
 SHAPE = KVCacheShape.uniform(
     num_layers=3, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.bfloat16

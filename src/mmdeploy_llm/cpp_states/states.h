@@ -9,11 +9,11 @@
 #include <cstring>
 #include <vector>
 
+#include "../cpp_layers/calls.h"
+#include "../cpp_layers/rows.h"
 #include "../cpp_products/lanes.h"
 #include "../cpp_products/numbers.h"
 #include "../cpp_products/parallel.h"
-#include "calls.h"
-#include "rows.h"
 
 namespace mm {
 

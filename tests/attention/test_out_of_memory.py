@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from mmdeploy_llm import EngineConfig
+from mmdeploy_llm.attention.cache_memory import KVCacheShape, allocate
+from mmdeploy_llm.attention.out_of_memory import is_out_of_memory
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan
 from mmdeploy_llm.request import MediaInput, MediaSpan
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
-from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
 from mmdeploy_llm.runner.retry import GOOD_PASSES, PassSize
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots

@@ -1,0 +1,306 @@
+"""Compares this engine and others at models with an encoder and a decoder: Whisper and Florence-2.
+
+    python examples/benchmarks/encoders.py FOLDER [--rounds 3] [--only WORDS]
+        [--whispercpp PYTHON]
+
+Writes random checkpoints of real shapes into FOLDER, unless they are there: Whisper base and small,
+Florence-2 base. A sound is half a minute, a picture 768 x 768; each answer has 64 tokens, greedy,
+end-of-sequence ignored. --whispercpp: the Python interpreter of an environment with pywhispercpp
+(peers/README.md), which gets the same weights in 16 bits.
+
+Each engine loads a model once, in a process of its own, and warms up; then they take turns, and
+the processes of the others are stopped meanwhile. Rates are medians of the rounds, ratios medians
+of the rounds' ratios. transformers computes 16 items at once, whisper.cpp one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from compare import Runner, RunnerError, say
+
+OURS = "mmdeploy_llm"
+NUM = 16  # items of a round
+WHISPER_SIZES = {"base": (512, 8, 6), "small": (768, 12, 12)}  # channels, heads, layers
+NUM_WORDS, NUM_LANGUAGES = 50257, 99
+AFTER_LANGUAGES = ("translate", "transcribe", "startoflm", "startofprev", "nospeech")
+GGML_MAGIC, GGML_HALF = 0x67676D6C, 1
+# From transformers' names to those of whisper.cpp.
+GGML_NAMES = (
+    ("model.", ""),
+    (".layers.", ".blocks."),
+    ("encoder_attn_layer_norm", "cross_attn_ln"),
+    ("self_attn_layer_norm", "attn_ln"),
+    ("final_layer_norm", "mlp_ln"),
+    ("encoder_attn.", "cross_attn."),
+    ("self_attn.", "attn."),
+    ("k_proj", "key"),
+    ("q_proj", "query"),
+    ("v_proj", "value"),
+    ("out_proj", "out"),
+    ("fc1", "mlp.0"),
+    ("fc2", "mlp.2"),
+    ("encoder.layer_norm", "encoder.ln_post"),
+    ("decoder.layer_norm", "decoder.ln"),
+    ("embed_positions.weight", "positional_embedding"),
+    ("embed_tokens", "token_embedding"),
+)
+WIDE = ("encoder.conv1.bias", "encoder.conv2.bias")  # in 32 bits, as are vectors and positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One table. precisions: ours -> the peers (engine, precision) with which each is compared."""
+
+    model: str
+    unit: str
+    precisions: dict[str, tuple[tuple[str, str], ...]]
+
+
+TORCH = (("transformers", "bf16"), ("transformers", "float32"))
+SOUNDS = {"bf16": (*TORCH, ("whispercpp", "f16")), "int8": (("whispercpp", "f16"),)}
+WORKS = (
+    Work(model="whisper-base", unit="seconds of sound a second", precisions=SOUNDS),
+    Work(model="whisper-small", unit="seconds of sound a second", precisions=SOUNDS),
+    Work(model="florence-2-base", unit="images/s", precisions={"bf16": TORCH, "int8": ()}),
+)
+
+
+def run(work: Work, folder: Path, rounds: int, whispercpp: str) -> None:
+    """Measures one model and prints a table."""
+    wanted = [(OURS, own) for own in work.precisions]
+    wanted += dict.fromkeys(peer for peers in work.precisions.values() for peer in peers)
+    with contextlib.ExitStack() as stack:
+        runners: dict[tuple[str, str], Runner] = {}
+        for engine, precision in wanted:
+            try:
+                runners[engine, precision] = start(engine, precision, folder, whispercpp)
+                stack.callback(runners[engine, precision].close)
+                runners[engine, precision].ask(num=2, seed=99)
+            except RunnerError as error:
+                say(f"{engine} {precision}: left out, {error}")
+                runners.pop((engine, precision), None)
+        rates: dict[tuple[str, str], list[float]] = {}
+        for number in range(rounds):
+            for key, runner in runners.items():
+                done = runner.ask(num=NUM, seed=number)
+                each = 30 if "sound" in work.unit else 1
+                rates.setdefault(key, []).append(each * NUM / done["seconds"])
+                say(f"round {number + 1} {runner.name:30} {rates[key][-1]:.3f} {work.unit}")
+    print(table(work, {key: runner.name for key, runner in runners.items()}, rates))
+
+
+def start(engine: str, precision: str, folder: Path, whispercpp: str) -> Runner:
+    """Starts an engine. Raises RunnerError."""
+    if engine == "whispercpp" and not whispercpp:
+        raise RunnerError("no --whispercpp was given")
+    python = whispercpp if engine == "whispercpp" else sys.executable
+    arguments = ["--model", str(folder), "--engine", engine, "--precision", precision]
+    return Runner(python, "run_encoders.py", arguments)
+
+
+def table(work: Work, names: dict[tuple[str, str], str], rates: Any) -> str:
+    """Returns the medians, and the ratios of ours to each peer, as Markdown."""
+    lines = [
+        f"| {work.model}, {work.unit} | mmdeploy_llm | peer | peer's | ratio (of each round) |",
+        "|---|---|---|---|---|",
+    ]
+    for own, peers in work.precisions.items():
+        mine = rates.get((OURS, own))
+        if mine is None:
+            continue
+        first = f"| {own} | {statistics.median(mine):.2f} |"
+        found = [peer for peer in peers if peer in names]
+        for peer in found:
+            ratios = [a / b for a, b in zip(mine, rates[peer], strict=True)]
+            each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            lines.append(
+                f"{first} {names[peer]} | {statistics.median(rates[peer]):.2f} | "
+                f"**{statistics.median(ratios):.2f}** ({each}) |"
+            )
+        if not found:
+            lines.append(f"{first} | | |")
+    return "\n".join(lines)
+
+
+def write_whisper(folder: Path, size: str) -> None:
+    """Writes a checkpoint of Whisper's shape with its special tokens, and the same for
+    whisper.cpp."""
+    from transformers import (
+        GenerationConfig,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+    )
+
+    words, languages = _whisper_words()
+    channels, heads, layers = WHISPER_SIZES[size]
+    ids = words.convert_tokens_to_ids
+    ends = {"bos_token_id": NUM_WORDS, "eos_token_id": NUM_WORDS, "pad_token_id": NUM_WORDS}
+    config = WhisperConfig(
+        vocab_size=len(words),
+        d_model=channels,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_ffn_dim=4 * channels,
+        decoder_ffn_dim=4 * channels,
+        decoder_start_token_id=NUM_WORDS + 1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        **ends,
+    )
+    model = WhisperForConditionalGeneration(config).bfloat16()
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=NUM_WORDS + 1,
+        is_multilingual=True,
+        lang_to_id={token: ids(token) for token in languages},
+        task_to_id={name: ids(f"<|{name}|>") for name in AFTER_LANGUAGES[:2]},
+        no_timestamps_token_id=ids("<|notimestamps|>"),
+        prev_sot_token_id=ids("<|startofprev|>"),
+        **ends,
+    )
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    extractor = WhisperFeatureExtractor()
+    extractor.save_pretrained(folder)
+    (folder / "ggml-f16.bin").write_bytes(b"".join(_ggml(model, extractor.mel_filters)))
+
+
+def _whisper_words() -> tuple[Any, list[str]]:
+    """Returns a tokenizer whose special tokens have Whisper's ids, and the tokens of languages."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    known = [*letters, *(f"w{number}" for number in range(NUM_WORDS - len(letters)))]
+    found = Tokenizer(models.BPE({word: number for number, word in enumerate(known)}, []))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    languages = ["<|en|>", *(f"<|x{number}|>" for number in range(1, NUM_LANGUAGES))]
+    found.add_special_tokens(
+        [
+            "<|endoftext|>",
+            "<|startoftranscript|>",
+            *languages,
+            *(f"<|{name}|>" for name in AFTER_LANGUAGES),
+            "<|notimestamps|>",
+            *(f"<|{step * 0.02:.2f}|>" for step in range(1501)),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=found, eos_token="<|endoftext|>"), languages
+
+
+def _ggml(model: Any, filters: np.ndarray) -> Iterator[bytes]:
+    """Yields a file of whisper.cpp: sizes, mel filters, words, then tensors in 16 bits."""
+    config = model.config
+    sizes = (
+        *(config.vocab_size, config.max_source_positions, config.d_model),
+        *(config.encoder_attention_heads, config.encoder_layers, config.max_target_positions),
+        *(config.d_model, config.decoder_attention_heads, config.decoder_layers),
+        *(config.num_mel_bins, GGML_HALF),
+    )
+    yield struct.pack("<12i", GGML_MAGIC, *sizes)
+    mel = np.ascontiguousarray(filters.T, dtype=np.float32)  # [bins, frequencies]
+    yield struct.pack("<2i", *mel.shape) + mel.tobytes()
+    yield struct.pack("<i", NUM_WORDS)
+    for number in range(NUM_WORDS):
+        word = f" w{number}".encode() if number else b" "  # which whisper.cpp looks for
+        yield struct.pack("<i", len(word)) + word
+    for own, tensor in model.state_dict().items():
+        if own == "proj_out.weight":  # the embedding
+            continue
+        name = own
+        for old, new in GGML_NAMES:
+            name = name.replace(old, new)
+        values = tensor.float().numpy().squeeze()
+        values = values[:, None] if name in WIDE else values
+        is_wide = values.ndim < 2 or name in WIDE or "positional" in name
+        values = values.astype(np.float32 if is_wide else np.float16)
+        yield struct.pack("<3i", values.ndim, len(name), 0 if is_wide else GGML_HALF)
+        yield struct.pack(f"<{values.ndim}i", *values.shape[::-1]) + name.encode()
+        yield values.tobytes()
+
+
+def write_florence(folder: Path) -> None:
+    """Writes a checkpoint of Florence-2 base's shape."""
+    from checkpoints import tokenizer
+    from transformers import Florence2Config, Florence2ForConditionalGeneration
+
+    words = tokenizer()
+    words.add_tokens(["<image>"], special_tokens=True)
+    ids = {name: getattr(words, name) for name in ("bos_token_id", "pad_token_id")}
+    ids["eos_token_id"] = words.convert_tokens_to_ids("</s>")
+    text = {
+        "model_type": "bart",
+        "vocab_size": 51289,
+        "d_model": 768,
+        "encoder_layers": 6,
+        "decoder_layers": 6,
+        "encoder_attention_heads": 12,
+        "decoder_attention_heads": 12,
+        "encoder_ffn_dim": 3072,
+        "decoder_ffn_dim": 3072,
+        "max_position_embeddings": 1024,
+        "decoder_start_token_id": ids["eos_token_id"],
+        **ids,
+    }
+    image_id = words.convert_tokens_to_ids("<image>")
+    # The other defaults of the tower are those of the base model.
+    vision = {"projection_dim": text["d_model"]}
+    config = Florence2Config(text_config=text, vision_config=vision, image_token_id=image_id, **ids)
+    model = Florence2ForConditionalGeneration(config).bfloat16()
+    model.generation_config.decoder_start_token_id = ids["eos_token_id"]
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    images = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_center_crop": False,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+        "image_seq_length": 577,
+        "resample": 3,
+        "size": {"height": 768, "width": 768},
+        "crop_size": {"height": 768, "width": 768},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "whisper-base": lambda folder: write_whisper(folder, "base"),
+    "whisper-small": lambda folder: write_whisper(folder, "small"),
+    "florence-2-base": write_florence,
+}
+
+
+def main() -> None:
+    """Parses the command line, writes what is missing, and runs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="a part of the model's name")
+    parser.add_argument("--whispercpp", metavar="PYTHON", default="")
+    args = parser.parse_args()
+    for work in WORKS:
+        if args.only in work.model:
+            folder = args.folder / work.model
+            if not (folder / "config.json").exists():
+                WRITERS[work.model](folder)
+            run(work, folder, args.rounds, args.whispercpp)
+
+
+if __name__ == "__main__":
+    main()

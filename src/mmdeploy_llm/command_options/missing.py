@@ -1,0 +1,36 @@
+"""Tells what is plainly missing before a command imports what it computes with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.finding.nowhere import is_gone, nowhere
+
+MAGIC = "*?[{:"  # of globs, patterns, URLs and names that plugins read
+
+
+def check_media(paths: Iterable[str]) -> None:
+    """Raises ConfigError where none of the paths of media exists."""
+    given = tuple(dict.fromkeys(paths))
+    if given and all(is_gone(path) and _is_plain(path) for path in given):
+        raise ConfigError(nowhere(given))
+
+
+def check_outputs(names: Iterable[str], hint: str) -> None:
+    """Raises ConfigError for the first name of an output that does not exist."""
+    for name in names:
+        if _is_plain(name) and not os.path.exists(name):
+            raise ConfigError(f"{name!r} does not exist; {hint}")
+
+
+def check_pictures(paths: Iterable[str]) -> None:
+    """Raises ConfigError for the first picture that does not exist."""
+    for path in paths:
+        if _is_plain(path) and is_gone(path):
+            raise ConfigError(f"image file {path!r} does not exist")
+
+
+def _is_plain(name: str) -> bool:
+    return not any(char in name for char in MAGIC)

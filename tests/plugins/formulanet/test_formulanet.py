@@ -1,0 +1,94 @@
+"""PP-FormulaNet against transformers: the model with the checks of every family, its images and
+whole answers."""
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
+from mmdeploy_llm_plugins import formulanet
+from mmdeploy_llm_plugins.formulanet.image import FormulaImages, num_cells
+
+(SPEC,) = formulanet.provide_models()
+(IMAGES,) = formulanet.provide_media_processors()
+
+
+@pytest.mark.full
+class TestModel(ModelConformance):
+    spec = SPEC
+    family = "pp_formulanet"
+
+
+@pytest.mark.full
+class TestImages(MediaProcessorConformance):
+    spec = IMAGES
+    other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
+
+
+def picture(seed, size=(80, 50)):
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder):
+    return tiny_folder("pp_formulanet")
+
+
+def test_pictures_and_their_length(folder):
+    checkpoint = read_checkpoint(folder)
+    processor = FormulaImages(checkpoint, {})
+    made = processor.prepare(picture(1), {})
+    theirs = NougatImageProcessorPil.from_pretrained(folder)
+    assert (
+        made.tensors["pixel_values"] == theirs(picture(1), return_tensors="pt")["pixel_values"]
+    ).all()
+    assert made.text == processor.token * num_cells(checkpoint.config.vision_config)
+    checkpoint.config.vision_config.image_size = 64
+    with pytest.raises(CheckpointError, match="128 x 128 pixels, but the tower reads 64 x 64"):
+        FormulaImages(checkpoint, {})
+
+
+PROMPTS = [(" ", 0), (" ", 1), ("The quick", 2), (" ", 0)]
+SAMPLING = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+TIGHT = {"num_gpu_blocks_override": 3, "block_size": 16, "max_model_len": 45}
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    images = NougatImageProcessorPil.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.PPFormulaNetForConditionalGeneration.from_pretrained(folder).eval()
+    start, found = model.config.text_config.decoder_start_token_id, []
+    for text, seed in PROMPTS:
+        pixels = images(picture(seed), return_tensors="pt")["pixel_values"]
+        words = tokenizer(text.strip(), add_special_tokens=False)["input_ids"]
+        ids = transformers.BatchEncoding({"ids": [[start, *words]]}, tensor_type="pt")["ids"]
+        out = model.generate(
+            pixel_values=pixels,
+            decoder_input_ids=ids,
+            max_new_tokens=24,
+            eos_token_id=None,
+            do_sample=False,
+        )
+        found.append(out[0].tolist())
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{}, TIGHT, {"max_num_batched_tokens": 3, "max_num_seqs": 3}])
+def test_answers_equal_those_of_transformers(folder, expected, options):
+    prompts = [
+        {"prompt": text, "multimodal_data": {"image": picture(seed)}} for text, seed in PROMPTS
+    ]
+    options = {"kv_cache_memory": 2**22, **options}
+    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
+        outputs = llm.generate(prompts, SAMPLING)
+        found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
+        assert found == expected
+    assert len({tuple(ids) for ids in expected}) == 3, "the pictures are seen"

@@ -1,0 +1,100 @@
+"""Checkpoints and prompts of classes whose decoder attends to an encoder. Each has a plugin, whose
+small checkpoint is taken; every prompt has one image."""
+
+import torch
+import transformers
+from images import pictures
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from mmdeploy_llm.tiny import write_tiny
+from mmdeploy_llm_plugins.gemma.tiny3 import START
+from mmdeploy_llm_plugins.mllama.tiny import TOKEN as TILES
+
+REASON = "each prompt must have an image"
+FAMILIES = {
+    "Florence2ForConditionalGeneration": ("florence2", ("<CAPTION>", "<OD>")),
+    "MllamaForConditionalGeneration": ("mllama", (f"{TILES}What is it?", f"See {TILES}.")),
+    "PPFormulaNetForConditionalGeneration": ("pp_formulanet", (" ", "The quick")),
+    "T5Gemma2ForConditionalGeneration": ("t5gemma2", (f"See {START} it", f"{START} jumps")),
+    "VisionEncoderDecoderModel": ("vision_encoder_decoder", (" ", "The quick")),
+}
+BEGUN = ("MllamaForConditionalGeneration",)  # its processor begins the text, not its tokenizer
+NEED_AN_IMAGE = (
+    "Florence2ForConditionalGeneration",
+    "PPFormulaNetForConditionalGeneration",
+    "VisionEncoderDecoderModel",
+)
+
+
+def write(name, folder):
+    """Writes the checkpoint. Returns our prompts, and the same for transformers' generate."""
+    family, texts = FAMILIES[name]
+    write_tiny(family, folder, dtype=torch.float32)
+    kind = IMAGES.get(name)
+    if kind is None:
+        images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    else:
+        images = kind.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompts = [
+        {"prompt": text, "multimodal_data": {"image": [image]}}
+        for text, image in zip(texts, pictures(), strict=True)
+    ]
+    inputs = [INPUTS[name](images, tokenizer, prompt) for prompt in prompts]
+    if name in BEGUN:
+        for prompt, own in zip(prompts, inputs, strict=True):
+            del prompt["prompt"]
+            prompt["prompt_token_ids"] = own["input_ids"][0].tolist()
+    return prompts, inputs
+
+
+def _florence(images, tokenizer, prompt):
+    processor = transformers.Florence2Processor(image_processor=images, tokenizer=tokenizer)
+    image = prompt["multimodal_data"]["image"]
+    return dict(processor(text=prompt["prompt"], images=image, return_tensors="pt"))
+
+
+def _pictured(images, tokenizer, prompt):
+    made = {"pixel_values": images(prompt["multimodal_data"]["image"], return_tensors="pt")}
+    made["pixel_values"] = made["pixel_values"]["pixel_values"]
+    if prompt["prompt"].strip():
+        ids = tokenizer(prompt["prompt"], add_special_tokens=False, return_tensors="pt")
+        made["decoder_input_ids"] = ids["input_ids"]
+    return made
+
+
+def _formula(images, tokenizer, prompt):
+    words = tokenizer(prompt["prompt"].strip(), add_special_tokens=False)["input_ids"]
+    made = images(prompt["multimodal_data"]["image"], return_tensors="pt")
+    ids = torch.tensor([[tokenizer.eos_token_id, *words]])
+    return {"pixel_values": made["pixel_values"], "decoder_input_ids": ids}
+
+
+def _processed(processor):
+    def inputs(images, tokenizer, prompt):
+        made = processor(images, tokenizer)
+        given = {"text": prompt["prompt"], "images": prompt["multimodal_data"]["image"]}
+        special = not isinstance(made, transformers.MllamaProcessor)  # it writes the first token
+        found = dict(made(**given, add_special_tokens=special, return_tensors="pt"))
+        found.pop("token_type_ids", None)
+        return found
+
+    return inputs
+
+
+def _gemma(images, tokenizer):
+    return transformers.Gemma3Processor(images, tokenizer, image_seq_length=4)
+
+
+IMAGES = {
+    "MllamaForConditionalGeneration": transformers.MllamaImageProcessorPil,
+    "PPFormulaNetForConditionalGeneration": transformers.NougatImageProcessorPil,
+    "T5Gemma2ForConditionalGeneration": transformers.Gemma3ImageProcessorPil,
+}
+INPUTS = {
+    "Florence2ForConditionalGeneration": _florence,
+    "MllamaForConditionalGeneration": _processed(transformers.MllamaProcessor),
+    "PPFormulaNetForConditionalGeneration": _formula,
+    "T5Gemma2ForConditionalGeneration": _processed(_gemma),
+    "VisionEncoderDecoderModel": _pictured,
+}
