@@ -8,6 +8,7 @@ import pytest
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Heard, Spoken
+from mmdeploy_llm.transcripts.again import is_poor
 from mmdeploy_llm.transcripts.joining import Line, joined
 from mmdeploy_llm.transcripts.plan import plan
 from mmdeploy_llm.transcripts.run import Transcriber, Wish
@@ -169,14 +170,20 @@ class Rule:
 
 
 class Engine:
-    def __init__(self, failing=()):
-        self.asked, self.failing = [], failing
+    """failing: numbers of prompts. poor: the temperature up to which prompt 0 is cut off."""
+
+    def __init__(self, failing=(), poor=None):
+        self.asked, self.failing, self.poor = [], failing, poor
+        self.temperatures = []
 
     def generate_iter(self, prompts, params):
         for number, prompt in enumerate(prompts):
             self.asked.append(prompt)
+            self.temperatures.append(params.temperature)
             is_ok = number not in self.failing
-            ids = SimpleNamespace(token_ids=[number]) if is_ok else None
+            is_cut = not number and self.poor is not None and params.temperature <= self.poor
+            reason = "length" if is_cut else "stop"
+            ids = SimpleNamespace(token_ids=[number], finish_reason=reason) if is_ok else None
             yield SimpleNamespace(item=prompt, is_ok=is_ok, outputs=ids, error_msg="too hot")
 
     def get_tokenizer(self):
@@ -208,6 +215,32 @@ def test_files_become_lines_and_failures_stay_alone(tmp_path):
     sizes = [len(prompt["multimodal_data"]["audio"]["array"]) for prompt in engine.asked]
     assert sizes == [3 * RATE, 2 * RATE, RATE, 2 * RATE]
     assert {prompt["prompt"] for prompt in engine.asked} == {"ACME/de/transcribe"}
+
+
+@pytest.mark.parametrize(("poor", "asked"), [(0.0, 1), (0.5, 3), (1.0, 5)])
+def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
+    engine = Engine(poor=poor)
+    found = run([written(tmp_path / "a.wav", 4), written(tmp_path / "b.wav", 1)], engine)
+    assert engine.temperatures == [0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0][: 3 + asked]
+    assert list(found) == ["b.wav", "a.wav"]
+    assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
+    assert (found["a.wav"].num_again, found["b.wav"].num_again) == (1, 0)
+    assert found["a.wav"].doubtful == ((0.0,) if poor == 1.0 else ())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "expected"),
+    [
+        ("", "stop", False),
+        ("Yes, of course. Then we went to the station, they say.", "stop", False),
+        ("Thank you. " * 40, "stop", True),
+        ("谢谢观看" * 30, "stop", True),
+        ("no no no", "stop", False),
+        ("Yes.", "length", True),
+    ],
+)
+def test_poor_answers(text, reason, expected):
+    assert is_poor(text, reason) is expected
 
 
 def test_silence_is_not_asked_about(tmp_path):

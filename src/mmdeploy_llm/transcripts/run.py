@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,11 +16,13 @@ from mmdeploy_llm.media import SoundDecoder
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 
+from .again import TEMPERATURES, is_poor
 from .joining import Line, joined
 from .windows import Window, windows_of
 
 TASKS = ("transcribe", "translate")
 OVERLAP = 5.0  # seconds that windows share, where nothing else is said
+SEED = 0  # of answers that are asked for again, so that a run can be repeated
 SHORTEST = 0.1  # seconds of a last window that is heard
 SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
 
@@ -48,13 +50,19 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """A file that was transcribed, or why it was not. seconds: its length. languages: those that
-    were recognized, in order."""
+    """A file that was transcribed, or why it was not.
+
+    seconds: its length. languages: those that were recognized, in order. num_again: windows that
+    were asked for again, see again.py. doubtful: the seconds at which windows begin whose last
+    answer was poor, too.
+    """
 
     path: Path
     lines: tuple[Line, ...] = ()
     seconds: float = 0.0
     languages: tuple[str, ...] = ()
+    num_again: int = 0
+    doubtful: tuple[float, ...] = ()
     error: str | None = None
 
 
@@ -70,13 +78,16 @@ class Engine(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _File:
-    """A file in work. windows: of its samples; heard: what each said, by index."""
+    """A file in work. windows: of its samples; heard: what each said, by index. again, doubtful:
+    indices of windows, see Transcript."""
 
     path: Path
     windows: list[Window]
     rate: int
     num_left: int = 0
     heard: dict[int, Heard] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    doubtful: list[int] = field(default_factory=list)
     error: str | None = None
 
 
@@ -99,19 +110,34 @@ class Transcriber:
             )
         self._size, self._overlap = (round(s * rule.rate) for s in (rule.seconds, overlap))
         self._asked: dict[int, tuple[_File, int, Any]] = {}  # by id of the prompt, which is held
+        self._again = list[tuple[_File, int, Any]]()  # those of the next temperature
         self._ready = deque[_File]()
 
     def run(self, paths: Iterable[Path]) -> Iterator[Transcript]:
-        """Yields a transcript of each file as it is finished. Only the files in work are held."""
+        """Yields a transcript of each file as it is finished. Only the files in work are held;
+        those with a poor answer are in work until all others are finished."""
         decoder = SoundDecoder()
         try:
             prompts = self._prompts(paths, decoder)
-            for output in self._llm.generate_iter(prompts, SamplingParams(temperature=0.0)):
-                self._take(output)
+            for temperature in TEMPERATURES:
+                params = SamplingParams(temperature=temperature, seed=SEED)
+                for output in self._llm.generate_iter(prompts, params):
+                    self._take(output, is_last=temperature == TEMPERATURES[-1])
+                    yield from self._finished()
                 yield from self._finished()
-            yield from self._finished()
+                if not self._again:
+                    return
+                prompts = self._prompts_again()
         finally:
             decoder.close()
+
+    def _prompts_again(self) -> Iterator[Any]:
+        """Yields the prompts whose answers were poor."""
+        again, self._again = self._again, []
+        for file, index, prompt in again:
+            file.again.add(index)
+            self._asked[id(prompt)] = file, index, prompt
+            yield prompt
 
     def _prompts(self, paths: Iterable[Path], decoder: SoundDecoder) -> Iterator[Any]:
         """Yields a prompt for each window in which there is anything to hear."""
@@ -139,11 +165,18 @@ class Transcriber:
                 self._asked[id(prompt)] = file, index, prompt
                 yield prompt
 
-    def _take(self, output: RequestOutput) -> None:
-        """Reads an answer; the last one of a file makes it ready."""
-        file, index, _ = self._asked.pop(id(output.item))
-        if output.is_ok and output.outputs is not None:
-            file.heard[index] = self._rule.read(output.outputs.token_ids)
+    def _take(self, output: RequestOutput, *, is_last: bool) -> None:
+        """Reads an answer; the last one of a file makes it ready. is_last: whether a poor one is
+        taken."""
+        file, index, prompt = self._asked.pop(id(output.item))
+        own = output.outputs
+        if output.is_ok and own is not None:
+            if is_poor(self._text(own.token_ids), own.finish_reason):
+                if not is_last:
+                    self._again.append((file, index, prompt))
+                    return
+                file.doubtful.append(index)
+            file.heard[index] = self._rule.read(own.token_ids)
         else:
             first = file.windows[index].first / file.rate
             file.error = file.error or f"from second {first:g} on: {output.error_msg}"
@@ -165,20 +198,26 @@ class Transcriber:
                 lines=tuple(joined(windows)),
                 seconds=seconds,
                 languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
+                num_again=len(file.again),
+                doubtful=tuple(file.windows[at].first / file.rate for at in sorted(file.doubtful)),
             )
 
     def _lines(self, file: _File, index: int) -> tuple[float, float, list[Line]]:
         """Returns begin and end of a window in the file, and what was said in it."""
         window, rate = file.windows[index], file.rate
         start, end = window.first / rate, window.end / rate
-        tokenizer, found = self._llm.get_tokenizer(), list[Line]()
+        found = list[Line]()
         for spoken in file.heard[index].spoken if index in file.heard else ():
-            text = tokenizer.decode(list(spoken.ids), skip_special_tokens=True).strip()
+            text = self._text(spoken.ids)
             begin = min(start + spoken.start, end)
             last = end if spoken.end is None else min(start + spoken.end, end)
             if text:
                 found.append(Line(start=begin, end=max(begin, last), text=text))
         return start, end, found
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self._llm.get_tokenizer().decode(list(ids), skip_special_tokens=True)
+        return text.strip()
 
 
 def _is_heard(samples: np.ndarray, window: Window, rate: int) -> bool:
