@@ -169,6 +169,9 @@ class Reference:
     def config(self):
         return self.loaded.config
 
+    def reads(self, parameter, prompts):
+        return self.loaded.reads(parameter, prompts)
+
     def positions(self, prompt, media):
         return self.loaded.positions(prompt, media)
 

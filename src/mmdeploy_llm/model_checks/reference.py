@@ -35,6 +35,19 @@ class Reference:
         logits: Tensor = self.model(**self._inputs(ids, media)).logits[0]
         return logits
 
+    def reads(
+        self, parameter: Tensor, prompts: Sequence[tuple[Sequence[int], Sequence[MediaSpan]]]
+    ) -> bool:
+        """Whether logits change with a parameter of the model: with those of a pooler they may
+        not."""
+        kept = parameter.detach().clone()
+        before = [self.logits(*prompt) for prompt in prompts]
+        with torch.no_grad():
+            parameter.add_(torch.randn_like(parameter))
+            after = [self.logits(*prompt) for prompt in prompts]
+            parameter.copy_(kept)
+        return not all(map(torch.equal, before, after))
+
     @torch.inference_mode()
     def generate(
         self, prompt: Sequence[int], num_tokens: int, media: Sequence[MediaSpan] = ()
