@@ -52,11 +52,13 @@ FOLDERS = ("/proc", "/sys", "/dev")
 ALONE = {
     "mmdeploy_llm/doctor/examination.py": "/proc",
     "mmdeploy_llm/media/beneath.py": "dir_fd",  # openat2
+    "mmdeploy_llm/native/crowd.py": "/proc",
     "mmdeploy_llm/native/memory.py": "/sys MADV_DONTNEED MAP_ANONYMOUS MAP_PRIVATE",
     "mmdeploy_llm/native/openmp.py": "register_at_fork",
     "mmdeploy_llm/plugin_checks/fetchers.py": "/dev",
     "mmdeploy_llm/plugin_checks/left_over.py": "/proc",
     "mmdeploy_llm/plugin_checks/memory.py": "/proc",
+    "mmdeploy_llm/read_ahead.py": "preadv",
     "mmdeploy_llm/processes/wire.py": "MAP_PRIVATE memfd_create",
 }
 

@@ -97,7 +97,7 @@ class Pictures:
     """Stands for a family's image processor: only its placeholder is read here."""
 
     kind, token, markers, written_token = "image", "<|image@placeholder|>", (), None
-    is_whole_prompt = False
+    is_whole_prompt, joints = False, ()
 
 
 def tokenizer() -> Any:

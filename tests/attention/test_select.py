@@ -285,7 +285,8 @@ def test_every_backend_takes_the_heads_of_the_models_of_tests_gpu(
     for layer in range(config.num_hidden_layers):
         own = config.per_layer_config[layer]
         head_dim = getattr(own, "head_dim", None)
-        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        heads = getattr(config, "decoder_attention_heads", config.num_attention_heads)
+        head_dim = head_dim or config.hidden_size // heads
         for name in ON_CUDA:
             asked = needs(name, device="cuda", dtype="bfloat16")
             assert select(asked, head_dim=head_dim).name == name

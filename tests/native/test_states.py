@@ -70,7 +70,9 @@ def test_gated_short_conv(kernels, dtype):
         for module in layer.modules():
             module.kernels = own
         found.append(layer(x, context(COUNTS, (values(12, 48, 2, dtype=dtype),))))
-    torch.testing.assert_close(*found, **limits(dtype))
+    allowed = limits(dtype)  # the sums are long: near 0, what was lost of their terms counts
+    allowed["atol"] = max(allowed["atol"], allowed["rtol"] * float(found[0].abs().max()))
+    torch.testing.assert_close(*found, **allowed)
 
 
 def a_layer(dtype, *, key_dim, value_dim, key_heads=2, value_heads=4):

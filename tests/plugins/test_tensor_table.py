@@ -23,6 +23,9 @@ PICTURE = Image.new("RGB", (120, 90), "red")
 SOUND = np.zeros(16000, np.float32)
 SOURCES = {"image": PICTURE, "video": [PICTURE] * 4, "audio": (SOUND, 16000)}
 
+# Options of text models whose tiny ones have no room for an image of the usual size.
+WIDE = {"gemma4_unified": {"sliding_window": 128}}
+
 
 def table(folder):
     """Returns a row for each kind and form of tensors, with the families that read it."""
@@ -31,7 +34,8 @@ def table(folder):
     for spec in manager.models:
         if not spec.media or spec.tiny is None or not manager.origin(spec).is_builtin:
             continue
-        checkpoint = read_checkpoint(write_tiny(spec.name, folder / spec.name))
+        own = WIDE.get(spec.name, {})
+        checkpoint = read_checkpoint(write_tiny(spec.name, folder / spec.name, **own))
         for kind in spec.media:
             processor = manager.build(
                 manager.media_processor(kind, spec.name, spec=spec), checkpoint, {}

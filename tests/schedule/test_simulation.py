@@ -287,7 +287,7 @@ def guess_with_mistakes(kit, config, monkeypatch):
     """Replaces every guess by the tokens that will come, with one wrong token in some."""
     rng, known = random.Random(0), {}
 
-    def follow(self, state, num_new):
+    def follow(self, state, num_new, num_drafts):
         request = state.request
         if request.request_id not in known:
             known[request.request_id] = kit.expected_tokens(request, 64, config.long_after)

@@ -93,12 +93,12 @@ constexpr int64_t UNPACKED_ROWS<S8PairCodes> = 8 * STRIP + 1;
 constexpr int64_t UNPACKED_UNITS = 128;  // of a chunk, whose operands stay in the cache
 // Without unpacking few rows are fastest where a chunk stays in the first cache, and many rows where
 // its sums are written less often.
-constexpr int64_t FEW_ROWS = 8 * STRIP, FEW_ROWS_UNITS = MM_VECTOR_BYTES == 64 ? 32 : 64;
+constexpr int64_t FEW_CODE_ROWS = 8 * STRIP, FEW_ROWS_UNITS = MM_VECTOR_BYTES == 64 ? 32 : 64;
 
 // Returns the largest number of units of a chunk.
 template <typename Format>
 constexpr int64_t code_part_units(int64_t rows) {
-    const bool is_small = Format::PARTS > 1 && UNPACKED_ROWS<Format> == NEVER && rows <= FEW_ROWS;
+    const bool is_small = Format::PARTS > 1 && UNPACKED_ROWS<Format> == NEVER && rows <= FEW_CODE_ROWS;
     return is_small ? FEW_ROWS_UNITS : UNPACKED_UNITS;
 }
 

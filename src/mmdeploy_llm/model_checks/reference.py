@@ -25,8 +25,10 @@ class Reference:
         self.model: Any = architecture.from_pretrained(
             folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
         ).eval()
-        for name in ("suppress_tokens", "begin_suppress_tokens"):  # rules of answers, not the model
-            setattr(self.model.generation_config, name, None)
+        rules = getattr(self.model, "generation_config", None)  # encoders have none
+        for name in ("suppress_tokens", "begin_suppress_tokens"):  # of answers, not the model
+            if rules is not None:
+                setattr(rules, name, None)
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:

@@ -39,8 +39,9 @@ RENAMES = (
     (r"^model\.vision_tower\.patch_embedder\.", "visual."),
     (r"^model\.vision_tower\.encoder\.", "visual."),
     (r"^model\.vision_tower\.", "visual."),
-    (r"^model\.embed_vision\.embedding_projection\.", "projector.linear."),
-    (r"^model\.vision_embedder\.", "embedder."),
+    (r"^model\.embed_vision\.(multimodal_embedder\.)?embedding_projection\.", "projector.linear."),
+    # Of Gemma 4 Unified, in its files and as its modules are named.
+    (r"^model\.(vision_embedder|embed_vision)\.p", "embedder.p"),
     (r"^model\.audio_tower\.", "audio.inner."),
     (r"^model\.embed_audio\.embedding_projection\.", "audio_projector.linear."),
 )
