@@ -226,6 +226,8 @@ def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
     assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
     assert (found["a.wav"].num_again, found["b.wav"].num_again) == (1, 0)
     assert found["a.wav"].doubtful == ((0.0,) if poor == 1.0 else ())
+    words = "doubtful, repeated or cut off, are those from 0 s on"
+    assert (words in found["a.wav"].told) == (poor == 1.0)
 
 
 @pytest.mark.parametrize(

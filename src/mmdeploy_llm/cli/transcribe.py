@@ -14,7 +14,7 @@ from .exits import SOME_FAILED, print_error
 
 if TYPE_CHECKING:
     from mmdeploy_llm.transcripts.plan import Plan
-    from mmdeploy_llm.transcripts.run import Transcriber, Transcript
+    from mmdeploy_llm.transcripts.run import Transcriber
 
 # click does not rewrap a paragraph that begins with "\b".
 EPILOG = """\b
@@ -85,16 +85,5 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
             print_error(f"{found.path}: {error}")
             num_failed += 1
             continue
-        typer.echo(_told(found))
+        typer.echo(found.told)
     return num_failed
-
-
-def _told(found: Transcript) -> str:
-    """Returns a line about a file, with what was asked for again."""
-    parts = [f"{found.seconds:.0f} s", f"{len(found.lines)} lines", *found.languages]
-    if found.num_again:
-        parts.append(f"{found.num_again} windows asked for again")
-    if found.doubtful:
-        where = ", ".join(f"{seconds:.0f} s" for seconds in found.doubtful)
-        parts.append(f"doubtful, repeated or cut off, are those from {where} on")
-    return f"{found.path}: {', '.join(parts)}"

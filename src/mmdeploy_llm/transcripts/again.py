@@ -1,9 +1,8 @@
 """Which answers are poor, and at which temperatures they are asked for again.
 
-A model of speech may fall into a loop, above all in music and noise. Whisper's authors ask again at
-a higher temperature where a text can be compressed too well (Radford et al., "Robust Speech
-Recognition via Large-Scale Weak Supervision", 2022, section 4.5); so are answers that were cut off
-here.
+A model of speech may fall into a loop, above all in music and noise. A text that can be compressed
+too well is asked for again at a higher temperature (Radford et al., "Robust Speech Recognition via
+Large-Scale Weak Supervision", 2022, section 4.5); so is one that was cut off.
 """
 
 from __future__ import annotations

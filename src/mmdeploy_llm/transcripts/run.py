@@ -65,6 +65,17 @@ class Transcript:
     doubtful: tuple[float, ...] = ()
     error: str | None = None
 
+    @property
+    def told(self) -> str:
+        """A line about the file: its length, its lines, and what was asked for again."""
+        parts = [f"{self.seconds:.0f} s", f"{len(self.lines)} lines", *self.languages]
+        if self.num_again:
+            parts.append(f"{self.num_again} windows asked for again")
+        if self.doubtful:
+            where = ", ".join(f"{seconds:.0f} s" for seconds in self.doubtful)
+            parts.append(f"doubtful, repeated or cut off, are those from {where} on")
+        return f"{self.path}: {', '.join(parts)}"
+
 
 class Engine(Protocol):
     """The part of LLM that is used."""
