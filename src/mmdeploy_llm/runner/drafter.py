@@ -63,7 +63,6 @@ class Drafter:
 
     def __init__(
         self,
-        *,
         model: CheckedModel,
         backend: AttentionBackend,
         cache: KVCache,
@@ -280,20 +279,6 @@ class Drafter:
         self._counts[slot] = held + count
         begin = slot * NUM_KEPT + held
         return range(begin, begin + count)
-
-
-def drafter_of(
-    model: CheckedModel,
-    backend: AttentionBackend,
-    cache: KVCache,
-    slots: Slots,
-    encoder: EncoderCache,
-    peers: Peers,
-) -> Drafter:
-    """Returns a Drafter of these parts of a runner."""
-    return Drafter(
-        model=model, backend=backend, cache=cache, slots=slots, encoder=encoder, peers=peers
-    )
 
 
 def _filled(found: Sequence[int], count: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 from mmdeploy_llm.sharding.peers import NoPeers, Peers
 
 from .checked import CheckedModel
-from .drafter import drafter_of
+from .drafter import Drafter
 from .drafts import sample_drafts
 from .encoder_cache import EncoderCache
 from .forward_pass import ForwardPass, SampleRows
@@ -85,7 +85,7 @@ class Runner:
         self._pooler = Pooler(model, name, rules, self._adapters.step.of_rows)
         self._encoder = EncoderCache(model, name, device, self._peers, self._adapters)
         parts = self._model, backend, cache, slots, self._encoder, self._peers
-        self._drafter = drafter_of(*parts) if self._model.has_draft_head else None
+        self._drafter = Drafter(*parts) if self._model.has_draft_head else None
         self._forward = ForwardPass(
             model=self._model,
             backend=backend,
