@@ -1,5 +1,5 @@
-"""What the control groups of Linux, of version 1 or 2, let this process have of the machine: those
-of containers, of services and of jobs of a cluster. Elsewhere there are none."""
+"""Reads what the control groups of Linux, of version 1 or 2, let this process have of the machine:
+those of containers, of services and of jobs of a cluster. Elsewhere there are none."""
 
 from __future__ import annotations
 
