@@ -92,6 +92,7 @@ def test_near_duplicates_are_counted_and_written(stored: str) -> None:
     ],
 )
 def test_mistakes_are_told(stored: str, words: tuple[str, ...], said: str) -> None:
+    Path("x.jsonl").write_text('{"prompt": "a red circle"}\n')
     done = run(*words, code=2)
     assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.output
