@@ -12,6 +12,8 @@ BY_ITEM = ("Gemma3ForConditionalGeneration",)
 # All tokens of a prompt with images do.
 BY_PROMPT = ("PaliGemmaForConditionalGeneration",)
 ATOMIC = (*BY_ITEM, *BY_PROMPT)
+# Checkpoints hold a draft layer, as draft.py reads it.
+DRAFTING = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
 
 ANY = ModelSpec(
     name="transformers_any",
@@ -27,6 +29,13 @@ ANY_ATOMIC = ModelSpec(
     factory=MODEL,
     media=("image", "video", "audio"),
     atomic_media=True,
+    priority=PRIORITY,
+)
+ANY_DRAFTING = ModelSpec(
+    name="transformers_any_drafting",
+    architectures=DRAFTING,
+    factory=MODEL,
+    draft_head="mmdeploy_llm_plugins.transformers_any.draft:add_head",
     priority=PRIORITY,
 )
 IMAGES = MediaProcessorSpec(
@@ -54,8 +63,9 @@ SOUNDS = MediaProcessorSpec(
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns one spec for all models and one for those whose images are atomic."""
-    return (ANY, ANY_ATOMIC)
+    """Returns one spec for all models, one for those whose images are atomic, and one for those
+    with a draft layer."""
+    return (ANY, ANY_ATOMIC, ANY_DRAFTING)
 
 
 @hookimpl
