@@ -172,6 +172,14 @@ struct Activate {
     int32_t num_threads;
 };
 
+// x = the values of a table of all bf16, by their bits.
+struct MapValues {
+    void* x;            // [values] bf16
+    const void* table;  // [65536] bf16
+    int64_t values;
+    int32_t num_threads;
+};
+
 // x *= factor.
 struct Scale {
     int32_t dtype;
@@ -665,6 +673,7 @@ struct PlaceThreads {
     CALL(add_norm, AddNorm)           \
     CALL(gated_mul, GatedMul)         \
     CALL(activate, Activate)          \
+    CALL(map_values, MapValues)       \
     CALL(scale, Scale)                \
     CALL(gate_heads, GateHeads)       \
     CALL(rotate, Rotate)              \

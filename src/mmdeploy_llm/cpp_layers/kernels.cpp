@@ -88,6 +88,11 @@ void run(const mm::Activate& args) {
     });
 }
 
+void run(const mm::MapValues& args) {
+    mm::map_values(Of<uint16_t>::out(args.x), Of<uint16_t>::in(args.table), args.values,
+                   args.num_threads);
+}
+
 void run(const mm::Scale& args) {
     by_dtype(args.dtype, [&](auto of) {
         using T = typename decltype(of)::Type;

@@ -272,6 +272,13 @@ void gated_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_strid
     });
 }
 
+// x [values] = table[x], of the bits of bf16.
+inline void map_values(uint16_t* x, const uint16_t* table, int64_t values, int num_threads) {
+    parallel_parts(values, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) x[i] = table[x[i]];
+    });
+}
+
 // x [values] *= factor.
 template <typename T>
 void scale(T* x, float factor, int64_t values, int num_threads) {

@@ -179,6 +179,10 @@ class ActivationKernels(Protocol):
         """Returns activation(gate) * up, both [T, size], the activation rounded to their dtype;
         without a name gate * up."""
 
+    def map_values(self, x: Tensor, table: Tensor) -> Tensor:
+        """Returns table[bits of x] in the memory of `x`, contiguous: a function of bf16 by its
+        values [65536] for all of them, by their bits."""
+
     def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
         """Returns x * factor in the memory of `x`, contiguous. rounds: whether the factor is
         rounded to x's dtype first."""

@@ -113,6 +113,12 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         )
         return x
 
+    def map_values(self, x: Tensor, table: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        assert x.dtype is table.dtype is torch.bfloat16
+        self._library.map_values(x=x, table=table, values=x.numel())
+        return x
+
     def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
         assert x.is_contiguous()
         self._library.scale(dtype=x.dtype, x=x, factor=factor, rounds=rounds, values=x.numel())
