@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.basic_layers.experts import Experts
-from mmdeploy_llm.kernels.mixtures import RouteRule
+from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
 from mmdeploy_llm.layers.moe import MoEConfig, Router, SoftmaxRouter
 from mmdeploy_llm.native import CpuKernels
 from mmdeploy_llm.native.mixtures import Mixture
@@ -127,9 +127,9 @@ def test_scores_that_are_no_numbers(kernels):
         assert 0 <= experts.min() <= experts.max() < EXPERTS
 
 
-def experts_of(kernels, dtype, quantization, activation="silu"):
+def experts_of(kernels, dtype, quantization, activation="silu", kind=Experts):
     torch.manual_seed(6)
-    experts = Experts(EXPERTS, SIZE, INNER, activation)
+    experts = kind(EXPERTS, SIZE, INNER, activation)
     randomize_empty(experts)
     for param in experts.parameters():
         param.data = param.data.to(dtype)
@@ -196,6 +196,45 @@ def test_a_matrix_that_is_replaced(kernels, monkeypatch):
     experts.replace(0, Watched(), is_down=True)
     assert experts.mixture(kernels, sizes, torch.bfloat16) is None
     assert torch.equal(experts(*given), after)
+
+
+def clamped_in_torch(both, alpha, limit):
+    gate = both[..., ::2].clamp(max=limit)
+    up = both[..., 1::2].clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clamped_gates(kernels, dtype):
+    both = 4 * values(9, 80, dtype=dtype)
+    both[0, :3] = torch.tensor([float("nan"), float("inf"), float("-inf")])
+    found = kernels.clamped_mul(both, 1.702, 7.0)
+    expected = clamped_in_torch(both, 1.702, 7.0)
+    limits = {"atol": 2e-2, "rtol": 2e-2} if dtype is torch.bfloat16 else CLOSE[dtype]
+    torch.testing.assert_close(found, expected, **limits, equal_nan=True)
+
+
+class Clamped(Experts):
+    """Experts with biases and clamped gates."""
+
+    is_plain = False
+    gates = Gates(activation="clamped", alpha=1.702, limit=7.0)
+
+    def biases(self, expert):
+        return self.first[expert], self.last[expert] if expert % 2 else None
+
+    def activate(self, both):
+        return self.kernels.clamped_mul(both, 1.702, 7.0)
+
+
+def test_experts_with_biases(kernels, monkeypatch):
+    experts, dtype = experts_of(kernels, torch.bfloat16, None, kind=Clamped), torch.bfloat16
+    experts.first = values(EXPERTS, 2 * INNER, dtype=dtype)
+    experts.last = values(EXPERTS, SIZE, dtype=dtype, seed=1)
+    given = routed(5, dtype)
+    found = experts(*given)
+    monkeypatch.setattr(type(experts), "_mixture", lambda *args: None)
+    assert torch.equal(found, experts(*given))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels import ActivationName, ExpertKernels, Kernels, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
-from mmdeploy_llm.kernels.mixtures import Mixture
+from mmdeploy_llm.kernels.mixtures import Gates, Mixture
 from mmdeploy_llm.weight_formats import rounds_inputs
 
 from .kernel_layer import KernelLayer
@@ -30,7 +30,7 @@ class Experts(PackedPairs, KernelLayer):
         and its rows in that; read by weights.map.
 
     A family whose experts compute otherwise overrides `activate` and `biases`, and says so by
-    `is_plain`.
+    `is_plain`; `gates` are what kernels know of it.
     """
 
     is_plain = True  # an activation of the gate and no biases, which is what kernels compute
@@ -64,10 +64,9 @@ class Experts(PackedPairs, KernelLayer):
         fused = self._fused_kernels(x)
         if fused is not None:
             return fused.run_experts(x, weights, experts, self.gate_up_proj, self.down_proj)
-        mixture = self._mixture(x, weights)
-        if mixture is not None:
-            name = "silu" if self.activation is None else self.activation.name
-            return mixture.run(x, weights, experts, name)
+        gates, mixture = self.gates, self._mixture(x, weights)
+        if gates is not None and mixture is not None:
+            return mixture.run(x, weights, experts, gates)
         top_k = experts.shape[-1]
         order = experts.flatten().argsort(stable=True)  # [T k] sorted by expert
         counts = torch.bincount(experts.flatten(), minlength=self.down_proj.shape[0])
@@ -80,6 +79,12 @@ class Experts(PackedPairs, KernelLayer):
                 sorted_out = self._run_loop(sorted_x, counts)
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
         return _sum_of_experts(out.view(-1, top_k, x.shape[-1]) * weights[..., None])
+
+    @property
+    def gates(self) -> Gates | None:
+        """What is computed between the products; None where it is what kernels do not know."""
+        name = "silu" if self.activation is None else self.activation.name
+        return Gates(activation=name) if self.is_plain else None
 
     @property
     def is_packed(self) -> bool:
@@ -102,7 +107,7 @@ class Experts(PackedPairs, KernelLayer):
         """Returns what computes all experts in one call, with the bits of the loop: for few tokens,
         which spend their time between calls."""
         own = None if self.kernels is None else self.kernels.mixtures
-        if own is None or not self.is_plain or self.adapted is not None:
+        if own is None or self.gates is None or self.adapted is not None:
             return None
         if x.shape[0] > MAX_RECORDED_ROWS or not self.kernels.takes(x, weights):
             return None
@@ -146,11 +151,6 @@ class Experts(PackedPairs, KernelLayer):
             return plain_linear(x, self.get_parameter(name)[expert], bias)
         packed = self._packed[expert][name == "down_proj"]
         return packed.product(x, bias)
-
-    def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the biases of gate and up together, [2 I], and of down, [S]."""
-        del expert
-        return None, None
 
     def activate(self, both: Tensor) -> Tensor:
         """Computes the input of down, [n, I], from gate and up, [n, 2 I]."""

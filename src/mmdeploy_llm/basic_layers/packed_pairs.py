@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 
 from mmdeploy_llm.kernels import PackedWeight
 from mmdeploy_llm.kernels.mixtures import Mixture, MixtureKernels
@@ -39,8 +40,14 @@ class PackedPairs:
         if self._packed is None:
             return None
         if dtype not in self._mixtures:
-            self._mixtures[dtype] = kernels.mixture(self._packed, sizes, dtype)
+            biases = [self.biases(expert) for expert in range(len(self._packed))]
+            self._mixtures[dtype] = kernels.mixture(self._packed, sizes, dtype, biases)
         return self._mixtures[dtype]
+
+    def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the biases of gate and up together, [2 I], and of down, [S]."""
+        del expert
+        return None, None
 
     def packed_parts(self) -> Mapping[str, PackedWeight]:
         """Returns the packed matrices by names."""

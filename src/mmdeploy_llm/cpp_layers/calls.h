@@ -162,6 +162,18 @@ struct GatedMul {
     int32_t num_threads;
 };
 
+// out = (up + 1) * gate * sigmoid(alpha * gate), gate at most the limit and up within it.
+struct ClampedMul {
+    int32_t dtype;
+    const void* both;  // [rows][2 * size], gate and up in turn
+    void* out;         // [rows][size]
+    int64_t rows;
+    int64_t size;
+    float alpha;
+    float limit;
+    int32_t num_threads;
+};
+
 // x = activation(x).
 struct Activate {
     int32_t dtype;
@@ -506,7 +518,7 @@ struct Route {
 // The weighted sum of each token's experts, gated MLPs whose products are calls of a Linear.
 struct RunExperts {
     int32_t dtype;       // of everything that is no number of another type
-    int32_t activation;  // mm::Activation of the gates
+    int32_t activation;  // mm::Activation of the gates; -1: as ClampedMul
     const void* x;       // [tokens][size]
     int64_t x_stride;
     const void* weights;     // [tokens][top_k]
@@ -524,6 +536,8 @@ struct RunExperts {
     int64_t top_k;
     int64_t size;
     int64_t inner;
+    float alpha;
+    float limit;
     int32_t num_threads;
 };
 
@@ -672,6 +686,7 @@ struct PlaceThreads {
     CALL(norm_heads, NormHeads)       \
     CALL(add_norm, AddNorm)           \
     CALL(gated_mul, GatedMul)         \
+    CALL(clamped_mul, ClampedMul)     \
     CALL(activate, Activate)          \
     CALL(map_values, MapValues)       \
     CALL(scale, Scale)                \

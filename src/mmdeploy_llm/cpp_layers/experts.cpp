@@ -185,10 +185,14 @@ void run_expert(const mm::RunExperts& args, const Routes& routes, int64_t expert
         std::copy_n(Of<T>::in(args.x) + token * args.x_stride, size, rows + i * size);
     }
     multiply({matrices, args.first_kind, rows, size, both, count, num_threads});
-    mm::by_kind(args.activation, [&](auto kind) {
-        mm::gated_mul<decltype(kind)::value>(both, 2 * inner, both + inner, 2 * inner, hidden,
-                                             count, inner, num_threads);
-    });
+    if (args.activation < 0) {
+        mm::clamped_mul(both, hidden, count, inner, args.alpha, args.limit, num_threads);
+    } else {
+        mm::by_kind(args.activation, [&](auto kind) {
+            mm::gated_mul<decltype(kind)::value>(both, 2 * inner, both + inner, 2 * inner, hidden,
+                                                 count, inner, num_threads);
+        });
+    }
     T* outs = Of<T>::out(args.outs) + first * size;
     multiply({matrices + 1, args.last_kind, hidden, inner, outs, count, num_threads});
 }

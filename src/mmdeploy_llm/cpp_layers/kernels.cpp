@@ -79,6 +79,13 @@ void run(const mm::GatedMul& args) {
     });
 }
 
+void run(const mm::ClampedMul& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::clamped_mul(of.in(args.both), of.out(args.out), args.rows, args.size, args.alpha,
+                        args.limit, args.num_threads);
+    });
+}
+
 void run(const mm::Activate& args) {
     by_dtype(args.dtype, [&](auto of) {
         mm::by_kind(args.kind, [&](auto kind) {

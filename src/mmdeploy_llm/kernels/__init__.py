@@ -179,6 +179,11 @@ class ActivationKernels(Protocol):
         """Returns activation(gate) * up, both [T, size], the activation rounded to their dtype;
         without a name gate * up."""
 
+    def clamped_mul(self, both: Tensor, alpha: float, limit: float) -> Tensor:
+        """Returns (up + 1) * gate * sigmoid(alpha * gate), [T, size], of gate and up in turn,
+        both [T, 2 size], contiguous; gate is at most `limit` and up within it. Rounds after each
+        operation."""
+
     def map_values(self, x: Tensor, table: Tensor) -> Tensor:
         """Returns table[bits of x] in the memory of `x`, contiguous: a function of bf16 by its
         values [65536] for all of them, by their bits."""

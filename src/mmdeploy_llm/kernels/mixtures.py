@@ -41,12 +41,20 @@ class RouteRule:
     rounds: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """What an expert computes between its products: activation(gate) * up; where it is "clamped"
+    as ActivationKernels.clamped_mul does."""
+
+    activation: ActivationName | Literal["clamped"] = "silu"
+    alpha: float = 0.0
+    limit: float = 0.0
+
+
 class Mixture(Protocol):
     """The experts of one layer: gated MLPs."""
 
-    def run(
-        self, x: Tensor, weights: Tensor, experts: Tensor, activation: ActivationName
-    ) -> Tensor:
+    def run(self, x: Tensor, weights: Tensor, experts: Tensor, gates: Gates) -> Tensor:
         """Computes the weighted sum of experts: x [T, S], weights [T, k] of one dtype, ids [T, k]
         -> [T, S], with the bits of a loop over experts."""
 
@@ -74,6 +82,7 @@ class MixtureKernels(Protocol):
         pairs: Sequence[tuple[PackedWeight, PackedWeight]],
         sizes: tuple[int, int],
         dtype: torch.dtype,
+        biases: Sequence[tuple[Tensor | None, Tensor | None]],
     ) -> Mixture | None:
-        """Returns the experts with these matrices, gate and up together and down; None where their
-        products are more than a call each. sizes: S and I. dtype: of x."""
+        """Returns the experts with these matrices and biases, gate and up together and down; None
+        where their products are more than a call each. sizes: S and I. dtype: of x and biases."""

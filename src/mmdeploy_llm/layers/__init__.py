@@ -11,7 +11,7 @@ from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear
 from mmdeploy_llm.basic_layers.mlp import MLP, Activation, GatedMLP, quick_gelu
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
-from mmdeploy_llm.kernels.mixtures import RouteRule
+from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
 from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
@@ -70,6 +70,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatedShortConv",
+    "Gates",
     "Grid",
     "GridLM",
     "KernelLayer",

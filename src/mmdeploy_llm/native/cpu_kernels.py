@@ -106,6 +106,15 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         )
         return out
 
+    def clamped_mul(self, both: Tensor, alpha: float, limit: float) -> Tensor:
+        assert both.is_contiguous()
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = self._empty((rows, size), dtype=both.dtype)
+        self._library.clamped_mul(
+            dtype=both.dtype, both=both, out=out, rows=rows, size=size, alpha=alpha, limit=limit
+        )
+        return out
+
     def activate(self, x: Tensor, name: ActivationName) -> Tensor:
         assert x.is_contiguous()
         self._library.activate(

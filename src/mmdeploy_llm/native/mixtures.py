@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.kernels import ActivationName, PackedWeight
-from mmdeploy_llm.kernels.mixtures import RouteRule, Scores
+from mmdeploy_llm.kernels.mixtures import Gates, RouteRule, Scores
 
 from .library import Library
 from .packed import PACKED
@@ -70,24 +70,29 @@ class Mixtures(Library):
         pairs: Sequence[tuple[PackedWeight, PackedWeight]],
         sizes: tuple[int, int],
         dtype: torch.dtype,
+        biases: Sequence[tuple[Tensor | None, Tensor | None]],
     ) -> Mixture | None:
         if self.leaves_many_rows_to_torch:
             return None
-        both = [self._matrix(gate_up, sizes[0], dtype) for gate_up, _ in pairs]
-        last = [self._matrix(down, sizes[1], dtype) for _, down in pairs]
-        own = [matrix for matrices in zip(both, last, strict=True) for matrix in matrices]
+        own = [
+            self._matrix(weight, bias, k, dtype)
+            for pair, added in zip(pairs, biases, strict=True)
+            for weight, bias, k in zip(pair, added, sizes, strict=True)
+        ]
         found = [matrix for matrix in own if matrix is not None]
         kinds = [{name for name, _ in found[at::2]} for at in range(2)]
         if len(found) < len(own) or any(len(kind) > 1 for kind in kinds):
             return None
         return Mixture(self, found, sizes)
 
-    def _matrix(self, weight: PackedWeight, k: int, dtype: torch.dtype) -> Matrix | None:
+    def _matrix(
+        self, weight: PackedWeight, bias: Tensor | None, k: int, dtype: torch.dtype
+    ) -> Matrix | None:
         """Returns the product by `weight` [n, k]; None where it is no single call."""
         if type(weight).__name__ not in PACKED:  # one that is watched, say
             return None
         x = self._empty((1, k), dtype=dtype)
-        found = self.captured(lambda: weight.product(x, None))
+        found = self.captured(lambda: weight.product(x, bias))
         if len(found) != 1 or found[0][0] not in PRODUCTS or found[0][1].k != k:  # type: ignore[attr-defined]
             return None
         return found[0]
@@ -107,9 +112,8 @@ class Mixture:
         own = np.array([addressof(args) for args in self._args], dtype=np.int64)
         self._table = torch.from_numpy(own)
 
-    def run(
-        self, x: Tensor, weights: Tensor, experts: Tensor, activation: ActivationName
-    ) -> Tensor:
+    def run(self, x: Tensor, weights: Tensor, experts: Tensor, gates: Gates) -> Tensor:
+        names: tuple[str, ...] = get_args(ActivationName)
         kernels, (size, inner) = self._kernels, self._sizes
         tokens, top_k = experts.shape
         widths = {"rows": size, "both": 2 * inner, "hidden": inner, "outs": size}
@@ -120,7 +124,9 @@ class Mixture:
         out = kernels._empty((tokens, size), dtype=x.dtype)
         kernels._library.run_experts(
             dtype=x.dtype,
-            activation=get_args(ActivationName).index(activation),
+            activation=-1 if gates.activation == "clamped" else names.index(gates.activation),
+            alpha=gates.alpha,
+            limit=gates.limit,
             x=x,
             x_stride=x.stride(0),
             weights=weights,

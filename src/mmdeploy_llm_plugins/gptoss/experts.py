@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Experts, KernelLayer, Linear, RouteRule, mixture_kernels
+from mmdeploy_llm.layers import Experts, Gates, KernelLayer, Linear, RouteRule, mixture_kernels
 
 
 class GptOssRouter(KernelLayer, Linear):
@@ -58,6 +58,11 @@ class ClampedExperts(Experts):
             "down_proj": ("down_proj", None),
         }
 
+    @property
+    def gates(self) -> Gates:
+        """See Experts."""
+        return Gates(activation="clamped", alpha=self.alpha, limit=self.limit)
+
     def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
         """See Experts."""
         last = None if self.down_proj_bias is None else self.down_proj_bias[expert]
@@ -65,6 +70,9 @@ class ClampedExperts(Experts):
 
     def activate(self, both: Tensor) -> Tensor:
         """See Experts."""
+        kernels = None if self.kernels is None else self.kernels.activations
+        if kernels is not None and self.kernels.takes(both) and both.is_contiguous():
+            return kernels.clamped_mul(both, self.alpha, self.limit)
         gate = both[..., ::2].clamp(max=self.limit)
         up = both[..., 1::2].clamp(-self.limit, self.limit)
         out: Tensor = (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
