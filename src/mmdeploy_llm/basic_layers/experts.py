@@ -106,10 +106,11 @@ class Experts(PackedPairs, KernelLayer):
     def _mixture(self, x: Tensor, weights: Tensor) -> Mixture | None:
         """Returns what computes all experts in one call, with the bits of the loop: for few tokens,
         which spend their time between calls."""
-        own = None if self.kernels is None else self.kernels.mixtures
-        if own is None or self.gates is None or self.adapted is not None:
+        kernels = self.kernels
+        if kernels is None or self.gates is None or self.adapted is not None:
             return None
-        if x.shape[0] > MAX_RECORDED_ROWS or not self.kernels.takes(x, weights):
+        own = kernels.mixtures if kernels.takes(x, weights) else None
+        if own is None or x.shape[0] > MAX_RECORDED_ROWS:
             return None
         return self.mixture(own, (self.gate_up_proj.shape[-1], self.down_proj.shape[-1]), x.dtype)
 

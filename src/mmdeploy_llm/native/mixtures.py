@@ -93,7 +93,7 @@ class Mixtures(Library):
             return None
         x = self._empty((1, k), dtype=dtype)
         found = self.captured(lambda: weight.product(x, bias))
-        if len(found) != 1 or found[0][0] not in PRODUCTS or found[0][1].k != k:  # type: ignore[attr-defined]
+        if len(found) != 1 or found[0][0] not in PRODUCTS or found[0][1].k != k:
             return None
         return found[0]
 

@@ -70,9 +70,10 @@ class ClampedExperts(Experts):
 
     def activate(self, both: Tensor) -> Tensor:
         """See Experts."""
-        kernels = None if self.kernels is None else self.kernels.activations
-        if kernels is not None and self.kernels.takes(both) and both.is_contiguous():
-            return kernels.clamped_mul(both, self.alpha, self.limit)
+        kernels = self.kernels
+        own = kernels.activations if kernels is not None and kernels.takes(both) else None
+        if own is not None and both.is_contiguous():
+            return own.clamped_mul(both, self.alpha, self.limit)
         gate = both[..., ::2].clamp(max=self.limit)
         up = both[..., 1::2].clamp(-self.limit, self.limit)
         out: Tensor = (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
