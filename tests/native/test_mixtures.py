@@ -197,9 +197,10 @@ def test_a_matrix_that_is_replaced(kernels, monkeypatch):
             return other.product(x, bias)
 
     sizes = SIZE, INNER
-    assert isinstance(experts.mixture(kernels, sizes, torch.bfloat16), Mixture)
+    own = kernels, sizes, torch.bfloat16, experts.biases
+    assert isinstance(experts.mixture(*own), Mixture)
     experts.replace(0, Watched(), is_down=True)
-    assert experts.mixture(kernels, sizes, torch.bfloat16) is None
+    assert experts.mixture(*own) is None
     assert torch.equal(experts(*given), after)
 
 

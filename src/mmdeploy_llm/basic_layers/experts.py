@@ -82,7 +82,7 @@ class Experts(PackedPairs, KernelLayer):
 
     @property
     def gates(self) -> Gates | None:
-        """What is computed between the products; None where it is what kernels do not know."""
+        """Says what is computed between the products; None where kernels do not know it."""
         name = "silu" if self.activation is None else self.activation.name
         return Gates(activation=name) if self.is_plain else None
 
@@ -112,7 +112,8 @@ class Experts(PackedPairs, KernelLayer):
         own = kernels.mixtures if kernels.takes(x, weights) else None
         if own is None or x.shape[0] > MAX_RECORDED_ROWS:
             return None
-        return self.mixture(own, (self.gate_up_proj.shape[-1], self.down_proj.shape[-1]), x.dtype)
+        sizes = self.gate_up_proj.shape[-1], self.down_proj.shape[-1]
+        return self.mixture(own, sizes, x.dtype, self.biases)
 
     def _can_group(self, x: Tensor) -> bool:
         """Whether torch's grouped product applies: bf16 on CUDA, rows of a multiple of 16 bytes."""
@@ -152,6 +153,11 @@ class Experts(PackedPairs, KernelLayer):
             return plain_linear(x, self.get_parameter(name)[expert], bias)
         packed = self._packed[expert][name == "down_proj"]
         return packed.product(x, bias)
+
+    def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the biases of gate and up together, [2 I], and of down, [S]."""
+        del expert
+        return None, None
 
     def activate(self, both: Tensor) -> Tensor:
         """Computes the input of down, [n, I], from gate and up, [n, 2 I]."""

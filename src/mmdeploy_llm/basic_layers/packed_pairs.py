@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -34,20 +34,19 @@ class PackedPairs:
         self._mixtures = {}
 
     def mixture(
-        self, kernels: MixtureKernels, sizes: tuple[int, int], dtype: torch.dtype
+        self,
+        kernels: MixtureKernels,
+        sizes: tuple[int, int],
+        dtype: torch.dtype,
+        biases: Callable[[int], tuple[Tensor | None, Tensor | None]],
     ) -> Mixture | None:
-        """Returns all experts in one call; see MixtureKernels."""
+        """Returns all experts in one call; see MixtureKernels. biases: of an expert."""
         if self._packed is None:
             return None
         if dtype not in self._mixtures:
-            biases = [self.biases(expert) for expert in range(len(self._packed))]
-            self._mixtures[dtype] = kernels.mixture(self._packed, sizes, dtype, biases)
+            own = [biases(expert) for expert in range(len(self._packed))]
+            self._mixtures[dtype] = kernels.mixture(self._packed, sizes, dtype, own)
         return self._mixtures[dtype]
-
-    def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the biases of gate and up together, [2 I], and of down, [S]."""
-        del expert
-        return None, None
 
     def packed_parts(self) -> Mapping[str, PackedWeight]:
         """Returns the packed matrices by names."""

@@ -492,7 +492,7 @@ struct LowRank {
     int32_t num_threads;
 };
 
-// Chooses experts by their scores, see experts.cpp.
+// Chooses experts by their scores, see router.h.
 struct Route {
     int32_t dtype;       // of logits
     int32_t out_dtype;   // of weights

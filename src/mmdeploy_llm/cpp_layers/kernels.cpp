@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../cpp_experts/clamped.h"
 #include "../cpp_products/lanes.h"
 #include "dispatch.h"
 #include "pixels.h"

@@ -16,7 +16,7 @@ from mmdeploy_llm.kernels.mixtures import Gates, RouteRule, Scores
 from .library import Library
 from .packed import PACKED
 
-PRODUCTS = ("linear", "linear_s8", "linear_codes")  # as experts.cpp numbers them
+PRODUCTS = ("linear", "linear_s8", "linear_codes")  # as experts.h numbers them
 Matrix = tuple[str, Structure]  # the name of a product and its arguments
 
 
