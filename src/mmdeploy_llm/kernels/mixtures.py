@@ -43,7 +43,7 @@ class RouteRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gates:
-    """What an expert computes between its products: activation(gate) * up; where it is "clamped"
+    """Says what an expert computes between its products: activation(gate) * up; "clamped":
     as ActivationKernels.clamped_mul does."""
 
     activation: ActivationName | Literal["clamped"] = "silu"
