@@ -106,10 +106,8 @@ def search(
     if (query is None and not image) == (like is None):
         raise ConfigError("give what to search for: a text, pictures with --image, or --like ID")
     if like is not None and (instruction is not None or (model is not None and report is None)):
-        raise ConfigError(
-            "--like compares vectors that are there: --instruction is of a QUERY, and so is "
-            "--model, which else reads the pictures of a --report"
-        )
+        words = "--instruction is of a QUERY, and so is --model, if no --report needs it"
+        raise ConfigError(f"--like compares vectors that are there: {words}")
     text = text_value("QUERY", query)
     if report is not None:
         check_page(report)
