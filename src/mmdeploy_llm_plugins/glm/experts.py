@@ -5,9 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmdeploy_llm.layers import DecoderConfig, Experts, GatedMLP, GroupRouter
+from mmdeploy_llm.layers import (
+    DecoderConfig,
+    Experts,
+    GatedMLP,
+    GroupRouter,
+    KernelLayer,
+    added,
+)
 
 KEYS = (  # that a text model reads beside the standard ones; vl.py reads the last two
     "n_group",
@@ -23,7 +30,7 @@ KEYS = (  # that a text model reads beside the standard ones; vl.py reads the la
 )
 
 
-class GlmExperts(nn.Module):
+class GlmExperts(KernelLayer):
     """Routed experts and shared ones."""
 
     def __init__(self, config: Any, decoder: DecoderConfig) -> None:
@@ -39,4 +46,4 @@ class GlmExperts(nn.Module):
         """Computes all experts, [T, hidden] -> [T, hidden]."""
         weights, experts = self.gate(x)
         routed: Tensor = self.experts(x, weights, experts)
-        return routed.add_(self.shared_experts(x))
+        return added(routed, self.shared_experts(x), self.kernels)

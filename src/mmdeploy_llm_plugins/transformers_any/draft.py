@@ -64,12 +64,12 @@ def add_head(model: AnyModel, config: Any) -> None:
 
 def _new_head(way: Together, last: Any, number: int) -> AnyDraftHead:
     """Returns a head whose layer is like the last one and has the next number."""
-    config = last.self_attn.config
+    config, new_layer = last.self_attn.config, last.__class__
     before = torch.get_default_dtype()
     torch.set_default_dtype(buffers.MARK)
     try:
-        layer = type(last)(config, number - 1)  # lists in the config say what this layer is
-        norm = partial(type(last.input_layernorm), config.hidden_size, config.rms_norm_eps)
+        layer = new_layer(config, number - 1)  # lists in the config say what this layer is
+        norm = partial(last.input_layernorm.__class__, config.hidden_size, config.rms_norm_eps)
         head = AnyDraftHead(way, layer, norm, config.hidden_size).eval()
     finally:
         torch.set_default_dtype(before)
