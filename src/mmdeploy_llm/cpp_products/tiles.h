@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 #include "matrix.h"
@@ -22,7 +24,24 @@ struct Prefetch {
     const char* lines;
     int64_t num;
     int64_t every = PREFETCH_UNITS;
+
+    MM_INLINE void next() {
+        for (int64_t i = 0; i < num; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+        lines += num * 64;
+    }
 };
+
+// Calls run(i) for i from 0 to N - 1, each a constant. Within two loops GCC does not keep an array in
+// registers that variables index.
+template <typename Run, int... I>
+MM_INLINE void run_each(const Run& run, std::integer_sequence<int, I...>) {
+    (run(std::integral_constant<int, I>()), ...);
+}
+template <int N, typename Run>
+MM_INLINE void unrolled(const Run& run) {
+    run_each(run, std::make_integer_sequence<int, N>());
+}
+#define MM_ALWAYS __attribute__((always_inline))  // of a lambda
 
 struct FloatFormat {
     using X = float;
@@ -170,12 +189,7 @@ MM_INLINE void add_s8_units(const S8Format::X* x, int64_t x_stride, const void* 
             }
         }
         for (int64_t unit = 0; unit < even; unit += 2) {
-            if ((unit & mask) == 0) {
-                for (int64_t i = 0; i < prefetch.num; ++i) {
-                    __builtin_prefetch(prefetch.lines + i * 64, 0, 2);
-                }
-                prefetch.lines += prefetch.num * 64;
-            }
+            if ((unit & mask) == 0) prefetch.next();
             add_two_units<ROWS, NUM>(x + unit * 4, x_stride, at + unit * columns * 4, columns, pairs);
         }
 #pragma GCC unroll 8
