@@ -40,6 +40,8 @@ MM_INLINE void put(T& field, T value) {
     asm volatile("" : "+m"(field));
 }
 
+constexpr int64_t BLOCK_UNITS = 4;  // between which lines are prefetched, at least
+
 // The sums of a tile. Those of 16 bits hold few products, and are added to others of 32 bits in memory
 // meanwhile.
 template <typename Format, int ROWS, int NUM, bool HAS_OFFSETS>
@@ -49,7 +51,7 @@ struct CodeTile {
     static constexpr bool ARE_SHORT = std::is_same_v<Sums, SignedHalves>;
     // Whether the sums over all steps are kept in registers, beside those over one step.
     static constexpr bool KEEPS_SUMS = MM_VECTOR_BYTES == 64 && ROWS * NUM <= 12;
-    static constexpr int64_t LIMIT = ARE_SHORT ? SMALL_QUADRUPLES / Format::PARTS : INT64_MAX;
+    static constexpr int64_t LIMIT = ARE_SHORT ? SMALL_QUADRUPLES / Format::PARTS : INT64_MAX / 2;
     Sums sums[ROWS][NUM];
     Ints wide[ARE_SHORT ? ROWS : 1][NUM];
     Floats all[KEEPS_SUMS ? ROWS : 1][NUM];
@@ -175,8 +177,9 @@ __attribute__((noinline)) void code_tile(CodeSteps<typename Format::X>& steps) {
                 if (unit > 0) is_spilled ? tile.template widen<true>() : tile.template widen<false>();
                 is_spilled = unit > 0;
             }
-            if ((unit & (steps.prefetch.every - 1)) == 0) steps.prefetch.next();
-            const int64_t own = std::min(std::min(units - unit, steps.prefetch.every), Tile::LIMIT);
+            const int64_t every = steps.prefetch.every, block = std::max(every, BLOCK_UNITS);
+            const int64_t own = std::min(std::min(units - unit, block), Tile::LIMIT);
+            if ((unit & (every - 1)) == 0) steps.prefetch.next(std::max<int64_t>(own / every, 1));
             const char* end = x + own * (Format::PARTS * 4);
             unit += own;
             // What the inner loop does not need waits in memory: GCC would give it vector registers.

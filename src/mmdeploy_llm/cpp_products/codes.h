@@ -106,7 +106,7 @@ constexpr int64_t CODE_UNITS = 128;  // of a chunk at most, whose operands stay 
 // Returns the number of registers of columns in a tile.
 template <typename Format>
 constexpr int code_registers(int rows) {
-    if (MM_VECTOR_BYTES == 64 && (Format::PARTS > 1 || Format::ZEROS_FIRST)) return rows <= 3 ? 4 : 2;
+    if (MM_VECTOR_BYTES == 64 && (Format::PARTS > 1 || Format::ZEROS_FIRST)) return rows <= 4 ? 4 : 2;
     return Format::ROUNDS ? s8_tile_registers(rows) : tile_registers(rows);
 }
 
@@ -128,7 +128,9 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& 
     constexpr int64_t EXPANSION = Format::PARTS / Own::PARTS;
     constexpr int NUM = code_registers<Own>(ROWS);
     constexpr int64_t COLUMNS = NUM * LANES;
-    alignas(64) float own[2 * PANEL];
+    // A single strip reads the scales of so many groups at a time, and codes in the order of memory.
+    constexpr int64_t READ_GROUPS = COLUMNS == PANEL ? 8 : 1;
+    PanelScales own[READ_GROUPS];
     if (!adds) std::fill(sums, sums + ROWS * PANEL, 0.0f);
     const int64_t group_steps = (groups.group + groups.step - 1) / groups.step;
     CodeSteps<X> steps;
@@ -149,10 +151,13 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& 
         const float* scales = chunk.scales;
         count = chunk.units - done;
         if (scales == nullptr) {
-            read_scales<LESS<Format>, Format::ZEROS_FIRST>(
-                chunk.words + first / groups.group * groups.words() * PANEL, groups.has_offsets, own);
-            scales = own;
-            count = std::min(count, group_left * groups.step / VALUES);
+            const int64_t group = first / groups.group, num = std::min(READ_GROUPS, groups.num - group);
+            for (int64_t g = 0; g < num; ++g) {
+                read_scales<LESS<Format>, Format::ZEROS_FIRST>(
+                    chunk.words + (group + g) * groups.words() * PANEL, groups.has_offsets, own[g].values);
+            }
+            scales = own[0].values;
+            count = std::min(count, (group_left + (num - 1) * group_steps) * groups.step / VALUES);
         }
         for (int64_t column = 0; column < PANEL; column += COLUMNS) {
             put<const X*>(steps.x, x.values.get() + row * x.width + first);

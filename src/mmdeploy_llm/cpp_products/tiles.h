@@ -25,9 +25,9 @@ struct Prefetch {
     int64_t num;
     int64_t every = PREFETCH_UNITS;
 
-    MM_INLINE void next() {
-        for (int64_t i = 0; i < num; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
-        lines += num * 64;
+    MM_INLINE void next(int64_t times = 1) {
+        for (int64_t i = 0; i < num * times; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+        lines += num * times * 64;
     }
 };
 
