@@ -102,8 +102,8 @@ def test_products(kernels, dtype, kind, rounds, group_size):
 
 
 def rounded_rows(x, *, by_row):
-    """Returns x as it is with a scale for every 128 values. by_row: whether that is the scale of the
-    row, divided by a power of two."""
+    """Returns x as it is with a scale for every 128 values. by_row: whether these are the scale of
+    the row divided by powers of two."""
     parts, row = [], x.float().abs().amax(1, keepdim=True)
     for part in x.float().split(128, 1):
         largest = part.abs().amax(1, keepdim=True)

@@ -18,8 +18,8 @@ namespace mm {
 template <typename X>
 struct CodeSteps {
     const X* x;
-    int64_t x_stride;       // between rows
-    int64_t place;  // of the first row and step in what follows: between steps num_rows
+    int64_t x_stride;  // between rows
+    int64_t place;     // of the first row and step in what follows: between steps num_rows
     const float* x_scales;
     const float* less;
     const int32_t* starts;
