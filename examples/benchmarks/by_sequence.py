@@ -100,6 +100,7 @@ def started(folder: Path, blocked: str | None) -> LLM:
         model=str(folder),
         dtype="bfloat16",
         max_model_len=512,
+        max_num_seqs=NUM_REQUESTS,
         num_threads=1,
         blocked_plugins=() if blocked is None else (blocked,),
         enable_prefix_caching=False,
