@@ -47,7 +47,7 @@ void compare(const char* name, const T* x, const W* weights, const T* bias, cons
         }
         const double found = mm::load(out[(rows - 1) * n + column]);
         const double lost = IS_EXACT ? 0.0 : std::ldexp(double(k) / 2 + 2, -23) * size;
-        const double rounding = sizeof(T) == 2 ? std::ldexp(std::fabs(sum) + lost, -9) : 0.0;
+        const double rounding = sizeof(T) == 2 ? std::ldexp(std::fabs(sum) + lost, -8) : 0.0;
         if (std::fabs(found - sum) <= lost + rounding) continue;
         std::printf("%s: %g instead of %g\n", name, found, sum);
         std::exit(1);

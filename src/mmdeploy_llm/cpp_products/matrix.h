@@ -11,7 +11,7 @@
 // Why not BFMLALB and BFMLALT, which round as float32 does: they multiply four values at a time, no
 // more than plain floats are; BFMMLA multiplies sixteen. A sum of k products is within
 // (k / 2 + 1) * 2^-23 of the sum of their magnitudes, as one of floats is: twice the error, half as
-// often. A result that is rounded to bf16 loses 2^-9.
+// often. Rounding a result to bf16 loses 2^-8 of it.
 #pragma once
 
 #include <cstdint>
