@@ -75,7 +75,7 @@ void run_conv(int32_t dtype, const Steps& steps, int32_t threads) {
 
 template <typename T>
 void run_delta(int32_t dtype, const Steps& steps, int32_t threads) {
-    const int64_t sizes[] = {4, 16, 64, 128}, key_heads = between(1, 2);
+    const int64_t sizes[] = {16, 48, 64, 128}, key_heads = between(1, 2);
     const int64_t heads = key_heads * between(1, 2), keys = 4 * between(1, 20);
     const int64_t values = sizes[between(0, 3)], stride = 2 * key_heads * keys + heads * values;
     const int64_t tokens = steps.tokens(), size = keys * values;
@@ -134,7 +134,7 @@ void run_delta(int32_t dtype, const Steps& steps, int32_t threads) {
 
 template <typename T>
 void run_mamba(int32_t dtype, const Steps& steps, int32_t threads) {
-    const int64_t groups = between(1, 2), heads = groups * between(1, 3), dim = 4 * between(1, 24);
+    const int64_t groups = between(1, 2), heads = groups * between(1, 3), dim = 16 * between(1, 6);
     const int64_t states = between(1, 70), inner = heads * dim, size = states * dim;
     const int64_t stride = inner + 2 * groups * states, tokens = steps.tokens();
     const auto rows = random_values<T>(tokens * stride), z = random_values<T>(tokens * inner);
