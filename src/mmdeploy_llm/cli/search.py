@@ -99,6 +99,7 @@ def search(
 ) -> None:
     """Find the items of an output of `embed` that are nearest to a text, a picture or an item."""
     check_outputs([vectors], OF_EMBED)
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **providers.to_engine())
     from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.vectors.search import open_vectors
 
@@ -109,7 +110,6 @@ def search(
     text = text_value("QUERY", query)
     if report is not None:
         check_page(report)
-    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **providers.to_engine())
     opened = open_vectors(expanded([vectors]), column, providers.kinds(ctx.obj))
     if like is not None:
         name, found = model or "shapes-vl", _like(opened, like, top_k, similarity)
