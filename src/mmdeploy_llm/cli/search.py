@@ -105,8 +105,11 @@ def search(
 
     if (query is None and not image) == (like is None):
         raise ConfigError("give what to search for: a text, pictures with --image, or --like ID")
-    if like is not None and instruction is not None:
-        raise ConfigError("--like compares vectors that are there; --instruction is of a QUERY")
+    if like is not None and (instruction is not None or (model is not None and report is None)):
+        raise ConfigError(
+            "--like compares vectors that are there: --instruction is of a QUERY, and so is "
+            "--model, which else reads the pictures of a --report"
+        )
     text = text_value("QUERY", query)
     if report is not None:
         check_page(report)
