@@ -108,7 +108,10 @@ def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
         "caption",
         "caption nowhere",
         "batch -o out.jsonl",
+        "batch nowhere.jsonl -o out.jsonl",
+        "embed nowhere",
         "read nowhere.pdf",
+        "transcribe nowhere.wav",
         "count nowhere.png",
         "search nowhere text",
         "dedupe nowhere",
@@ -124,3 +127,59 @@ def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not (HEAVY | {"mmdeploy_llm.config", "mmdeploy_llm.hooks"}) & modules
     assert "mmdeploy_llm.cli.program" in modules
+
+
+def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    commands = (
+        "caption rows.jsonl",
+        "batch rows.jsonl -o out.jsonl",
+        "embed rows.jsonl",
+        "read rows.jsonl",
+        "transcribe rows.jsonl",
+        "count rows.jsonl",
+        "search rows.jsonl text",
+        "report rows.jsonl",
+        "generate hi",
+        "chat",
+        "bench",
+        "check-determinism",
+    )
+    lines = [f"{command} --engine nothing=1" for command in commands]
+    _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
+    assert not (HEAVY | {"mmdeploy_llm.hooks", "mmdeploy_llm.batch"}) & modules
+    assert "mmdeploy_llm.config" in modules
+
+
+def test_a_wrong_id_of_the_hub_is_told_at_once_where_nothing_may_be_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    commands = (
+        f"caption {ROOT / 'examples/images'} --model nobody/nothing",
+        "generate hi --model nobody/nothing",
+        "bench --model nobody/nothing",
+        "quantize nobody/nothing out",
+        "merge nobody/nothing adapter out",
+    )
+    _, modules = loaded(MISTAKES, *commands, cwd=tmp_path)
+    light = {"huggingface_hub"}
+    assert not (HEAVY - light | {"mmdeploy_llm.config", "mmdeploy_llm.hooks"}) & modules
+    assert light <= modules
+
+
+def test_a_wrong_id_of_the_hub_is_told_before_torch_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    commands = (
+        f"caption {ROOT / 'examples/images'}",
+        "batch rows.jsonl -o out.jsonl",
+        "embed rows.jsonl",
+        "count rows.jsonl",
+        "generate hi",
+        "chat",
+    )
+    lines = [f"{command} --model nobody/nothing" for command in commands]
+    lines.append("generate hi --engine tokenizer=nobody/nothing")
+    _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
+    assert not {"torch", "transformers"} & modules
+    assert "huggingface_hub.hf_api" in modules

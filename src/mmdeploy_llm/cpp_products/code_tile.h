@@ -162,17 +162,24 @@ struct CodeTile {
 template <typename Format, int ROWS, int NUM, bool HAS_OFFSETS>
 __attribute__((noinline)) void code_tile(CodeSteps<typename Format::X>& steps) {
     using Tile = CodeTile<Format, ROWS, NUM, HAS_OFFSETS>;
+    using X = typename Format::X;
+    constexpr bool IS_MATRIX = ROWS > 1 && IN_MATRICES<X>;
     const char* x = reinterpret_cast<const char*>(steps.x);
     const char* codes = steps.codes;
-    const int64_t x_stride = steps.x_stride * sizeof(typename Format::X);
+    const int64_t x_stride = steps.x_stride * sizeof(X);
     Tile tile;
     tile.load(steps.out);
     while (true) {
         tile.start(steps);
         bool is_spilled = false;
         const int64_t units = std::min(steps.units, steps.step_units);
-        int64_t unit = 0;
-        do {
+        if constexpr (IS_MATRIX) {
+            add_units<Format, ROWS, NUM>(reinterpret_cast<const X*>(x), steps.x_stride, codes, PANEL,
+                                         units, steps.prefetch, tile.sums);
+            x += units * (Format::PARTS * 4);
+            codes += units * PANEL * 4;
+        }
+        for (int64_t unit = IS_MATRIX ? units : 0; unit < units;) {
             if constexpr (Tile::ARE_SHORT) {
                 if (unit > 0) is_spilled ? tile.template widen<true>() : tile.template widen<false>();
                 is_spilled = unit > 0;
@@ -190,7 +197,7 @@ __attribute__((noinline)) void code_tile(CodeSteps<typename Format::X>& steps) {
                 codes += PANEL * 4;
             } while (x != end);
             asm volatile("" : "+m"(steps), "+m"(unit));
-        } while (unit < units);
+        }
         is_spilled ? tile.template scale<Tile::ARE_SHORT>(steps, steps.out)
                    : tile.template scale<false>(steps, steps.out);
         put(steps.units, steps.units - steps.step_units);

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import find_gguf, find_tower
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
-from mmdeploy_llm.model_names import HUB_ID, find_model
+from mmdeploy_llm.model_names import HUB_ID, find_model, is_cached
 
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
@@ -58,6 +59,20 @@ def resolve_model(
     """
     place = find_model(name)
     return _from_hub(name, revision, patterns) if place is None else place
+
+
+def fetch_unknown(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> None:
+    """Fetches a model and a tokenizer of which the hub's cache has nothing, so that a wrong id is
+    told before torch is imported; does nothing for others. Raises CheckpointError."""
+    for name, kind, own in (
+        (config.model, "model", patterns),
+        (config.tokenizer, "tokenizer", TOKENIZER_FILES),
+    ):
+        if name is None:
+            continue
+        with naming(name, kind=kind):
+            if find_model(name) is None and not is_cached(name):
+                _from_hub(name, config.revision, own)
 
 
 def resolve_adapter(name: str) -> Path:
