@@ -53,6 +53,7 @@ from mmdeploy_llm_plugins import (
     llama,
     minicpm,
     mllama,
+    nemotron,
     olmo,
     paddleocr,
     phi,
@@ -74,8 +75,19 @@ from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED, Result
 
 # The plugins of single families.
 NATIVE = (
-    *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen, blip, florence, formulanet, mllama, t5gemma, vision_encoder_decoder),
+    *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, nemotron),
+    *(
+        olmo,
+        paddleocr,
+        phi,
+        qwen,
+        blip,
+        florence,
+        formulanet,
+        mllama,
+        t5gemma,
+        vision_encoder_decoder,
+    ),
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
