@@ -22,7 +22,7 @@ ANY = ModelSpec(
     name="transformers_any",
     architectures=("*",),
     factory=MODEL,
-    gguf="mmdeploy_llm_plugins.transformers_any.gguf:TABLE",
+    gguf="mmdeploy_llm_plugins.transformers_parts.gguf:TABLE",
     media=("image", "video", "audio"),
     priority=PRIORITY,
 )
