@@ -31,7 +31,6 @@ from mmdeploy_llm.layers import (
     DecoderConfig,
     DecoderLayer,
     DecoderStep,
-    Embedding,
     LayerNorm,
     Linear,
     MergedLinear,
@@ -50,6 +49,7 @@ NAMES = (
     (r"^vision_model\.", "tower.inner."),
     (r"^image_to_text_projection\.(x_attn\.)?", "resampler."),
     (r"^text_model\.lm_head\.", "lm_head."),
+    (r"^text_model\.model\.segment_emb\.weight$", "model.segments"),
     (r"^text_model\.(model\.)?", "model."),
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
     (r"\.self_attn_layer_norm\.", ".input_layernorm."),
@@ -91,7 +91,7 @@ class KosmosDecoder(Decoder):
 
     def __init__(self, config: DecoderConfig, new_layer: NewLayer) -> None:
         super().__init__(config, new_layer)
-        self.segment_emb = Embedding(2, config.hidden_size)
+        self.segments = nn.Parameter(torch.empty(2, config.hidden_size), requires_grad=False)
         self.pad_id, self.num_rows = 0, 0  # set by the model, of its config
         self.register_buffer("table", torch.empty(0), persistent=False)
 
@@ -99,7 +99,7 @@ class KosmosDecoder(Decoder):
         """Computes the positions, on the CPU."""
         table = sines(self.num_rows, self.embed_tokens.weight.shape[1])
         table[self.pad_id] = 0
-        self.table = table.to(device, self.segment_emb.weight.dtype)
+        self.table = table.to(device, self.segments.dtype)
 
     def embedded(self, inputs: ForwardInputs) -> Tensor:
         """See Decoder."""
@@ -110,7 +110,7 @@ class KosmosDecoder(Decoder):
         if inputs.media_rows is not None:
             is_pad = is_pad.index_fill(0, inputs.media_rows, value=False)
         rows = (rows + self.pad_id + 1).masked_fill(is_pad, self.pad_id)
-        return x + (self.table[rows] + self.segment_emb(segments))
+        return x + (self.table[rows] + self.segments[segments])
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
         """See Decoder; no layer rotates."""
@@ -141,7 +141,7 @@ class Resampler(nn.Module):
         return out
 
 
-class Kosmos2_5ForConditionalGeneration(CausalLM):  # noqa: N801 - transformers' name
+class Kosmos2_5ForConditionalGeneration(CausalLM):
     """transformers' class of the same name."""
 
     def __init__(self, config: Any) -> None:

@@ -47,7 +47,10 @@ LAYER = r"^decoder\.layer\.(\d+)\."
 NAMES = (
     (r"^encoder\.", "encoder.inner."),
     (r"^decoder\.lm_head\.", "lm_head."),
-    (r"^decoder\.layer\.0\.self_attention\.attention\.relative_attention_bias\.", "decoder.bias."),
+    (
+        r"^decoder\.layer\.0\.self_attention\.attention\.relative_attention_bias\.weight$",
+        "decoder.bias",
+    ),
     (rf"{LAYER}self_attention\.", r"decoder.layers.\1.own."),
     (rf"{LAYER}encoder_decoder_attention\.", r"decoder.layers.\1.cross."),
     (rf"{LAYER}mlp\.layer_norm\.", r"decoder.layers.\1.mlp_norm."),
@@ -142,7 +145,8 @@ class TextDecoder(nn.Module):
         self.num_buckets = text.relative_attention_num_buckets
         self.max_distance = text.relative_attention_max_distance
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.bias = Embedding(self.num_buckets, config.num_heads)
+        shape = self.num_buckets, config.num_heads
+        self.bias = nn.Parameter(torch.empty(shape), requires_grad=False)  # never in few bits
         eps = text.layer_norm_epsilon
         self.layers = nn.ModuleList(
             TextLayer(config, layer, eps) for layer in range(config.num_layers)
@@ -164,7 +168,7 @@ class TextDecoder(nn.Module):
         ends = [own.num_cached + own.end - own.start for own in inputs.attn.sequences]
         device = inputs.token_ids.device
         buckets = distance_buckets(max(ends), self.num_buckets, self.max_distance).to(device)
-        table = self.bias(buckets).to(dtype).T  # [H, distances]
+        table = self.bias[buckets].to(dtype).T  # [H, distances]
         found = []
         for own, end in zip(inputs.attn.sequences, ends, strict=True):
             queries = torch.arange(own.num_cached, end, device=device)[:, None]
