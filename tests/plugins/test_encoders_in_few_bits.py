@@ -1,5 +1,5 @@
-"""Models whose decoder attends to an encoder, or to learned queries, with weights in few bits: their
-logits are those of transformers with the weights that the codes stand for."""
+"""Models with encoders of their own, with weights in few bits: their logits are those of
+transformers with the weights that the codes stand for."""
 
 import shutil
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmdeploy_llm import native
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.model_checks.dense import DenseRunner

@@ -9,6 +9,13 @@ from mmdeploy_llm.errors import CheckpointError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, EncoderPrompt, MediaInput
 
 MARKER = "<image>"
+# Of checkpoints without one, which read a picture and a text: one after the other.
+TEMPLATE = (
+    "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
+    "{%- for p in m.content -%}"
+    "{{- '<image>' if p.type in ['image', 'image_url'] else p.text -}}"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
 
 
 def one_item(media: Sequence[MediaInput], kind: str) -> MediaInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TEMPLATE
 
 
 @hookimpl
@@ -14,6 +15,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("Kosmos2_5ForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.kosmos.model:Kosmos2_5ForConditionalGeneration",
             tiny="mmdeploy_llm_plugins.kosmos.tiny:KOSMOS2_5",
+            chat_template=TEMPLATE,
             media=("image",),
         ),
     )

@@ -4,6 +4,7 @@ to them; a question is drawn above the picture."""
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TEMPLATE
 
 
 @hookimpl
@@ -16,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.pix2struct.model:Pix2StructForConditionalGeneration",
             encoder="mmdeploy_llm_plugins.pix2struct.prompts:Pix2StructPrompts",
             tiny="mmdeploy_llm_plugins.pix2struct.tiny:PIX2STRUCT",
+            chat_template=TEMPLATE,
             media=("image",),
         ),
     )

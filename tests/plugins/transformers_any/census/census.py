@@ -47,6 +47,7 @@ from mmdeploy_llm_plugins import (
     gptoss,
     granite,
     internvl,
+    kosmos,
     lfm,
     llama,
     minicpm,
@@ -54,6 +55,7 @@ from mmdeploy_llm_plugins import (
     olmo,
     paddleocr,
     phi,
+    pix2struct,
     qwen,
     t5gemma,
     vision_encoder_decoder,
@@ -72,7 +74,7 @@ from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 # The plugins of single families.
 NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen, florence, formulanet, mllama, t5gemma, vision_encoder_decoder),
+    *(phi, qwen, florence, formulanet, kosmos, mllama, pix2struct, t5gemma, vision_encoder_decoder),
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
