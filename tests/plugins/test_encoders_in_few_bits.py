@@ -17,7 +17,7 @@ from mmdeploy_llm.weight_formats import FORMATS
 
 pytestmark = pytest.mark.full
 FAMILIES = (
-    *("florence2", "kosmos2_5", "mllama", "pix2struct", "pp_formulanet", "t5gemma2"),
+    *("florence2", "git", "kosmos2_5", "mllama", "pix2struct", "pp_formulanet", "t5gemma2"),
     "vision_encoder_decoder",
 )
 GRIDS = ((1, 4, 4),)

@@ -14,6 +14,7 @@ from mmdeploy_llm_plugins.mllama.tiny import TOKEN as TILES
 REASON = "each prompt must have an image"
 FAMILIES = {
     "Florence2ForConditionalGeneration": ("florence2", ("<CAPTION>", "<OD>")),
+    "GitForCausalLM": ("git", (" ", "The quick")),
     "Kosmos2_5ForConditionalGeneration": ("kosmos2_5", ("<image><ocr>", "<image><md>The")),
     "MllamaForConditionalGeneration": ("mllama", (f"{TILES}What is it?", f"See {TILES}.")),
     "PPFormulaNetForConditionalGeneration": ("pp_formulanet", (" ", "The quick")),
@@ -74,6 +75,12 @@ def _formula(images, tokenizer, prompt):
     return {"pixel_values": made["pixel_values"], "decoder_input_ids": ids}
 
 
+def _git(images, tokenizer, prompt):
+    words = tokenizer(prompt["prompt"].strip(), add_special_tokens=False)["input_ids"]
+    made = images(prompt["multimodal_data"]["image"], return_tensors="pt")
+    return {**made, "input_ids": torch.tensor([[tokenizer.bos_token_id, *words]])}
+
+
 def _patches(images, tokenizer, prompt):
     words = tokenizer(prompt["prompt"].strip(), add_special_tokens=False)["input_ids"]
     made = images(prompt["multimodal_data"]["image"], return_tensors="pt")
@@ -113,6 +120,7 @@ IMAGES = {
 }
 INPUTS = {
     "Florence2ForConditionalGeneration": _florence,
+    "GitForCausalLM": _git,
     "Kosmos2_5ForConditionalGeneration": _kosmos,
     "MllamaForConditionalGeneration": _processed(transformers.MllamaProcessor),
     "PPFormulaNetForConditionalGeneration": _formula,
