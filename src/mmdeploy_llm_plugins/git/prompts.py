@@ -32,3 +32,9 @@ class GitPrompts(BegunByText):
         if media:
             return super().divide(text, ids, media, encode)
         return EncoderPrompt(ids=self.begin(text, ids, encode), items=())
+
+    def begin(
+        self, text: str | None, ids: Sequence[int], encode: Callable[[str], list[int]]
+    ) -> tuple[int, ...]:
+        """Returns the first tokens; ids are taken as they are, as transformers takes them."""
+        return tuple(ids) if text is None and ids else super().begin(text, ids, encode)

@@ -1,4 +1,4 @@
-"""Kosmos-2.5: transformers' tower of patches, a resampler, and a decoder with computed positions.
+"""Kosmos-2.5: a tower of patches, a resampler, and a decoder with computed positions.
 
     patches --> tower --> directions of its states --> attention of learned queries --> tokens
     x = embedding * scale + sines of the position + embedding of the segment
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.models.kosmos2_5.modeling_kosmos2_5 import Kosmos2_5VisionModel
 
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
@@ -40,13 +39,17 @@ from mmdeploy_llm.layers import (
 )
 from mmdeploy_llm.weights.map import WeightMap
 from mmdeploy_llm_plugins.encoder_decoder.decoder import activation_of
-from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
+from mmdeploy_llm_plugins.encoder_decoder.patch_tower import (
+    RENAMES,
+    PatchTower,
+    PatchTowerConfig,
+)
 
 from .image import PATCHES
 
 OFFSET = 2  # rows of the table beside those of the positions
 NAMES = (
-    (r"^vision_model\.", "tower.inner."),
+    (r"^vision_model\.", "tower."),
     (r"^image_to_text_projection\.(x_attn\.)?", "resampler."),
     (r"^text_model\.lm_head\.", "lm_head."),
     (r"^text_model\.model\.segment_emb\.weight$", "model.segments"),
@@ -151,10 +154,10 @@ class Kosmos2_5ForConditionalGeneration(CausalLM):
         decoder.pad_id = text.pad_token_id
         decoder.num_rows = text.max_position_embeddings + text.pad_token_id + OFFSET
         self.max_positions = text.max_position_embeddings
-        self.tower = TransformersTower(config.vision_config, Kosmos2_5VisionModel)
+        self.tower = PatchTower(tower_config(config.vision_config))
         self.resampler = Resampler(config)
         ignored = (*IGNORED, HEAD) if text.tie_word_embeddings else IGNORED
-        self.weight_map = WeightMap(self, renames=NAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=(*NAMES, *RENAMES), ignored=ignored)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor:
         """See hooks.Model and above."""
@@ -166,16 +169,31 @@ class Kosmos2_5ForConditionalGeneration(CausalLM):
         return torch.stack([rows, marks])
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """Returns the tokens of each picture, [L, hidden]. The resampler reads states of rows that
-        only fill up, too, as in transformers."""
-        device, dtype = self.model.embed_tokens.weight.device, self.tower.dtype
+        """Returns the tokens of each picture, [L, hidden]. The resampler reads the state of rows
+        that only fill up once for each of them, as in transformers; all are the same."""
+        patches = [item.tensors[PATCHES][0] for item in items]
+        filled = [own[own.sum(-1) != 0] for own in patches]
         found = []
-        for item in items:
-            patches = item.tensors[PATCHES].to(device)
-            filled = (patches.sum(-1) != 0).to(dtype)
-            made = self.tower.inner(patches.to(dtype), attention_mask=filled).last_hidden_state[0]
-            found.append(self.resampler(F.normalize(made, dim=-1)))
+        for own, states in zip(patches, self.tower(filled, adds_empty=True), strict=True):
+            empty = states[-1:].expand(len(own) - len(states) + 1, -1)
+            found.append(self.resampler(F.normalize(torch.cat([states[:-1], empty]), dim=-1)))
         return found
+
+
+def tower_config(vision: Any) -> PatchTowerConfig:
+    """Returns the options of the tower."""
+    return PatchTowerConfig(
+        patch_size=vision.patch_embed_hidden_size,
+        num_places=vision.max_num_patches,
+        size=vision.hidden_size,
+        intermediate_size=vision.intermediate_size,
+        num_layers=vision.num_hidden_layers,
+        num_heads=vision.num_attention_heads,
+        head_dim=vision.head_dim,
+        activation=vision.dense_act_fn,
+        norm_eps=vision.layer_norm_eps,
+        scale=vision.head_dim**-0.5,
+    )
 
 
 def decoder_config(text: Any) -> DecoderConfig:

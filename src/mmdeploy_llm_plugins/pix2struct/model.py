@@ -1,4 +1,4 @@
-"""Pix2Struct: transformers' tower of patches, and T5's decoder.
+"""Pix2Struct: a tower of patches, and T5's decoder.
 
     x = x + attention(norm(x))        to the sequence so far, with a bias of each distance and head
     x = x + cross attention(norm(x))  to the patches, without one
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.models.pix2struct.modeling_pix2struct import Pix2StructVisionModel
 
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -39,13 +38,16 @@ from mmdeploy_llm_plugins.encoder_decoder.decoder import (
     EncoderDecoderLM,
     activation_of,
 )
-from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
+from mmdeploy_llm_plugins.encoder_decoder.patch_tower import (
+    RENAMES,
+    PatchTower,
+    PatchTowerConfig,
+)
 
 from .image import PATCHES
 
 LAYER = r"^decoder\.layer\.(\d+)\."
 NAMES = (
-    (r"^encoder\.", "encoder.inner."),
     (r"^decoder\.lm_head\.", "lm_head."),
     (
         r"^decoder\.layer\.0\.self_attention\.attention\.relative_attention_bias\.weight$",
@@ -210,19 +212,29 @@ class Pix2StructForConditionalGeneration(EncoderDecoderLM):
         super().__init__(made, lambda own: TextDecoder(own, text))
         kept = PagedKV(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         self.cache = (kept,) * self.num_layers
-        self.encoder = TransformersTower(vision, Pix2StructVisionModel)
+        self.encoder = PatchTower(tower_config(vision))
         ignored = (HEAD,) if made.is_tied else ()
-        self.weight_map = WeightMap(self, renames=NAMES, ignored=ignored)
+        self.weight_map = WeightMap(self, renames=(*NAMES, *RENAMES), ignored=ignored)
 
     def encode(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """Runs the tower for each picture alone, since all have other numbers of patches."""
-        device = self.decoder.embed_tokens.weight.device
-        found = []
-        for item in items:
-            patches = item.tensors[PATCHES][None].to(device, self.encoder.dtype)
-            seen = torch.ones(patches.shape[:2], device=device)
-            found.append(self.encoder.inner(patches, attention_mask=seen).last_hidden_state[0])
-        return found
+        """Runs the tower for all pictures."""
+        return self.encoder([item.tensors[PATCHES] for item in items])
+
+
+def tower_config(vision: Any) -> PatchTowerConfig:
+    """Returns the options of the tower."""
+    return PatchTowerConfig(
+        patch_size=vision.patch_embed_hidden_size,
+        num_places=vision.seq_len,
+        size=vision.hidden_size,
+        intermediate_size=vision.d_ff,
+        num_layers=vision.num_hidden_layers,
+        num_heads=vision.num_attention_heads,
+        head_dim=vision.d_kv,
+        activation=vision.dense_act_fn,
+        norm_eps=vision.layer_norm_eps,
+        scale=1.0,
+    )
 
 
 def distance_buckets(count: int, num_buckets: int, max_distance: int) -> Tensor:

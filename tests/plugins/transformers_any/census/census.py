@@ -75,7 +75,8 @@ from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
 # The plugins of single families.
 NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen, florence, formulanet, git, kosmos, mllama, pix2struct, t5gemma, vision_encoder_decoder),
+    *(phi, qwen, florence, formulanet, git, kosmos, mllama, pix2struct, t5gemma),
+    vision_encoder_decoder,
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
