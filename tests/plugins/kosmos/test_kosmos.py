@@ -1,6 +1,8 @@
 """Kosmos-2.5 against transformers: the model with the checks of every family, its images and whole
 answers."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -124,3 +126,15 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
         assert count.num_input_image_tokens == NUM_TOKENS
         assert count.num_prompt_tokens == len(outputs[0].prompt_token_ids)
     assert len({tuple(ids) for ids in expected}) == 5, "texts and pictures are read"
+
+
+def test_a_conversation_where_the_checkpoint_has_no_template(tiny_copy, tmp_path, expected):
+    tiny_copy("kosmos2_5", tmp_path)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "chat_template": ""}))
+    image = {"type": "image", "image": picture(0, SIZES[0])}
+    parts = [image, {"type": "text", "text": "<ocr>"}]
+    with LLM(str(tmp_path), dtype="float32", use_warmup=False, kv_cache_memory=2**22) as llm:
+        (found,) = llm.chat([{"role": "user", "content": parts}], SAMPLING)
+    assert [*found.prompt_token_ids, *found.outputs.token_ids] == expected[0], found.error_msg

@@ -144,10 +144,14 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
 
 @pytest.fixture
 def asked(tiny_copy, tmp_path):
-    """A checkpoint whose questions are drawn above its pictures, with the font that Pillow has."""
-    path = tmp_path / "preprocessor_config.json"
+    """A checkpoint whose questions are drawn above its pictures, with the font that Pillow has, and
+    as the published ones are, without a chat template."""
     tiny_copy("pix2struct", tmp_path)
-    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "is_vqa": True}), "utf-8")
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    changes = ("preprocessor_config", {"is_vqa": True}), ("tokenizer_config", {"chat_template": ""})
+    for name, values in changes:
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **values}), "utf-8")
     (tmp_path / FONT).write_bytes(ImageFont.load_default(36).font_bytes)
     return tmp_path
 
@@ -181,6 +185,10 @@ def test_questions_are_drawn_above_the_pictures(asked):
         assert found == expected, [out.error_msg for out in outputs]
         assert [out.num_input_image_tokens for out in outputs] == counts
         assert [llm.count_tokens(one).num_input_image_tokens for one in prompts] == counts
+        image = prompts[0]["multimodal_data"]["image"]
+        parts = [{"type": "image", "image": image}, {"type": "text", "text": QUESTIONS[0][0]}]
+        (chatted,) = llm.chat([{"role": "user", "content": parts}], sampling)
+        assert chatted.outputs.token_ids == outputs[0].outputs.token_ids, chatted.error_msg
     assert len({tuple(ids) for ids in expected}) == 3, "question and picture are seen"
 
 
