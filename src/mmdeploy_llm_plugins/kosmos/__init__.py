@@ -14,6 +14,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="kosmos2_5",
             architectures=("Kosmos2_5ForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.kosmos.model:Kosmos2_5ForConditionalGeneration",
+            boxes="mmdeploy_llm_plugins.kosmos.boxes:RULE",
             tiny="mmdeploy_llm_plugins.kosmos.tiny:KOSMOS2_5",
             chat_template=TEMPLATE,
             media=("image",),

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.media import DecodedImage, ImageHeader
+from mmdeploy_llm_plugins.encoder_decoder.patches import check_grid, grid
 from mmdeploy_llm_processors.from_transformers import TransformersImages
 from mmdeploy_llm_processors.image.special_texts import special_texts
 
@@ -48,18 +49,21 @@ class KosmosImages(TransformersImages):
     def num_tokens(self, made: Mapping[str, Any]) -> int:
         """Returns the tokens of every picture. Raises MediaError for one with a row or column for
         which the model has no embedding."""
-        rows, columns = int(made["rows"][0]), int(made["cols"][0])
-        if max(rows, columns) >= self._most:
-            raise MediaError(
-                f"the image becomes {rows} x {columns} patches, but the model knows "
-                f"{self._most - 1} rows and columns: crop or pad the image"
-            )
+        check_grid(int(made["rows"][0]), int(made["cols"][0]), self._most)
         return self._count_of_all
 
     def written(self, made: Mapping[str, torch.Tensor]) -> str:
         """Returns the text of an image, with the token that begins a prompt."""
         self.num_tokens(made)
         return self._text
+
+    def shown_size(
+        self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        """Returns (width, height) of the resized image, whose pixels the model counts in boxes."""
+        rows, columns = grid(self._fields, item.size)
+        patch = self._fields["patch_size"]
+        return columns * patch["width"], rows * patch["height"]
 
     def text(self, size: Any, settings: Mapping[str, Any]) -> str:
         """Returns the text of an image, which is the same for all sizes."""

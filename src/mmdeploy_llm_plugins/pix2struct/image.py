@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmdeploy_llm.errors import ConfigError, MediaError
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm_plugins.encoder_decoder.patches import check_grid, grid
 from mmdeploy_llm_processors.from_transformers import TransformersImages
 from mmdeploy_llm_processors.sized import PictureProcessor, Prepared
 
@@ -75,24 +76,3 @@ class Pix2StructImages(TransformersImages):
 def is_asked(checkpoint: Checkpoint) -> bool:
     """Returns whether questions are drawn above the pictures of a checkpoint."""
     return bool(checkpoint.preprocessor.get("is_vqa"))
-
-
-def grid(fields: Mapping[str, Any], size: tuple[int, int]) -> tuple[int, int]:
-    """Returns the rows and columns of patches of an image of (width, height), as transformers
-    computes them. fields: of its processor."""
-    most, patch = fields["max_patches"], fields["patch_size"]
-    (width, height), down, across = size, patch["height"], patch["width"]
-    scale = (most * (down / height) * (across / width)) ** 0.5
-    rows = max(min(int(scale * height / down), most), 1)
-    columns = max(min(int(scale * width / across), most), 1)
-    return rows, columns
-
-
-def check_grid(rows: int, columns: int, most: int | None) -> None:
-    """Raises MediaError for an image with a row or column for which the model has no embedding.
-    most: rows of its table, the first of which is of no patch."""
-    if most is not None and max(rows, columns) >= most:
-        raise MediaError(
-            f"the image becomes {rows} x {columns} patches, but the model knows {most - 1} rows "
-            "and columns: crop or pad the image, or lower max_patches in mm_processor_kwargs"
-        )

@@ -17,10 +17,11 @@ from transformers.models.pix2struct.image_processing_pil_pix2struct import (
 
 from mmdeploy_llm.errors import CheckpointError, PromptTooLongError, RequestError
 from mmdeploy_llm.hooks import Checkpoint, EncoderPrompt, MediaInput
+from mmdeploy_llm_plugins.encoder_decoder.patches import check_grid, grid
 from mmdeploy_llm_plugins.encoder_decoder.prompts import MARKER, BegunByText, one_item, start_id
 from mmdeploy_llm_processors.from_transformers.loading import load_image_processor
 
-from .image import PATCHES, PICTURE, SOURCE, check_grid, grid, is_asked
+from .image import PATCHES, PICTURE, SOURCE, is_asked
 
 FONT = "Arial.TTF"
 MAX_QUESTION = 2000  # characters: a line of 80 is 40 pixels high

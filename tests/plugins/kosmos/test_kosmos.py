@@ -13,6 +13,7 @@ from transformers.models.kosmos2_5.processing_kosmos2_5 import Kosmos2_5Processo
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media import ImageHeader
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import kosmos
@@ -64,6 +65,8 @@ def test_patches_equal_those_of_transformers(folder, size):
     made = processor.prepare(picture(1, size), {})
     expected = theirs(folder)("<ocr>", picture(1, size))
     assert torch.equal(made.tensors["flattened_patches"], expected["flattened_patches"])
+    shown = processor.shown_size(ImageHeader(size=size), {})
+    assert shown == (int(expected["width"][0]), int(expected["height"][0]))
     assert made.text == processor.text(size, {}) == f"<s><image>{'<pad>' * NUM_TOKENS}</image>"
 
 
