@@ -133,7 +133,7 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
         {"prompt": text, "multimodal_data": {"image": picture(seed, SIZES[seed])}}
         for text, seed in PROMPTS
     ]
-    options = {"kv_cache_memory": 2**22, **options}
+    options = {"kv_cache_memory": 2**22, "max_model_len": 128, **options}
     with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
         for _ in range(2):  # the second time with prefixes that are cached
             outputs = llm.generate(prompts, SAMPLING)
@@ -178,7 +178,7 @@ def test_questions_are_drawn_above_the_pictures(asked):
         for text, seed in QUESTIONS
     ]
     sampling = SAMPLING.model_copy(update={"max_tokens": 12})
-    options = {"kv_cache_memory": 2**22, "use_warmup": False}
+    options = {"kv_cache_memory": 2**22, "use_warmup": False, "max_model_len": 128}
     with LLM(str(asked), dtype="float32", **options) as llm:
         outputs = llm.generate(prompts, sampling)
         found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
