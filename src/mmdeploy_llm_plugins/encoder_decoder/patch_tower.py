@@ -55,6 +55,11 @@ class PatchTowerConfig:
     scale: float
 
 
+def filled(patches: Tensor) -> Tensor:
+    """Returns the patches of a picture without the rows of zeros after them."""
+    return patches[patches.sum(-1) != 0]
+
+
 class PatchLayer(KernelLayer):
     """Attention and MLP, each after its norm."""
 

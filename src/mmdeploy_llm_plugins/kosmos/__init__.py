@@ -18,6 +18,8 @@ def provide_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.kosmos.tiny:KOSMOS2_5",
             chat_template=TEMPLATE,
             media=("image",),
+            # Its norms are over all channels.
+            tp_plan={"model.layers.*.mlp*": "whole", "resampler.*": "whole"},
         ),
     )
 

@@ -6,7 +6,7 @@
     x = x + fc2(norm(activation(fc1(norm(x)))))
 
 A picture with its two markers is one segment, all other tokens the other. Positions are [2, T]: the
-row of the table, and that plus one in the segment of a picture. Shapes: T tokens, P patches, L
+index of a token, and that minus one in the segment of a picture. Shapes: T tokens, P patches, L
 learned queries, H heads, D head size.
 """
 
@@ -43,6 +43,7 @@ from mmdeploy_llm_plugins.encoder_decoder.patch_tower import (
     RENAMES,
     PatchTower,
     PatchTowerConfig,
+    filled,
 )
 
 from .image import PATCHES
@@ -108,7 +109,7 @@ class KosmosDecoder(Decoder):
         """See Decoder."""
         x = inputs.merge_media(self.embed_tokens(inputs.token_ids)) * self.embed_scale
         rows, marks = inputs.positions
-        segments = ((marks > rows) & inputs.in_prompt).long()
+        segments = (marks < rows).long()
         is_pad = inputs.token_ids == self.pad_id
         if inputs.media_rows is not None:
             is_pad = is_pad.index_fill(0, inputs.media_rows, value=False)
@@ -165,16 +166,15 @@ class Kosmos2_5ForConditionalGeneration(CausalLM):
         marks = rows.clone()
         for span in media:
             end = span.offset + span.item.num_tokens
-            marks[max(span.offset - 1, 0) : end + 1] += 1
+            marks[max(span.offset - 1, 0) : end + 1] -= 1
         return torch.stack([rows, marks])
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns the tokens of each picture, [L, hidden]. The resampler reads the state of rows
         that only fill up once for each of them, as in transformers; all are the same."""
         patches = [item.tensors[PATCHES][0] for item in items]
-        filled = [own[own.sum(-1) != 0] for own in patches]
-        found = []
-        for own, states in zip(patches, self.tower(filled, adds_empty=True), strict=True):
+        made, found = self.tower([filled(own) for own in patches], adds_empty=True), []
+        for own, states in zip(patches, made, strict=True):
             empty = states[-1:].expand(len(own) - len(states) + 1, -1)
             found.append(self.resampler(F.normalize(torch.cat([states[:-1], empty]), dim=-1)))
         return found

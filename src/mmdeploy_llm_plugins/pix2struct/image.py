@@ -22,7 +22,7 @@ PATCHES, PICTURE = "flattened_patches", "picture"  # names of tensors
 
 
 class Pix2StructImages(TransformersImages):
-    """transformers' processor, without the rows that only fill up. Of a checkpoint whose questions
+    """transformers' processor. Of a checkpoint whose questions
     are drawn above the picture, it returns the picture itself, with as many tokens as it may have
     at most: `prompts` knows the question."""
 
@@ -50,13 +50,11 @@ class Pix2StructImages(TransformersImages):
     def prepare(self, content: Image.Image, settings: Mapping[str, Any]) -> Prepared:
         """Returns the patches, each with its row and column before its pixels."""
         if self.is_asked:
-            tensors = {PICTURE: np.asarray(content)}
+            tensors = {PICTURE: np.array(content)}
             return Prepared(tensors=tensors, text=self.text(content.size, settings))
         rows, columns = grid(self._fields, content.size)
         check_grid(rows, columns, self._most_patches)
-        made = super().prepare(content, settings)
-        patches = made.tensors[PATCHES][0][: rows * columns]
-        return Prepared(tensors={PATCHES: patches}, text=made.text)
+        return super().prepare(content, settings)
 
     def text(self, size: tuple[int, int], settings: Mapping[str, Any]) -> str:
         """Returns the text of an image of (width, height)."""

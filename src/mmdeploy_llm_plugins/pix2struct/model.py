@@ -42,6 +42,7 @@ from mmdeploy_llm_plugins.encoder_decoder.patch_tower import (
     RENAMES,
     PatchTower,
     PatchTowerConfig,
+    filled,
 )
 
 from .image import PATCHES
@@ -192,6 +193,11 @@ class Pix2StructForConditionalGeneration(EncoderDecoderLM):
 
     def __init__(self, config: Any) -> None:
         text, vision = config.text_config, config.vision_config
+        if vision.hidden_size != text.hidden_size:
+            raise ModelNotSupportedError(
+                f"the tower has {vision.hidden_size} channels and the decoder {text.hidden_size}: "
+                "Pix2Struct has nothing between them, so that both must be equal"
+            )
         if text.num_heads * text.d_kv != text.hidden_size:
             raise ModelNotSupportedError(
                 f"{text.num_heads} heads of {text.d_kv} channels are not the hidden_size "
@@ -217,8 +223,8 @@ class Pix2StructForConditionalGeneration(EncoderDecoderLM):
         self.weight_map = WeightMap(self, renames=(*NAMES, *RENAMES), ignored=ignored)
 
     def encode(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """Runs the tower for all pictures."""
-        return self.encoder([item.tensors[PATCHES] for item in items])
+        """Runs the tower for all pictures, without the rows that only fill up."""
+        return self.encoder([filled(item.tensors[PATCHES][0]) for item in items])
 
 
 def tower_config(vision: Any) -> PatchTowerConfig:

@@ -87,7 +87,7 @@ class Questions:
         made = processor(images=[whole], input_data_format="channels_first", return_tensors="pt")
         return replace(
             item,
-            tensors={PATCHES: made[PATCHES][0][: rows * columns]},
+            tensors={PATCHES: made[PATCHES]},
             num_tokens=rows * columns,
             key=key if item.key else "",
             prompt_text=None,

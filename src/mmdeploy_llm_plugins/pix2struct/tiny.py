@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm
@@ -31,7 +32,7 @@ def _pix2struct(tokenizer: Any, options: Mapping[str, Any]) -> Any:
         **options,
     }
     vision = {
-        "hidden_size": 48,
+        "hidden_size": 64,  # that of the decoder, whose layers read it as it is
         "patch_embed_hidden_size": 3 * PATCH**2,
         "d_ff": 80,
         "d_kv": 16,
@@ -44,12 +45,9 @@ def _pix2struct(tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 def _inputs(config: Any, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
     (span,) = media
-    patches = span.item.tensors["flattened_patches"][None]
-    return {
-        "flattened_patches": patches,
-        "attention_mask": torch.ones(patches.shape[:2]),
-        "decoder_input_ids": ids,
-    }
+    patches = span.item.tensors["flattened_patches"]
+    seen = (patches.sum(-1) != 0).float()
+    return {"flattened_patches": patches, "attention_mask": seen, "decoder_input_ids": ids}
 
 
 def _prompt(
@@ -63,7 +61,7 @@ def _prompt(
     pixels = torch.randn(rows * columns, 3 * PATCH**2, generator=generator)
     item = MediaInput(
         kind="image",
-        tensors={"flattened_patches": torch.cat([places, pixels], 1)},
+        tensors={"flattened_patches": pad(torch.cat([places, pixels], 1), (0, 0, 0, 3))[None]},
         num_tokens=rows * columns,
         key=f"patches-{seed}",
     )

@@ -54,7 +54,7 @@ def test_a_preset_names_what_there_is(preset):
     [
         (r"\frac { a } { b } = \alpha x", r"\frac{a}{b}=\alpha x"),
         (r"\sin x + { \mathrm { d } y }", r"\sin x+{\mathrm{d}y}"),
-        (r"\operatorname { s i n } ( x ) ^ { 2 }", r"\operatorname{sin}(x)^{2}"),
+        (r"\operatorname { s i n } ( x ) ^ { 2 }", r"\operatorname{s i n}(x)^{2}"),
         ("  ", ""),
     ],
 )

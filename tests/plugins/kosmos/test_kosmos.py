@@ -33,7 +33,7 @@ class TestModel(ModelConformance):
 @pytest.mark.full
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
-    other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
+    other_options = {"max_patches": 12}  # noqa: RUF012 - never written to
 
 
 def picture(seed, size=(80, 50)):

@@ -59,7 +59,7 @@ def test_patches_equal_those_of_transformers(folder, size):
     theirs = Pix2StructImageProcessorPil.from_pretrained(folder)
     expected = theirs(picture(1, size), return_tensors="pt")
     count = int(expected["attention_mask"].sum())
-    assert torch.equal(made.tensors["flattened_patches"], expected["flattened_patches"][0, :count])
+    assert torch.equal(made.tensors["flattened_patches"], expected["flattened_patches"])
     assert made.text == processor.text(size, {}) == processor.token * count
 
 
@@ -178,7 +178,7 @@ def test_questions_are_drawn_above_the_pictures(asked):
         for text, seed in QUESTIONS
     ]
     sampling = SAMPLING.model_copy(update={"max_tokens": 12})
-    options = {"kv_cache_memory": 2**22, "use_warmup": False, "max_model_len": 128}
+    options = {"kv_cache_memory": 2**22, "use_warmup": False, "max_model_len": 256}
     with LLM(str(asked), dtype="float32", **options) as llm:
         outputs = llm.generate(prompts, sampling)
         found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
