@@ -476,7 +476,7 @@ NO_FAMILY = re.compile(
 )
 
 # A family with the name of a verb, and one whose tower the template of plugins builds.
-ORDINARY = {"clip", "siglip"}
+ORDINARY = {"clip", "git", "siglip"}
 
 
 def family_names(root: Path) -> set[str]:
