@@ -108,7 +108,10 @@ def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
         "caption",
         "caption nowhere",
         "batch -o out.jsonl",
+        "batch nowhere.jsonl -o out.jsonl",
+        "embed nowhere",
         "read nowhere.pdf",
+        "transcribe nowhere.wav",
         "count nowhere.png",
         "search nowhere text",
         "dedupe nowhere",
@@ -124,3 +127,43 @@ def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not (HEAVY | {"mmdeploy_llm.config", "mmdeploy_llm.hooks"}) & modules
     assert "mmdeploy_llm.cli.program" in modules
+
+
+def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    commands = (
+        "caption rows.jsonl",
+        "batch rows.jsonl -o out.jsonl",
+        "embed rows.jsonl",
+        "read rows.jsonl",
+        "transcribe rows.jsonl",
+        "count rows.jsonl",
+        "search rows.jsonl text",
+        "report rows.jsonl",
+        "generate hi",
+        "chat",
+        "bench",
+        "check-determinism",
+    )
+    lines = [f"{command} --engine nothing=1" for command in commands]
+    _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
+    assert not (HEAVY | {"mmdeploy_llm.hooks", "mmdeploy_llm.batch"}) & modules
+    assert "mmdeploy_llm.config" in modules
+
+
+def test_a_wrong_id_of_the_hub_is_told_before_torch_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    commands = (
+        f"caption {ROOT / 'examples/images'}",
+        "batch rows.jsonl -o out.jsonl",
+        "embed rows.jsonl",
+        "count rows.jsonl",
+        "generate hi",
+        "chat",
+    )
+    lines = [f"{command} --model nobody/nothing" for command in commands]
+    lines.append("generate hi --engine tokenizer=nobody/nothing")
+    _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
+    assert not {"torch", "transformers"} & modules
+    assert "huggingface_hub" in modules

@@ -6,13 +6,15 @@
 Writes adapters of rank 16 on all projections beside the model. The three runs take turns in one
 process, and the best time of each counts; on a machine that is not idle, compare the seconds of the
 processor. --peft does the same with transformers and PEFT: one static batch, one adapter merged or
-not.
+not. --vllm does it with vLLM, in whose environment (peers/README.md) the script runs then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,8 +23,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from workloads import text
-
-from mmdeploy_llm import LLM, SamplingParams
 
 RANK, NUM_ADAPTERS = 16, 8
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -78,6 +78,8 @@ def compare(runs: Mapping[str, Callable[[], object]], rounds: int) -> None:
 
 def ours(model: Path, folders: list[Path], options: argparse.Namespace) -> None:
     """Measures this engine."""
+    from mmdeploy_llm import LLM, SamplingParams
+
     requests = text(options.requests)
     adapters = {f"a{index}": folder for index, folder in enumerate(folders)}
     given: dict[str, Any] = {"enable_prefix_caching": False, "quiet": True}
@@ -124,6 +126,52 @@ def pefts(model: Path, folder: Path, options: argparse.Namespace) -> None:
     compare({"PEFT: no adapter": alone, "PEFT: one": adapted}, options.rounds)
 
 
+def vllms(model: Path, folders: list[Path], options: argparse.Namespace) -> None:
+    """Measures vLLM, in this process."""
+    threads = options.threads or len(os.sched_getaffinity(0))
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    model, folders = model.resolve(), [own.resolve() for own in folders]
+    sys.path.pop(0)  # transformers would take kernels.py here for the package of that name, and so
+    os.chdir(model)  # would vLLM's processes, which look in the current folder
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    requests = text(options.requests)
+    prompts: Any = [{"prompt_token_ids": own.token_ids} for own in requests]
+    params = [
+        SamplingParams(temperature=0, max_tokens=own.num_output_tokens, ignore_eos=True)
+        for own in requests
+    ]
+    llm = LLM(
+        str(model),
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=64,
+        enable_prefix_caching=False,
+        enable_lora=True,
+        max_loras=NUM_ADAPTERS,
+        max_lora_rank=RANK,
+    )
+    adapters = [
+        LoRARequest(f"a{index}", index + 1, str(folder)) for index, folder in enumerate(folders)
+    ]
+
+    def run(num: int) -> Callable[[], object]:
+        own = [adapters[index % num] for index in range(len(requests))] if num else None
+        return lambda: llm.generate(prompts, params, use_tqdm=False, lora_request=own)
+
+    compare(
+        {"vLLM: no adapter": run(0), "one": run(1), f"{NUM_ADAPTERS} mixed": run(NUM_ADAPTERS)},
+        options.rounds,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -134,6 +182,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--peft", action="store_true")
+    parser.add_argument("--vllm", action="store_true")
     options = parser.parse_args()
     folders = [
         write_adapter(options.model, options.model.parent / f"adapter-{index}", index)
@@ -141,7 +190,9 @@ def main() -> None:
     ]
     if options.threads:
         torch.set_num_threads(options.threads)
-    if options.peft:
+    if options.vllm:
+        vllms(options.model, folders, options)
+    elif options.peft:
         pefts(options.model, folders[0], options)
     else:
         ours(options.model, folders, options)

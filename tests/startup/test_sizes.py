@@ -8,7 +8,7 @@ import torch
 from mmdeploy_llm.attention.cache_memory import KVCacheShape
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.startup import sizes
+from mmdeploy_llm.startup import memory, sizes
 
 SHAPE = KVCacheShape.uniform(
     num_layers=3, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.bfloat16
@@ -58,6 +58,14 @@ def test_cpu_memory_is_a_bounded_share(monkeypatch):
     assert sizes.available_memory(torch.device("cpu"), 0.9) == int(share * 10**9)
     monkeypatch.setattr(sizes, "free_ram", lambda: 10**15)
     assert sizes.available_memory(torch.device("cpu"), 0.9) == sizes.CPU_MAX_BYTES
+
+
+def test_pages_of_weights_leave_the_cache_a_share_where_they_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(memory, "free_ram", lambda: 160 * 10**6)
+    group = SimpleNamespace(size=1)
+    for mapped, left in ((0, 160), (100, 60), (160, 10), (1000, 10)):
+        loaded = SimpleNamespace(mapped_bytes=mapped * 10**6, group=group)
+        assert memory._cpu_memory(loaded) == sizes.cpu_cache_memory(left * 10**6)
 
 
 def test_free_ram_is_plausible():

@@ -77,6 +77,7 @@ def test_near_duplicates_are_counted_and_written(stored: str) -> None:
         (("search", "v.npy"), "give what to search for"),
         (("search", "v.npy", "text", "--like", "a"), "give what to search for"),
         (("search", "v.npy", "--like", "a", "--instruction", "x"), "--instruction is of a QUERY"),
+        (("search", "v.npy", "--like", "a", "--model", "shapes-vl"), "and so is --model"),
         (("search", "v.npy", "--like", "z"), "no item with the id 'z'"),
         (("search", "none.npy", "text"), "'none.npy' does not exist"),
         (("search", "v.npy", "text"), "name the model with --model"),

@@ -98,7 +98,6 @@ def restored(cache, kernels, memory=None):
 @pytest.mark.parametrize("is_mapped", [True, False])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_a_restored_model_computes_the_same(cache, kernels, quantization, is_mapped, monkeypatch):
-    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.keeps_large_pages", lambda: is_mapped)
     monkeypatch.setattr(file, "keeps_large_pages", lambda: is_mapped)
     model, ids = packed(kernels, quantization), torch.tensor([0, 5, 95])
     first = cache()
@@ -113,6 +112,20 @@ def test_a_restored_model_computes_the_same(cache, kernels, quantization, is_map
     assert torch.equal(pack(found, kernels, quantization)(ids), model(ids))
     own.keep(found)  # which is there
     assert own._writer is None
+
+
+def test_weights_that_the_memory_does_not_hold_stay_in_their_file(
+    cache, kernels, kept, monkeypatch, caplog
+):
+    size = kept.stat().st_size
+    monkeypatch.setattr(file, "keeps_large_pages", lambda: False)
+    for free, is_mapped in ((size, False), (size - 1, True)):
+        monkeypatch.setattr(file, "free_ram", lambda free=free: free)
+        monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.free_ram", lambda free=free: free)
+        own = cache()
+        assert own.restore(on_meta(), kernels, kernels.memory)
+        assert own.mapped_bytes == (size if is_mapped else 0)
+        assert ("is read from" in caplog.text) is is_mapped
 
 
 def test_a_buffer_that_depends_on_packed_weights_is_seen(cache, kernels, kept):
@@ -363,7 +376,7 @@ def test_a_file_that_is_read_in_vain_counts_as_no_memory(cache, kernels, kept, m
         return model
 
     monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.restored_model", rebuilt)
-    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.keeps_large_pages", lambda: True)
+    monkeypatch.setattr(file, "keeps_large_pages", lambda: True)
     own = cache()
     assert own.restored(Small, None, None, kernels, lambda model: None) is None
     assert own.mapped_bytes == 0

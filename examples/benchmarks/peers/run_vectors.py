@@ -61,8 +61,11 @@ def openvino(model: str, precision: str) -> tuple[str, Encode]:
     itself: bfloat16 where the machine has products of it."""
     from sentence_transformers import SentenceTransformer
 
-    found = SentenceTransformer(model, device="cpu", backend="openvino")
-    own = "float32" if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2" else precision
+    is_held = os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2"  # which has no products of bf16
+    config = {"INFERENCE_PRECISION_HINT": "f32"} if is_held else {}
+    kwargs = {"ov_config": config}
+    found = SentenceTransformer(model, device="cpu", backend="openvino", model_kwargs=kwargs)
+    own = "float32" if is_held else precision
     return f"sentence-transformers, OpenVINO {own}", _encoding(found)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
 from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.weight_formats import rounds_inputs
@@ -29,6 +30,20 @@ def emptied(weight: Tensor) -> nn.Parameter:
     same dtype and device."""
     *outer, _, k = weight.shape
     return nn.Parameter(weight.new_empty(*outer, 0, k), requires_grad=False)
+
+
+def check_finite(path: str, module: nn.Module) -> None:
+    """Raises CheckpointError for a module with matrices that are to be rounded, where one has
+    values that are not finite: a range has no room for infinity, and the search for it passes over
+    NaN."""
+    for name, param in module.named_parameters(recurse=False):
+        values = param.detach()
+        is_matrix = values.dim() > 1 and values.numel()
+        if is_matrix and not torch.stack(torch.aminmax(values)).isfinite().all():
+            raise CheckpointError(
+                f"{path}.{name} has values that are not finite, which cannot be rounded: repair "
+                "the checkpoint, or load it without quantization"
+            )
 
 
 # A weight is widened in parts of this many values, which stay in the cache and in freed memory that

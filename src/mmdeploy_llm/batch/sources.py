@@ -11,12 +11,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
-from mmdeploy_llm.corpora.formats import KINDS, open_rows
+from mmdeploy_llm.corpora.formats import open_rows
 from mmdeploy_llm.datasets.files import is_pattern
 from mmdeploy_llm.datasets.names import is_media_name, is_url
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.files import find_media
+from mmdeploy_llm.finding.nowhere import CORPORA, no_corpus
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.skipped import Skipped
 from mmdeploy_llm.finding.wanted import Wanted
@@ -171,7 +172,7 @@ def open_source(
     assert isinstance(given, (str, os.PathLike))
     name = os.fspath(given)
     if columns.values():
-        raise ConfigError(f"{name!r} is media, which has no columns; {KINDS}")
+        raise ConfigError(f"{name!r} is media, which has no columns; {CORPORA}")
     return open_files(
         [name],
         params,
@@ -244,10 +245,10 @@ def _check_name(name: str, kinds: KindTable) -> None:
     """Raises ConfigError for an input that does not exist, or is of a kind that is no batch."""
     is_named = is_url(name) or is_pattern(name) or name.startswith("pipe:")
     if not os.path.exists(name) and not is_named:
-        raise ConfigError(f"{name!r} does not exist; {KINDS}")
+        raise ConfigError(no_corpus(name))
     is_one = is_media_name(name, kinds) and not _is_media_glob(name, kinds)
     if not os.path.isdir(name) and (is_one or name.lower().endswith(".json")):
-        raise ConfigError(f"{name!r} is not a batch: {KINDS}; `caption` accepts single files")
+        raise ConfigError(f"{name!r} is not a batch: {CORPORA}; `caption` accepts single files")
 
 
 def _is_media_glob(name: str, kinds: KindTable) -> bool:

@@ -13,7 +13,7 @@ from mmdeploy_llm.command_options.columns import ColumnChoices
 from mmdeploy_llm.command_options.desk import DeskOptions, RunDesk
 from mmdeploy_llm.command_options.groups import with_groups
 from mmdeploy_llm.command_options.job_file import save_job
-from mmdeploy_llm.command_options.missing import check_media
+from mmdeploy_llm.command_options.missing import check_corpus, check_media
 from mmdeploy_llm.command_options.output import Output
 from mmdeploy_llm.command_options.selection import listed_files
 from mmdeploy_llm.command_options.values import MANY_MEDIA, sampling_params
@@ -57,10 +57,10 @@ def caption(
     read gets a line with its error and does not affect the others."""
     given = files_of(desk, *(paths or []))
     check_media(given)
-    from mmdeploy_llm.batch.job import plan_source
-
     desk, output, page = named(desk, output, page_beside(output))
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)  # of the parts of a document
+    from mmdeploy_llm.batch.job import plan_source
+
     settings = batch_settings(ctx, desk, options)
     source = source_of_files(given, settings)
     if desk.estimate.estimate is not None:
@@ -97,10 +97,11 @@ def run_input(
     listed = desk.selection.files_from
     if (input is None) == (listed is None):
         raise ConfigError("give INPUT, or a list of files with --files-from: one of them")
-    from mmdeploy_llm.batch.job import plan_batch, plan_source, source_of
-
+    check_corpus(input)
     desk, output, page = named(desk, output, None)
     options = desk.llm_options(ctx, limit_mm_per_prompt=MANY_MEDIA)
+    from mmdeploy_llm.batch.job import plan_batch, plan_source, source_of
+
     settings = batch_settings(ctx, desk, options, **columns.to_settings())
     files = source_of_files(files_of(desk), settings) if input is None else None
     given = input or ""

@@ -107,8 +107,6 @@ def bench(
     Decoding is greedy and ignores end-of-sequence tokens, so that every run does the same work; the
     answers themselves do not matter."""
     begun = time.perf_counter()
-    from mmdeploy_llm.bench.results import BenchSettings
-
     options = engine_options(
         ctx,
         model.engine,
@@ -119,6 +117,8 @@ def bench(
         num_threads=num_threads,
         load_format="dummy" if dummy else None,
     )
+    from mmdeploy_llm.bench.results import BenchSettings
+
     settings = BenchSettings(
         work=work.value,
         model=model.model,

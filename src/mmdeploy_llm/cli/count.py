@@ -95,13 +95,13 @@ def count(
         raise ConfigError("nothing to count: give files, or a text with --prompt")
     check_outputs(inputs or [], ABSENT)
     check_pictures(image or [])
-    from mmdeploy_llm.client.counting import TokenCounter
-
     text = text_value("--prompt", prompt)
     kwargs = template_kwargs(thinking)
     more: dict[str, Any] = {"image_tokens": image_tokens, "video_tokens": video_tokens}
     more |= providers.to_engine()
     options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **more)
+    from mmdeploy_llm.client.counting import TokenCounter
+
     if inputs:
         finding = finding_of(ctx, model, options, **documents.to_finding())
         items = input_items(

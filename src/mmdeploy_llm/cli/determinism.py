@@ -85,9 +85,6 @@ def check_determinism(
 
     Runs the model several times on some prompts: seconds for a tiny model, minutes for a large
     one."""
-    from mmdeploy_llm.config import EngineConfig
-    from mmdeploy_llm.determinism.check import check_determinism
-
     options = engine_options(
         ctx,
         engine,
@@ -96,6 +93,9 @@ def check_determinism(
         deterministic=mode or None,
         **providers.to_engine(),
     )
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.determinism.check import check_determinism
+
     comparisons = check_determinism(EngineConfig.from_options(model, options), longest)
     if as_json:
         done = list(comparisons)

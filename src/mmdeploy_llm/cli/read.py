@@ -51,6 +51,7 @@ def read(
     if not paths:
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
     check_media(paths)
+    options = desk.llm_options(ctx)
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.reading.plan import Wish, find_reading, open_reader
 
@@ -70,7 +71,6 @@ def read(
         markdown=desk.written.markdown,
         is_marked=desk.written.running == "mark",
     )
-    options = desk.llm_options(ctx)
     config = EngineConfig.from_options(desk.model.model, options)
     with (reader := open_reader(config, wish)).documents:
         given = ctx.get_parameter_source("image_tokens")

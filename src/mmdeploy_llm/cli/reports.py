@@ -64,6 +64,7 @@ def report(
 
     --model is the one whose frames of videos are shown."""
     check_outputs(parts, "name outputs of batches")
+    options = engine_options(ctx, engine, **providers.to_engine())
     from mmdeploy_llm.opening.merged import MergedOutputs
     from mmdeploy_llm.records.outcome import counted
     from mmdeploy_llm.report.page import EMBEDDED_CARDS, MAX_CARDS, merged_head, write_report
@@ -73,7 +74,6 @@ def report(
 
     check_page(output)
     merged = MergedOutputs(expanded(parts), providers.kinds(ctx.obj))
-    options = engine_options(ctx, engine, **providers.to_engine())
     previews = previews_of(model, options)
     num_shown = min(len(merged.index), MAX_CARDS)
     write_report(

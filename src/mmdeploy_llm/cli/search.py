@@ -99,17 +99,20 @@ def search(
 ) -> None:
     """Find the items of an output of `embed` that are nearest to a text, a picture or an item."""
     check_outputs([vectors], OF_EMBED)
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **providers.to_engine())
     from mmdeploy_llm.report.target import check_page
     from mmdeploy_llm.vectors.search import open_vectors
 
     if (query is None and not image) == (like is None):
         raise ConfigError("give what to search for: a text, pictures with --image, or --like ID")
-    if like is not None and instruction is not None:
-        raise ConfigError("--like compares vectors that are there; --instruction is of a QUERY")
+    if like is not None and (instruction is not None or (model is not None and report is None)):
+        raise ConfigError(
+            "--like compares vectors that are there: --instruction is of a QUERY, and so is "
+            "--model, which else reads the pictures of a --report"
+        )
     text = text_value("QUERY", query)
     if report is not None:
         check_page(report)
-    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA, **providers.to_engine())
     opened = open_vectors(expanded([vectors]), column, providers.kinds(ctx.obj))
     if like is not None:
         name, found = model or "shapes-vl", _like(opened, like, top_k, similarity)

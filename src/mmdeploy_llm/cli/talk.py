@@ -63,9 +63,17 @@ def generate(
     tool call. Reasoning goes to standard error. The exit code is 1 when the request fails, and 4
     when the thinking took all tokens."""
     check_pictures(image or [])
+    text, images = text_value("PROMPT", prompt) or "", image or []
+    options = engine_options(
+        ctx,
+        model.engine,
+        **model.to_engine(),
+        **answer.to_engine(),
+        limit_mm_per_prompt={"image": max(1, len(images))},
+    )
+    params = sampling_params(answer.to_sampling())
     from mmdeploy_llm.terminal.output import make_console, opening, print_answer, user_message
 
-    text, images = text_value("PROMPT", prompt) or "", image or []
     system = text_value("--system", system)
     request: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
     if raw and system is not None:
@@ -75,14 +83,6 @@ def generate(
         request = {"messages": messages, "chat_template_kwargs": template_kwargs(answer.thinking)}
     if tools is not None:
         request["tools"] = read_tools(tools)
-    options = engine_options(
-        ctx,
-        model.engine,
-        **model.to_engine(),
-        **answer.to_engine(),
-        limit_mm_per_prompt={"image": max(1, len(images))},
-    )
-    params = sampling_params(answer.to_sampling())
     with open_llm(model.model, options) as llm:
         outputs = llm.stream(request, params)
         printed = print_answer(outputs, make_console(), make_console(is_stderr=True))
@@ -112,8 +112,6 @@ def chat(
     Each line of the terminal or of a pipe is a message. /image PATH attaches a picture to the next
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     check_pictures(image or [])
-    from mmdeploy_llm.terminal.output import CHAT_HELP, ChatSession, make_console
-
     message, system = text_value("--message", message), text_value("--system", system)
     options = engine_options(
         ctx,
@@ -123,6 +121,8 @@ def chat(
         limit_mm_per_prompt=MANY_MEDIA,
     )
     params = sampling_params(answer.to_sampling())
+    from mmdeploy_llm.terminal.output import CHAT_HELP, ChatSession, make_console
+
     more = {"chat_template_kwargs": template_kwargs(answer.thinking)}
     if tools is not None:
         more["tools"] = read_tools(tools)

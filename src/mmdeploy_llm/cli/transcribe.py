@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_media
 from mmdeploy_llm.command_options.transcribing import TranscribeOptions
 
 from .engines import open_llm
@@ -43,6 +44,8 @@ def transcribe(
     desk: TranscribeOptions,
 ) -> None:
     """Transcribe files of speech; write subtitles and texts."""
+    check_media(sounds)
+    options = desk.llm_options(ctx)
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.transcripts.plan import open_rule, plan
     from mmdeploy_llm.transcripts.run import Transcriber, Wish
@@ -62,7 +65,6 @@ def transcribe(
         typer.echo(f"{planned.num_done} files have their transcripts (--overwrite: again)")
     if not planned.tasks:
         return
-    options = desk.llm_options(ctx)
     rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))
     rule.prompt(wish.language, wish.task, wish.before)  # a wrong wish is told before the load
     with open_llm(desk.model.model, options) as llm:

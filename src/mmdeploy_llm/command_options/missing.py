@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.finding.nowhere import is_gone, nowhere
+from mmdeploy_llm.finding.nowhere import is_gone, no_corpus, nowhere
 
 MAGIC = "*?[{:"  # of globs, patterns, URLs and names that plugins read
 
@@ -16,6 +16,12 @@ def check_media(paths: Iterable[str]) -> None:
     given = tuple(dict.fromkeys(paths))
     if given and all(is_gone(path) and _is_plain(path) for path in given):
         raise ConfigError(nowhere(given))
+
+
+def check_corpus(name: str | None) -> None:
+    """Raises ConfigError where the name of a corpus is a path that does not exist."""
+    if name is not None and _is_plain(name) and not os.path.exists(name):
+        raise ConfigError(no_corpus(name))
 
 
 def check_outputs(names: Iterable[str], hint: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MANY_MEDIA = {"image": 16, "video": 4, "audio": 4}  # default limit of media items per prompt
 MAX_TEXT = 1_000_000  # characters of a file with a text
+ANY_MODEL = "shapes-vl"  # options are checked without reading the model
 FROM_ENVIRONMENT = f"{__name__}.environment"  # key of engine options in the context's meta
 
 
@@ -104,7 +105,7 @@ def _pairs(option: str, text: str, example: str) -> Iterable[tuple[str, Any]]:
 def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) -> dict[str, Any]:
     """Returns the options of LLM(): those of the environment, overridden by the given ones without
     None, the NAME=VALUE texts of --engine and the plugins that the environment selects
-    (`ctx.obj`)."""
+    (`ctx.obj`). Raises ConfigError where one is wrong."""
     parsed = named_values("--engine", extra or [], "max_model_len=4096")
     for name in parsed:
         source = ctx.get_parameter_source(name)
@@ -115,7 +116,11 @@ def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) 
         if options.get(name) == "none":
             options[name] = None
     merged = {**ctx.meta.get(FROM_ENVIRONMENT, {}), **options, **parsed, **ctx.obj}
-    return {name: value for name, value in merged.items() if value is not None}
+    found = {name: value for name, value in merged.items() if value is not None}
+    from mmdeploy_llm.config import EngineConfig  # which imports all of pydantic
+
+    EngineConfig.from_options(ANY_MODEL, found)  # a wrong one is told before more is imported
+    return found
 
 
 def named_value(option: str, text: str, example: str) -> tuple[str, Any]:

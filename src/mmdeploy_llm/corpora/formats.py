@@ -133,10 +133,6 @@ FOLDER_FORMATS = (
     FolderFormat(is_mine=is_described, open=open_described),
 )
 SUFFIXES = tuple(suffix for known in FILE_FORMATS for suffix in known.suffixes)
-KINDS = (
-    "give a JSONL, CSV, TSV, Parquet, Arrow or tar file, a glob or folder of them, a Lance table, "
-    "a Hugging Face dataset or a folder of media"
-)
 
 
 def all_suffixes(kinds: KindTable) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from mmdeploy_llm import native
 from mmdeploy_llm.attention.select import Host, examined
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.hooks import AttentionBackendSpec, PluginManager
+from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runtime_config import AttentionNeeds
 from mmdeploy_llm.startup.cards import CudaSetup, missing_cuda, read_cuda
 from mmdeploy_llm.startup.sizes import available_memory
@@ -173,7 +174,10 @@ def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
 def memory() -> Finding:
     """Says how much memory is free and how much of it the KV cache takes by default."""
     cache = available_memory(torch.device("cpu"), 1.0)
-    text = f"the KV cache on the CPU takes {cache / 2**30:.1f} GiB unless kv_cache_memory is given"
+    text = (
+        f"{free_ram() / 2**30:.1f} GiB can be had by this process; the KV cache on the CPU takes "
+        f"{cache / 2**30:.1f} of them unless kv_cache_memory is given"
+    )
     return Finding(topic="memory", state=State.GOOD, text=text)
 
 

@@ -1,9 +1,14 @@
-"""Tells that paths of media name nothing."""
+"""Tells that paths of media or the name of a corpus name nothing."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+
+CORPORA = (
+    "give a JSONL, CSV, TSV, Parquet, Arrow or tar file, a glob or folder of them, a Lance table, "
+    "a Hugging Face dataset or a folder of media"
+)
 
 
 def is_gone(path: str) -> bool:
@@ -20,3 +25,8 @@ def nowhere(given: Sequence[str]) -> str:
         f"none of the {len(given)} paths exists, such as {given[0]!r}; relative ones begin in "
         f"the working folder, {os.getcwd()!r}"
     )
+
+
+def no_corpus(name: str) -> str:
+    """Returns that there is no corpus of this name, and what may be given."""
+    return f"{name!r} does not exist; {CORPORA}"

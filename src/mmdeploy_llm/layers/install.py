@@ -4,14 +4,12 @@ kernels every layer computes the same in plain torch, which is the reference."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Set
 
-import torch
 from torch import nn
 
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
-from mmdeploy_llm.basic_layers.linear import Embedding, Linear, Matrix
-from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.basic_layers.linear import Embedding, Linear, Matrix, check_finite
 from mmdeploy_llm.kernels import Kernels, Quantization
 from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP
 
@@ -39,39 +37,39 @@ def install_kernels(
     rounded to 8 bits in groups, whether they are the output head too or not. What the kernels
     cannot round is logged. Raises CheckpointError for values that are not finite.
     """
-    in_layers = decoder_modules(model)
+    for module in model.modules():
+        if isinstance(module, KernelLayer):
+            module.kernels = kernels
+    pack = packer(model, kernels, quantization)
+    for name, module in model.named_modules():
+        pack(name, module)
+    if quantization is not None:
+        _log_unrounded(model, quantization)
+
+
+def packer(
+    model: nn.Module, kernels: Kernels, quantization: Quantization | None
+) -> Callable[[str, nn.Module], None]:
+    """Returns the function that packs one module of `model`, with its path, as install_kernels does
+    all that are not packed yet."""
+    in_layers, heads = decoder_modules(model), _tied_heads(model)
     elsewhere = tied = quantization
     if quantization is not None:
         elsewhere = FORMATS[quantization].elsewhere if in_layers else quantization
         tied = FORMATS[quantization].tied_head
-    for module in model.modules():
-        if isinstance(module, KernelLayer):
-            module.kernels = kernels
-    heads = _tied_heads(model)
-    for name, module in model.named_modules():
+
+    def pack(name: str, module: nn.Module) -> None:
         is_rounded = isinstance(module, Matrix) and not module.is_exact
         if quantization is not None and (is_rounded or isinstance(module, Experts)):
-            _check_finite(name, module)
+            check_finite(name, module)
         if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
             module.pack(kernels, quantization if module in in_layers else elsewhere)
         elif isinstance(module, Embedding) and module in heads:
             module.pack(kernels, tied)
         elif isinstance(module, Embedding) and (module.is_coded or quantization is not None):
             module.pack(kernels, LOOKED_UP)
-    if quantization is not None:
-        _log_unrounded(model, quantization)
 
-
-def _check_finite(path: str, module: Matrix | Experts) -> None:
-    """Raises CheckpointError for a matrix that is to be rounded and has values that are not finite:
-    a range has no room for infinity, and the search for it passes over NaN."""
-    for name in ("weight",) if isinstance(module, Matrix) else ("gate_up_proj", "down_proj"):
-        values = module.get_parameter(name).detach()
-        if values.numel() and not torch.stack(torch.aminmax(values)).isfinite().all():
-            raise CheckpointError(
-                f"{path}.{name} has values that are not finite, which cannot be rounded: repair "
-                "the checkpoint, or load it without quantization"
-            )
+    return pack
 
 
 def _log_unrounded(model: nn.Module, quantization: Quantization) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import find_gguf, find_tower
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
@@ -58,6 +59,28 @@ def resolve_model(
     """
     place = find_model(name)
     return _from_hub(name, revision, patterns) if place is None else place
+
+
+def fetch_unknown(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> None:
+    """Fetches a model and a tokenizer of which the hub's cache has nothing, so that a wrong id is
+    told before torch is imported; does nothing for others. Raises CheckpointError."""
+    for name, kind, own in (
+        (config.model, "model", patterns),
+        (config.tokenizer, "tokenizer", TOKENIZER_FILES),
+    ):
+        if name is None:
+            continue
+        with naming(name, kind=kind):
+            if find_model(name) is None and not _is_cached(name):
+                _from_hub(name, config.revision, own)
+
+
+def _is_cached(name: str) -> bool:
+    """Whether the hub's cache has a version of a repository, or a part of one."""
+    from huggingface_hub import constants  # which imports little
+
+    folder = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
+    return folder.is_dir()
 
 
 def resolve_adapter(name: str) -> Path:

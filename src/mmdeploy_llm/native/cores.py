@@ -18,7 +18,7 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import ThreadKernels
-from mmdeploy_llm.portable import machine
+from mmdeploy_llm.portable import cgroups, machine
 from mmdeploy_llm.portable.libraries import c_library
 
 from .openmp import end_pool, pool_number
@@ -26,7 +26,6 @@ from .openmp import end_pool, pool_number
 ROOT = Path("/")
 CPUS = Path("sys/devices/system/cpu")
 NODES = Path("sys/devices/system/node")
-CGROUPS = Path("sys/fs/cgroup")
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system calls
 GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
 
@@ -166,7 +165,7 @@ def num_suitable_threads(cpus: Sequence[int], root: Path = ROOT) -> int:
 
 def within_quota(count: int, root: Path = ROOT) -> int:
     """Returns a number of threads, but no more than the CPU quota of the container."""
-    quota = _cpu_quota(root)
+    quota = cgroups.cpu_quota(root)
     return count if quota is None else max(1, min(count, round(quota)))
 
 
@@ -241,30 +240,6 @@ def _cpu_list(path: Path) -> tuple[int, ...] | None:
         first, _, last = interval.partition("-")
         numbers.extend(range(int(first), int(last or first) + 1))
     return tuple(numbers)
-
-
-def _cpu_quota(root: Path) -> float | None:
-    """Returns the CPU quota of the process's control group (version 2), in CPUs; None if unlimited.
-
-    The quotas of its parent groups apply too.
-    """
-    try:
-        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    own = next((entry[3:] for entry in text.splitlines() if entry.startswith("0::")), "/")
-    group = root / CGROUPS / own.lstrip("/")
-    quotas = []
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(root / CGROUPS):
-            break
-        try:
-            time, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        except (OSError, ValueError):
-            continue
-        if time != "max":
-            quotas.append(int(time) / int(period))
-    return min(quotas, default=None)
 
 
 def _joined(cpus: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ place elsewhere.
     libraries  libraries that are loaded
     limits     limits of memory and time of this process, its largest memory
     machine    the memory and the CPUs of the machine
+    cgroups    the shares of both that a container has
     signals    the signals that end a program
     children   child processes with a connection
 

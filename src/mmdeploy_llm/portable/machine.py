@@ -6,6 +6,8 @@ import ctypes
 import os
 from contextlib import suppress
 
+from .cgroups import memory_left
+
 UNKNOWN_RAM = 4 * 2**30  # bytes; what a machine that runs models has at least
 
 
@@ -21,8 +23,14 @@ class _MemoryStatus(ctypes.Structure):
 
 
 def free_ram() -> int:
-    """Returns the bytes that programs can have now where the system reports it (Linux, Windows),
-    else half of the RAM; of UNKNOWN_RAM where not even that is known."""
+    """Returns the bytes that this process can have now where the system reports it (Linux,
+    Windows), at most what its control groups leave, such as those of a container; else half of the
+    RAM, of UNKNOWN_RAM where not even that is known."""
+    left = memory_left()
+    return _free_ram() if left is None else min(left, _free_ram())
+
+
+def _free_ram() -> int:
     with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import random
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -50,10 +51,12 @@ def strips_of(output: str, kinds: KindTable) -> list[list[Near]]:
     """Returns NUM_ITEMS random items of an output, always the same ones, each with its nearest
     neighbours; none of an output with fewer than two vectors. Raises ConfigError."""
     vectors = Vectors([output], kinds=kinds)
-    numbers = [number for block in vectors.blocks() for number in block.numbers.tolist()]
-    drawn = sorted(random.Random(0).sample(numbers, min(NUM_ITEMS, len(numbers))))
+    numbers = array("q")
+    for block in vectors.blocks():
+        numbers.extend(block.numbers.tolist())
     if len(numbers) < 2:
         return []
+    drawn = sorted(random.Random(0).sample(numbers, min(NUM_ITEMS, len(numbers))))
     queries = vectors_at(vectors, drawn)
     found = search(vectors, [queries[own] for own in drawn], NUM_NEIGHBOURS, excluded=drawn)
     first = zip(vectors.records(drawn), found, strict=True)

@@ -227,14 +227,18 @@ class NpyReader:
     def at(self, position: int) -> Record:
         """Returns the record of a line."""
         with self._reading(position):
-            values = json.loads(self._lines[position])
-            place = self._place(values.get("embedding"))
-            record = Record.from_values({**values, "embedding": None})
+            record, place = self._record(position)
             if not place.num_rows:
                 return record
             rows = self.array[place.row : place.row + place.num_rows]
             return replace(record, embedding=Vector.of(rows if place.is_many else rows[0]))
         raise AssertionError("a record was read, or an error raised")
+
+    def keys(self) -> Iterator[str]:
+        """Yields the keys of the records, without reading their vectors."""
+        for number in range(len(self._lines)):
+            with self._reading(number):
+                yield self._record(number)[0].key
 
     def media(self, position: int) -> AbstractContextManager[None]:
         """Returns None: parts hold no media."""
@@ -255,6 +259,12 @@ class NpyReader:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise damaged(self._name, f"line {number + 1} is no record ({error})") from None
+
+    def _record(self, number: int) -> tuple[Record, Place]:
+        """Returns the record of a line without its vectors, and where these are."""
+        values = json.loads(self._lines[number])
+        place = self._place(values.get("embedding"))
+        return Record.from_values({**values, "embedding": None}), place
 
     def _place(self, own: Any) -> Place:
         if own is None:

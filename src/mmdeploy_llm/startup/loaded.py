@@ -13,7 +13,7 @@ from torch import nn
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.layers.install import install_kernels
+from mmdeploy_llm.layers.install import install_kernels, packer
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.pooling.abilities import has_whole_prompts
@@ -27,6 +27,7 @@ from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
 from mmdeploy_llm.weights.quantized.settings import quantization_settings
+from mmdeploy_llm.weights.streaming import PackModule
 
 from .deterministic import check_model
 from .machine import Machine
@@ -155,9 +156,19 @@ def _weighted(
             memory=None if kernels is None else kernels.memory,
             can_keep=can_keep,
             plugins=files.plugins,
+            new_packer=_new_packer(runtime, machine),
         )
         complete(model)
     return model
+
+
+def _new_packer(
+    runtime: RuntimeConfig, machine: Machine
+) -> Callable[[nn.Module], PackModule] | None:
+    """Returns what packs modules while others are read; None where the kernels are not a CPU's."""
+    if machine.kernels is None or runtime.device != "cpu":
+        return None
+    return partial(packer, kernels=machine.kernels, quantization=runtime.options.quantization)
 
 
 def _cache(

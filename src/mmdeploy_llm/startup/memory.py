@@ -36,6 +36,7 @@ from .worst_case import CudaMeter, LargestStep, Meter, cache_memory, measure
 
 logger = logging.getLogger(__name__)
 
+MAPPED_SHARE = 16  # of free RAM that pages of weights leave, which are read again when it is little
 MIN_MEDIA = 1024  # tokens: media items of at most this size are not reduced further
 
 
@@ -90,7 +91,9 @@ def _is_cuda(loaded: LoadedModel) -> bool:
 
 
 def _cpu_memory(loaded: LoadedModel) -> int:
-    return cpu_cache_memory(free_ram() - loaded.mapped_bytes) // loaded.group.size
+    free = free_ram()
+    left = max(free - loaded.mapped_bytes, free // MAPPED_SHARE)
+    return cpu_cache_memory(left) // loaded.group.size
 
 
 def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:

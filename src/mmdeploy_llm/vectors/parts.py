@@ -253,7 +253,7 @@ class NpyPart:
     def keys(self) -> Iterator[str]:
         """Yields the keys of the records."""
         with self._reader() as reader:
-            yield from (entry.record.key for entry in reader.entries())
+            yield from reader.keys()
 
     def blocks(self) -> Iterator[Block]:
         """Yields the vectors."""

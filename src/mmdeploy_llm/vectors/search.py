@@ -117,10 +117,12 @@ def like(
 
 def vectors_at(vectors: Vectors, numbers: Sequence[int]) -> dict[int, NDArray[np.float32]]:
     """Returns the vectors of those of these items that have one."""
+    import numpy as np
+
     found: dict[int, NDArray[np.float32]] = {}
     for block in checked(vectors):
         starts = block.starts
-        for at in [i for i, own in enumerate(block.numbers.tolist()) if own in numbers]:
+        for at in np.flatnonzero(np.isin(block.numbers, numbers)).tolist():
             count = 1 if block.lengths is None else block.lengths[at]
             rows = block.rows[starts[at] : starts[at] + count]
             found[int(block.numbers[at])] = (rows[0] if block.lengths is None else rows).copy()

@@ -18,12 +18,13 @@ from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import Kernels, WeightMemory
 from mmdeploy_llm.native import BuildError
 from mmdeploy_llm.portable.files import CAN_RENAME_OPEN
+from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.weights.load import Split
 from mmdeploy_llm.weights.restored import restored_model
 
 from . import folder
-from .file import keeps_large_pages, planned_size, read, write
+from .file import planned_size, read, stays_in_file, write
 from .record import NotKeptError, Record, fill, has_buffers, record
 
 logger = logging.getLogger(__name__)
@@ -93,8 +94,9 @@ class WeightCache:
         except (OSError, ValueError, BuildError) as error:
             return self._refuse(f"{error}. Until then the weights are read from the model's files")
         try:
+            own = None if stays_in_file(size) else memory
             with closing(file):
-                found = read(file, size, self._path.name, memory)
+                found = read(file, size, self._path.name, own)
             fill(model, found, kernels)
         except (OSError, MemoryError) as error:  # the file may be whole
             return self._refuse(f"{self._path} cannot be read: {error or type(error).__name__}")
@@ -104,8 +106,14 @@ class WeightCache:
                 self._path.unlink()
             return False
         self._found = found
-        self.mapped_bytes = size if memory is None or keeps_large_pages() else 0
+        self.mapped_bytes = size if own is None else 0
         logger.info("the weights are those of %s, %.2f GB", self._path, size / 1e9)
+        if size > free_ram():
+            logger.warning(
+                "the weights take %.2f GB and this process can have %.2f: what is not in memory is "
+                "read from %s whenever it is used, which is slow",
+                *(size / 1e9, free_ram() / 1e9, self._path.parent),
+            )
         return True
 
     def _refuse(self, why: str) -> bool:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.portable.files import read_into
+from mmdeploy_llm.portable.machine import free_ram
 
 from .record import NotKeptError, Record
 
@@ -94,14 +95,14 @@ def _sums(data: NDArray[np.uint8]) -> Sums:
 
 
 def read(file: IO[bytes], size: int, name: str, memory: WeightMemory | None) -> Record:
-    """Reads a file as `write` wrote it under this name, of `size` bytes. Its tensors are pages of
-    the file, copied when they are written; where the system keeps files in small pages they are
-    read into `memory`. Raises NotKeptError for a file that is not whole."""
+    """Reads a file as `write` wrote it under this name, of `size` bytes, into `memory`; None: its
+    tensors are pages of the file, copied when they are written. Raises NotKeptError for a file that
+    is not whole."""
     if size < HEAD_SIZE + FOOTER_SIZE:
         raise NotKeptError("it ends early")
-    whole = _mapped(file, size) if memory is None or keeps_large_pages() else None
-    if whole is None:
-        assert memory is not None
+    if memory is None:
+        whole = _mapped(file, size)
+    else:
         whole = _read_whole(file, memory.empty((size,), dtype=torch.uint8))
     data: NDArray[np.uint8] = whole.numpy()
     begin = HEAD_SIZE + int.from_bytes(data[len(MAGIC) : HEAD_SIZE].tobytes(), sys.byteorder)
@@ -119,6 +120,13 @@ def read(file: IO[bytes], size: int, name: str, memory: WeightMemory | None) -> 
     values = json.loads(header[HEAD_SIZE:])
     tensors = [_tensor(whole[begin:end], **own) for own in values["tensors"]]
     return Record(tensors=tensors, values=values)
+
+
+def stays_in_file(size: int) -> bool:
+    """Whether weights of so many bytes are best used as pages of their file: where the system keeps
+    these large, and where the memory does not hold them, so that it takes some back and reads them
+    again when they are used, such as those of experts that few tokens need."""
+    return keeps_large_pages() or size > free_ram()
 
 
 def keeps_large_pages() -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from mmdeploy_llm.errors import (
     CheckpointError,
@@ -44,14 +43,13 @@ from .find import find_weights
 from .kept import CanKeep, Kept, hold, kept_weights
 from .map import Target
 from .quantized.reading import readable_files
-from .shard import Read, fill, fill_share
+from .shard import Read
+from .streaming import NUM_READERS, PackModule, can_pack_early, read_all
 
 logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 MAX_NAMED = 10  # keys listed in one error message
-NUM_READERS = 2  # page faults of the target memory take as long as reading the file
-PROGRESS_BYTES = 2 * 2**30  # a progress bar is shown for a larger checkpoint
 DUMMY_SCALE = 0.02
 
 
@@ -69,6 +67,7 @@ def build_model(
     memory: WeightMemory | None = None,
     can_keep: CanKeep | None = None,
     plugins: PluginManager | None = None,
+    new_packer: Callable[[nn.Module], PackModule] | None = None,
 ) -> Any:
     """Builds `factory(checkpoint.config)` and loads its weights; eval mode, no gradients.
 
@@ -82,6 +81,8 @@ def build_model(
     can_keep: which weights of few bits stay as they are until the kernels pack them; None: all are
         dequantised.
     plugins: whose formats are read; None: those that are installed.
+    new_packer: returns what packs modules of the model while others are read; None: nothing is
+        packed here.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
@@ -99,7 +100,9 @@ def build_model(
         if is_dummy:
             _fill_dummy(model, whole, shares)
         else:
-            _read(model, [read for read in reads if read.name not in kept], whole, shares)
+            own = [read for read in reads if read.name not in kept]
+            pack = new_packer(model) if new_packer and can_pack_early(model) else None
+            read_all(model, own, whole, shares, pack, kept)
             _hold(model, kept, memory)
     init_buffers(model, device)
     return model.eval()
@@ -311,45 +314,6 @@ def _hold(model: nn.Module, kept: Mapping[str, Kept], memory: WeightMemory | Non
         sizes = list(pool.map(hold_one, kept, units))
     if sizes:
         logger.info("%d weights stay in few bits: %.2f GB", len(sizes), sum(sizes) / 1e9)
-
-
-def _read(
-    model: nn.Module,
-    reads: Sequence[Read],
-    whole: Mapping[str, tuple[int, ...]],
-    shares: Mapping[str, Share],
-) -> None:
-    params = {name: param.data for name, param in model.named_parameters()}
-
-    def fill_one(read: Read) -> None:
-        if read.name not in shares:
-            fill(read, params[read.name])
-        elif read.name in params:
-            fill_share(read, params[read.name], shares[read.name], whole[read.name])
-
-    # Casting uses all cores, so one reader is enough when dtypes differ.
-    is_as_stored = all(
-        read.file.entries[read.key].dtype is params[read.name].dtype
-        for read in reads
-        if read.name in params
-    )
-    num_readers = NUM_READERS if is_as_stored else 1
-    with ThreadPoolExecutor(num_readers, thread_name_prefix="weights") as pool:
-        done = pool.map(fill_one, reads)
-        for _ in _progress(reads):
-            next(done)
-
-
-def _progress(pieces: Sequence[Read]) -> Iterator[Read]:
-    total = sum(p.size * p.file.entries[p.key].dtype.itemsize for p in pieces)
-    logger.info("reading %.2f GB of weights", total / 1e9)
-    bar = tqdm(
-        total=total, unit="B", unit_scale=True, desc="weights", disable=total < PROGRESS_BYTES
-    )
-    with bar:
-        for piece in pieces:
-            yield piece
-            bar.update(piece.size * piece.file.entries[piece.key].dtype.itemsize)
 
 
 def _fill_dummy(

@@ -1,0 +1,131 @@
+"""Reads weights in the order of their files, and packs each module as soon as all of it is there,
+while the next ones are read: a model that is rounded never needs memory for all that its files
+hold.
+
+    reads --NUM_READERS threads--> parameters, AHEAD_BYTES of them at most --this thread--> packed
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from mmdeploy_llm.sharding import Share
+
+from .shard import Read, fill, fill_share
+
+logger = logging.getLogger(__name__)
+
+NUM_READERS = 2  # page faults of the target memory take as long as reading the file
+AHEAD_BYTES = 2**26  # that may be read before what was read earlier is packed
+PROGRESS_BYTES = 2 * 2**30  # a progress bar is shown for a larger checkpoint
+OWN_PACKAGES = ("mmdeploy_llm", "mmdeploy_llm_plugins")
+
+# Packs a module, with its path; does nothing to one that has nothing to pack.
+PackModule = Callable[[str, nn.Module], object]
+
+
+def can_pack_early(model: nn.Module) -> bool:
+    """Whether no module needs its weights, as they were read, once all are there: those of this
+    package compute their buffers without them, which is not known of others."""
+    if not getattr(model, "is_cacheable", True):
+        return False
+    inits = (getattr(type(module), "init_buffers", None) for module in model.modules())
+    return all(init is None or init.__module__.split(".")[0] in OWN_PACKAGES for init in inits)
+
+
+def read_all(
+    model: nn.Module,
+    reads: Sequence[Read],
+    whole: Mapping[str, tuple[int, ...]],
+    shares: Mapping[str, Share],
+    pack: PackModule | None = None,
+    kept: Collection[str] = (),
+) -> None:
+    """Fills parameters. whole, shares: see build_model. pack: see PackModule; None: packs nothing.
+    kept: parameters that come later; their modules are not packed."""
+    params: dict[str, Tensor] = {name: param.data for name, param in model.named_parameters()}
+
+    def fill_one(read: Read) -> None:
+        if read.name not in shares:
+            fill(read, params[read.name])
+        elif read.name in params:
+            fill_share(read, params[read.name], shares[read.name], whole[read.name])
+
+    # Casting uses all cores, so one reader is enough when dtypes differ.
+    is_as_stored = all(
+        read.file.entries[read.key].dtype is params[read.name].dtype
+        for read in reads
+        if read.name in params
+    )
+    num_readers = NUM_READERS if is_as_stored else 1
+    modules = {} if pack is None else dict(model.named_modules())
+    left = Counter(_owner(read.name) for read in reads)
+    left.update(map(_owner, kept))  # which are never done here
+    with ThreadPoolExecutor(num_readers, thread_name_prefix="weights") as pool:
+        done = _done(pool, fill_one, reads, None if pack is None else AHEAD_BYTES)
+        for read in _progress(done, sum(map(_size, reads))):
+            owner = _owner(read.name)
+            left[owner] -= 1
+            module = None if left[owner] else modules.get(owner)
+            if pack is not None and module is not None:
+                for name, _ in module.named_parameters(prefix=owner, recurse=False):
+                    params.pop(name, None)
+                pack(owner, module)
+
+
+def _owner(name: str) -> str:
+    """Returns the path of the module that has a parameter."""
+    return name.rpartition(".")[0]
+
+
+def _size(read: Read) -> int:
+    """Returns the bytes of a read in its file."""
+    return read.size * read.file.entries[read.key].dtype.itemsize
+
+
+def _done(
+    pool: ThreadPoolExecutor,
+    fill_one: Callable[[Read], None],
+    reads: Sequence[Read],
+    ahead: int | None,
+) -> Iterator[Read]:
+    """Yields reads in their order as they are done. ahead: bytes that may be read or waiting at a
+    time, or one read that is larger; None: all."""
+    begun: deque[tuple[Read, Future[None]]] = deque()
+    size = 0
+    try:
+        for read in reads:
+            while begun and ahead is not None and size + _size(read) > ahead:
+                size -= _size(begun[0][0])
+                yield _first(begun)
+            begun.append((read, pool.submit(fill_one, read)))
+            size += _size(read)
+        while begun:
+            yield _first(begun)
+    finally:  # one has failed
+        for _, future in begun:
+            future.cancel()
+
+
+def _first(begun: deque[tuple[Read, Future[None]]]) -> Read:
+    """Waits for the first read and takes it. Raises what it raised."""
+    read, future = begun.popleft()
+    future.result()
+    return read
+
+
+def _progress(done: Iterator[Read], total: int) -> Iterator[Read]:
+    logger.info("reading %.2f GB of weights", total / 1e9)
+    bar = tqdm(
+        total=total, unit="B", unit_scale=True, desc="weights", disable=total < PROGRESS_BYTES
+    )
+    with bar:
+        for read in done:
+            yield read
+            bar.update(_size(read))

@@ -1,0 +1,106 @@
+"""Modules are packed while others are read: the answers stay the same, and only so much is read
+ahead."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.basic_layers.rotary import Rotary
+from mmdeploy_llm.layers import install
+from mmdeploy_llm.startup import loaded
+from mmdeploy_llm.weights import streaming
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
+FAMILIES = ["qwen2", pytest.param("ernie4_5_moe", marks=pytest.mark.full)]
+
+
+def answer(folder, quantization):
+    options = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 64}
+    with LLM(str(folder), quantization=quantization, weight_cache=False, **options) as llm:
+        output = llm.generate([3, 4, 5, 6, 7], PARAMS, use_tqdm=False)[0].outputs
+    return list(output.token_ids), [str(each) for each in output.logprobs]
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_that_is_packed_while_it_is_read_answers_the_same(
+    tiny_folder, family, quantization, monkeypatch
+):
+    early, packed = [], install.packer
+
+    def packer(*args, **kwargs):
+        pack = packed(*args, **kwargs)
+
+        def note(path, module):
+            early.append(path)
+            pack(path, module)
+
+        return note
+
+    monkeypatch.setattr(loaded, "packer", packer)
+    found = answer(tiny_folder(family), quantization)
+    assert sum(path.endswith("qkv_proj") for path in early) > 1
+    with monkeypatch.context() as patch:
+        patch.setattr(loaded, "_new_packer", lambda runtime, machine: None)
+        assert answer(tiny_folder(family), quantization) == found
+
+
+def reads(*names):
+    """Reads of 4 bytes each."""
+    entry = SimpleNamespace(dtype=torch.float32)
+    return [
+        SimpleNamespace(name=name, key=name, size=1, file=SimpleNamespace(entries={name: entry}))
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(("ahead", "most"), [(None, 6), (12, 3), (4, 1), (1, 1)])
+def test_no_more_is_read_ahead_than_is_allowed(ahead, most):
+    begun, lock = [], threading.Lock()
+
+    def fill(read):
+        with lock:
+            begun.append(read.name)
+
+    given = reads(*"abcdef")
+    with ThreadPoolExecutor(2) as pool:
+        for number, read in enumerate(streaming._done(pool, fill, given, ahead)):
+            assert read is given[number]
+            assert len(begun) <= number + most
+    assert sorted(begun) == list("abcdef")
+
+
+def test_what_fails_is_raised_and_ends_the_reads():
+    done = []
+
+    def fill(read):
+        if read.name == "b":
+            raise ValueError("torn")
+        done.append(read.name)
+
+    with pytest.raises(ValueError, match="torn"), ThreadPoolExecutor(1) as pool:
+        list(streaming._done(pool, fill, reads(*"abcdef"), 8))
+    assert "f" not in done
+
+
+class OfAPlugin(nn.Module):
+    """Computes a buffer, maybe from its weights."""
+
+    def init_buffers(self, device):
+        pass
+
+
+def test_models_of_other_packages_that_compute_buffers_are_packed_at_the_end():
+    plain = nn.Sequential(nn.Linear(2, 2))
+    assert streaming.can_pack_early(plain)
+    with_rotary = nn.Sequential(Rotary.__new__(Rotary))
+    nn.Module.__init__(with_rotary[0])
+    assert streaming.can_pack_early(with_rotary)
+    assert not streaming.can_pack_early(nn.Sequential(OfAPlugin()))
+    plain.is_cacheable = False
+    assert not streaming.can_pack_early(plain)
