@@ -475,7 +475,8 @@ NO_FAMILY = re.compile(
     r"|for kind in \(\"bert\", .* \"xlnet\"\)"
 )
 
-# A family with the name of a verb, and one whose tower the template of plugins builds.
+# Families with the name of a verb and of a program, and one whose tower the template of plugins
+# builds.
 ORDINARY = {"clip", "git", "siglip"}
 
 
