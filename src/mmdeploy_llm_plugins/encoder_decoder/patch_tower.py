@@ -90,8 +90,9 @@ class PatchLayer(KernelLayer):
         if len(x) > count:
             for number, (start, end) in enumerate(pairwise((0, *ends))):
                 own = q[count + number][None], k[start:end], v[start:end]
-                parts = (part.transpose(0, 1)[None] for part in own)
-                found.append(F.scaled_dot_product_attention(*parts)[0].transpose(0, 1))
+                heads, keys, values = (part.transpose(0, 1)[None] for part in own)
+                out = F.scaled_dot_product_attention(heads, keys, values)
+                found.append(out[0].transpose(0, 1))
         attended = found[0] if len(found) == 1 else torch.cat(found)
         x, residual = self.mlp_norm.add(self.out_proj(attended.flatten(1)), residual)
         return self.mlp(x), residual
@@ -128,4 +129,4 @@ class PatchTower(nn.Module):
         found = [x[start:end] for start, end in pairwise((0, *ends))]
         if not adds_empty:
             return found
-        return [torch.cat(pair) for pair in zip(found, x[ends[-1] :].split(1), strict=True)]
+        return [torch.cat(pair) for pair in zip(found, x[ends[-1] :, None], strict=True)]

@@ -83,8 +83,8 @@ class GitLayer(nn.Module):
         """Computes the layer for the tokens of a picture, [L, hidden] -> [L, hidden]. Returns their
         keys and values, too, [2, L, H, D]."""
         q, k, v = self._heads(x)
-        parts = (part.transpose(0, 1)[None] for part in (q, k, v))
-        attended = F.scaled_dot_product_attention(*parts)[0].transpose(0, 1)
+        own, keys, values = (part.transpose(0, 1)[None] for part in (q, k, v))
+        attended = F.scaled_dot_product_attention(own, keys, values)[0].transpose(0, 1)
         return self._finished(x, attended), torch.stack([k, v])
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -137,8 +137,9 @@ class GitForCausalLM(nn.Module):
 
     def _read(self, x: Tensor) -> Tensor:
         """Runs the layers over the tokens of a picture; returns [layers, 2, L, H, D]."""
+        layers: Any = self.layers
         found = []
-        for layer in self.layers:
+        for layer in layers:
             x, kept = layer.read(x)
             found.append(kept)
         return torch.stack(found)
@@ -146,10 +147,10 @@ class GitForCausalLM(nn.Module):
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the last hidden states, [T, hidden]."""
         x = self.word_embeddings(inputs.token_ids) + self.position_embeddings(inputs.positions)
-        x = self.embeddings_norm(x)
+        out: Tensor = self.embeddings_norm(x)
         for layer in self.layers:
-            x = layer(x, inputs)
-        return x
+            out = layer(out, inputs)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Multiplies by the output head, [N, hidden] -> [N, vocab]."""

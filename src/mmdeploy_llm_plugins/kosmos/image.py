@@ -44,7 +44,7 @@ class KosmosImages(TransformersImages):
         self.markers = (texts["boi_token"], texts["bos_token"] + texts["boi_token"])
         self._count_of_all: int = checkpoint.config.latent_query_num
         self._most: int = checkpoint.config.vision_config.max_num_patches
-        self._text = self.markers[1] + self.token * self._count_of_all + texts["eoi_token"]
+        self._text: str = self.markers[1] + self.token * self._count_of_all + texts["eoi_token"]
 
     def num_tokens(self, made: Mapping[str, Any]) -> int:
         """Returns the tokens of every picture. Raises MediaError for one with a row or column for

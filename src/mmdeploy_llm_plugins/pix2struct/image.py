@@ -59,7 +59,7 @@ class Pix2StructImages(TransformersImages):
     def text(self, size: tuple[int, int], settings: Mapping[str, Any]) -> str:
         """Returns the text of an image of (width, height)."""
         if self.is_asked:
-            return self.token * self._fields["max_patches"]
+            return self.token * int(self._fields["max_patches"])
         rows, columns = grid(self._fields, size)
         return self.token * (rows * columns)
 

@@ -224,7 +224,8 @@ class Pix2StructForConditionalGeneration(EncoderDecoderLM):
 
     def encode(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Runs the tower for all pictures, without the rows that only fill up."""
-        return self.encoder([filled(item.tensors[PATCHES][0]) for item in items])
+        found: list[Tensor] = self.encoder([filled(item.tensors[PATCHES][0]) for item in items])
+        return found
 
 
 def tower_config(vision: Any) -> PatchTowerConfig:

@@ -95,7 +95,8 @@ class Questions:
 
     def _whole(self, size: tuple[int, int], question: str) -> tuple[int, int]:
         """Returns the (width, height) of a picture below its question."""
-        header = render_text(question, font_path=self._font)
+        draw: Any = render_text
+        header = draw(question, font_path=self._font)
         width = max(header.width, size[0])
         scaled = (int(one[1] * (width / one[0])) for one in (header.size, size))
         return width, sum(scaled)
