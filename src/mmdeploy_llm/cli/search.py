@@ -106,10 +106,8 @@ def search(
     if (query is None and not image) == (like is None):
         raise ConfigError("give what to search for: a text, pictures with --image, or --like ID")
     if like is not None and (instruction is not None or (model is not None and report is None)):
-        raise ConfigError(
-            "--like compares vectors that are there: --instruction is of a QUERY, and so is "
-            "--model, which else reads the pictures of a --report"
-        )
+        words = "--instruction is of a QUERY, and so is --model, if no --report needs it"
+        raise ConfigError(f"--like compares vectors that are there: {words}")
     text = text_value("QUERY", query)
     if report is not None:
         check_page(report)
@@ -121,10 +119,8 @@ def search(
         media = {"multimodal_data": {"image": image}} if image else {}
         prompt = {**({} if text is None else {"prompt": text}), **media}
         with open_llm(name, options) as llm:
-            wish = {
-                "similarity": similarity,
-                "instruction": text_value("--instruction", instruction),
-            }
+            own = text_value("--instruction", instruction)
+            wish = {"similarity": similarity, "instruction": own}
             (found,) = llm.search(opened, [prompt], top_k, **wish)
     _show(found, opened, as_json=as_json)
     if report is not None:

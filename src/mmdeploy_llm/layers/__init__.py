@@ -5,11 +5,13 @@ Every module takes and returns plain tensors on one device. Its weights come fro
 values of a new module are undefined until weights.load has filled it.
 """
 
-from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.experts import Experts
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, added, mixture_kernels, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear
 from mmdeploy_llm.basic_layers.mlp import MLP, Activation, GatedMLP, quick_gelu
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
+from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
 from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
@@ -24,7 +26,7 @@ from .from_config import (
 )
 from .gated_attention import GatedAttention
 from .grid_lm import GridLM, media_grid
-from .moe import Experts, MoEConfig, SoftmaxRouter
+from .moe import MoEConfig, SoftmaxRouter
 from .plain_vision import (
     PlainVisionAttention,
     PlainVisionBlock,
@@ -68,6 +70,7 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatedShortConv",
+    "Gates",
     "Grid",
     "GridLM",
     "KernelLayer",
@@ -87,6 +90,7 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "RotaryConfig",
+    "RouteRule",
     "Segments",
     "SoftmaxRouter",
     "VisionAttention",
@@ -94,6 +98,7 @@ __all__ = [
     "VisionConfig",
     "VisionEncoder",
     "ZeroCenteredRMSNorm",
+    "added",
     "alternating_axes",
     "axial_rotary",
     "frame_lengths",
@@ -102,10 +107,12 @@ __all__ = [
     "layer_rotaries",
     "layer_windows",
     "media_grid",
+    "mixture_kernels",
     "patch_positions",
     "quick_gelu",
     "refuse_unread",
     "rotary_config",
+    "scaled",
     "sectioned_axes",
     "sparse_layers",
     "standard_decoder",

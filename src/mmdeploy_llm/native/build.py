@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent.parent
 CALLS = PACKAGE / "cpp_layers"
-SOURCES = (CALLS, PACKAGE / "cpp_products", PACKAGE / "cpp_states")
+SOURCES = (CALLS, *(PACKAGE / name for name in ("cpp_experts", "cpp_products", "cpp_states")))
 UNITS = tuple(sorted(CALLS.glob("*.cpp")))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
