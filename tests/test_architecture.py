@@ -115,6 +115,10 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.transformers_parts",
     ),
     # Their decoders attend to an encoder, which transformers runs.
+    "mmdeploy_llm_plugins.blip": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     "mmdeploy_llm_plugins.florence": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",

@@ -142,6 +142,61 @@ struct Bf16Float8s : Bf16Codes<8> {
             _mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
     }
 };
+#elif defined(MM_HAS_BF16_DOT)
+template <int BITS>
+struct Bf16Codes : PairsOfCodes<BITS> {
+    using X = bf16;
+    using Sums = Floats;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = false;
+    static MM_INLINE Ints widen(Ints words, int part) {
+        constexpr int STEP = PairsOfCodes<BITS>::PARTS;
+        return halves(to_floats(code_of<BITS>(words, part)),
+                      to_floats(code_of<BITS>(words, part + STEP)));
+    }
+    // Pairs of floats that bf16 holds exactly.
+    static MM_INLINE Ints halves(Floats low, Floats high) {
+        return (Ints)((Words)low >> 16) | (Ints)high;
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+};
+
+// The bytes of 16 codes are looked up at once, which makes two parts: codes 0, 1 and 2, 3 of units,
+// or 4, 5 and 6, 7.
+template <>
+struct Bf16Codes<4> {
+    using X = bf16;
+    using Sums = Floats;
+    static constexpr int PARTS = 4;
+    static constexpr int32_t SECOND_EXCESS = 0;
+    static constexpr bool ZEROS_FIRST = false;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = false;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const uint8x16_t bytes = (uint8x16_t)words;
+        const uint8x16_t codes = part < 2 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4);
+        const uint8x16_t low = vqtbl1q_u8(load_lanes<uint8x16_t>(LOW), codes);
+        const uint8x16_t high = vqtbl1q_u8(load_lanes<uint8x16_t>(HIGH), codes);
+        const auto first = (int32x4_t)vzip1q_u8(low, high), second = (int32x4_t)vzip2q_u8(low, high);
+        return part % 2 == 0 ? (Ints)vuzp1q_s32(first, second) : (Ints)vuzp2q_s32(first, second);
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+
+  private:
+    // The bytes of 0 .. 15 in bf16.
+    alignas(16) static constexpr uint8_t LOW[16] = {0x00, 0x80, 0x00, 0x40, 0x80, 0xa0, 0xc0, 0xe0,
+                                                    0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70};
+    alignas(16) static constexpr uint8_t HIGH[16] = {0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40,
+                                                     0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41};
+};
+
+struct Bf16Float8s : Bf16Codes<8> {
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return halves((Floats)Float8s::widen(words, part),
+                      (Floats)Float8s::widen(words, part + PARTS));
+    }
+};
 #else
 template <int BITS>
 using Bf16Codes = FloatCodes<BITS>;

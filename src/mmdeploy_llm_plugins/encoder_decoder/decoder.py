@@ -28,7 +28,7 @@ from mmdeploy_llm.layers import MLP, Embedding, KernelLayer, LayerNorm, Linear, 
 from mmdeploy_llm.weights.map import Replacement, Target, WeightMap
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu"}
-NORM_EPS = 1e-5  # torch's default, in no config of these families
+NORM_EPS = 1e-5  # torch's default, in no config of most of these families
 # From transformers' names to those of the layers here.
 RENAMES: Sequence[tuple[str, Replacement]] = (
     (r"^(decoder\.layers\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
@@ -63,6 +63,7 @@ class CrossDecoderConfig:
     norms_first: bool = False
     has_embedding_norm: bool = True
     key_bias: bool = True
+    norm_eps: float = NORM_EPS
     is_tied: bool = True
 
     def __post_init__(self) -> None:
@@ -172,7 +173,7 @@ class CrossDecoderLayer(nn.Module):
         activation = activation_of(config.activation)
         self.mlp = MLP(size, config.intermediate_size, size, activation)
         self.self_norm, self.encoder_norm, self.mlp_norm = (
-            LayerNorm(size, NORM_EPS) for _ in range(3)
+            LayerNorm(size, config.norm_eps) for _ in range(3)
         )
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
@@ -199,11 +200,11 @@ class CrossDecoder(nn.Module):
         assert config.num_positions is not None, "positions are learned"
         self.embed_positions = Embedding(config.num_positions + config.position_offset, size)
         has_norm = config.has_embedding_norm
-        self.layernorm_embedding = LayerNorm(size, NORM_EPS) if has_norm else None
+        self.layernorm_embedding = LayerNorm(size, config.norm_eps) if has_norm else None
         self.layers = nn.ModuleList(
             CrossDecoderLayer(config, layer) for layer in range(config.num_layers)
         )
-        self.layer_norm = LayerNorm(size, NORM_EPS) if config.norms_first else None
+        self.layer_norm = LayerNorm(size, config.norm_eps) if config.norms_first else None
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns [T, hidden]."""

@@ -15,7 +15,7 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 
-from . import BY_PROMPT, masks
+from . import BY_PROMPT, masks, mechanisms
 from .by_sequence import BySequence
 from .interface import NotCausal
 from .probe import Sizes
@@ -50,6 +50,13 @@ class AnyModel(Wrapped):
     def attends_itself(self) -> bool:
         """Whether transformers computes the attention; see forward.SequenceAttention."""
         return isinstance(self._way, BySequence)
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Names what serves the model, as the census lists it; complete with its weights."""
+        own = self._way.mechanisms if isinstance(self._way, BySequence) else (mechanisms.TOGETHER,)
+        more = (*mechanisms.of_caches(self, self.cache), *mechanisms.of_parts(self.parts))
+        return tuple(dict.fromkeys((*own, *more)))
 
     @property
     def long_after(self) -> int | None:

@@ -13,6 +13,7 @@ from mmdeploy_llm_plugins.mllama.tiny import TOKEN as TILES
 
 REASON = "each prompt must have an image"
 FAMILIES = {
+    "BlipForConditionalGeneration": ("blip", (" ", "The quick")),
     "Florence2ForConditionalGeneration": ("florence2", ("<CAPTION>", "<OD>")),
     "GitForCausalLM": ("git", (" ", "The quick")),
     "Kosmos2_5ForConditionalGeneration": ("kosmos2_5", ("<image><ocr>", "<image><md>The")),
@@ -22,8 +23,12 @@ FAMILIES = {
     "T5Gemma2ForConditionalGeneration": ("t5gemma2", (f"See {START} it", f"{START} jumps")),
     "VisionEncoderDecoderModel": ("vision_encoder_decoder", (" ", "The quick")),
 }
+# Whose encoder reads texts too, from a checkpoint that says how the decoder begins.
+TEXTS = {"T5Gemma2ForConditionalGeneration": ("The quick brown fox", "How many are there?", "a")}
 BEGUN = ("MllamaForConditionalGeneration",)  # its processor begins the text, not its tokenizer
+OWN_ENDS = ("BlipForConditionalGeneration",)  # its generate ends at a token of its own
 NEED_AN_IMAGE = (
+    "BlipForConditionalGeneration",
     "Florence2ForConditionalGeneration",
     "PPFormulaNetForConditionalGeneration",
     "Pix2StructForConditionalGeneration",
@@ -57,6 +62,23 @@ def _florence(images, tokenizer, prompt):
     processor = transformers.Florence2Processor(image_processor=images, tokenizer=tokenizer)
     image = prompt["multimodal_data"]["image"]
     return dict(processor(text=prompt["prompt"], images=image, return_tensors="pt"))
+
+
+def write_texts(name, folder):
+    """Writes the checkpoint of a class of TEXTS. Returns what `write` does, without images."""
+    write_tiny(FAMILIES[name][0], folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = [dict(tokenizer(text, return_tensors="pt")) for text in TEXTS[name]]
+    for own in inputs:
+        own.pop("token_type_ids", None)
+    return [{"prompt": text} for text in TEXTS[name]], inputs
+
+
+def _captioned(images, tokenizer, prompt):
+    made = images(prompt["multimodal_data"]["image"], return_tensors="pt")
+    words = tokenizer(prompt["prompt"].strip(), add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([[tokenizer.bos_token_id, *words, tokenizer.eos_token_id]])
+    return {"pixel_values": made["pixel_values"], "input_ids": ids}
 
 
 def _pictured(images, tokenizer, prompt):
@@ -119,6 +141,7 @@ IMAGES = {
     "T5Gemma2ForConditionalGeneration": transformers.Gemma3ImageProcessorPil,
 }
 INPUTS = {
+    "BlipForConditionalGeneration": _captioned,
     "Florence2ForConditionalGeneration": _florence,
     "GitForCausalLM": _git,
     "Kosmos2_5ForConditionalGeneration": _kosmos,
