@@ -176,12 +176,26 @@ MM_INLINE Ints add_pairs(Ints sums, Ints a, Ints b) {
 #if MM_VECTOR_BYTES == 64
     return sums + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif MM_VECTOR_BYTES == 32
-    return sums + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    // Left to itself GCC would put the sum into another register.
+    const Ints products = (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
+    return sums;
 #elif defined(__SSE2__)
     return sums + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
     return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
+}
+
+// The same in one instruction where there is one, and sums are not 0 if HAS_SUMS.
+template <bool HAS_SUMS>
+MM_INLINE Ints add_pairs_at_once(Ints sums, Ints a, Ints b) {
+#if MM_VECTOR_BYTES == 64 && defined(__AVX512VNNI__)
+    if (HAS_SUMS) return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif MM_VECTOR_BYTES == 32 && defined(__AVXVNNI__)
+    if (HAS_SUMS) return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
+#endif
+    return add_pairs(sums, a, b);
 }
 
 #ifdef MM_HAS_BF16_DOT

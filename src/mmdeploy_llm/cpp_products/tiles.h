@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 #include "matrix.h"
@@ -22,7 +24,24 @@ struct Prefetch {
     const char* lines;
     int64_t num;
     int64_t every = PREFETCH_UNITS;
+
+    MM_INLINE void next(int64_t times = 1) {
+        for (int64_t i = 0; i < num * times; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+        lines += num * times * 64;
+    }
 };
+
+// Calls run(i) for i from 0 to N - 1, each a constant. Within two loops GCC does not keep an array in
+// registers that variables index.
+template <typename Run, int... I>
+MM_INLINE void run_each(const Run& run, std::integer_sequence<int, I...>) {
+    (run(std::integral_constant<int, I>()), ...);
+}
+template <int N, typename Run>
+MM_INLINE void unrolled(const Run& run) {
+    run_each(run, std::make_integer_sequence<int, N>());
+}
+#define MM_ALWAYS __attribute__((always_inline))  // of a lambda
 
 struct FloatFormat {
     using X = float;
