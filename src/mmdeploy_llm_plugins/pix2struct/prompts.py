@@ -62,10 +62,7 @@ class Questions:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._font = str(font_of(checkpoint.folder))
         self._most_patches: int = checkpoint.config.vision_config.seq_len
-        plain = {"is_vqa": False}
-        self._new = lambda most: load_image_processor(
-            checkpoint, SOURCE, {}, fields={**plain, "max_patches": most}
-        )
+        self._checkpoint = checkpoint
 
     def asked(self, item: MediaInput, question: str) -> MediaInput:
         """Returns what the encoder reads of a picture with its question. item: its tokens are the
@@ -75,7 +72,8 @@ class Questions:
                 f"the question has {len(question)} characters, {MAX_QUESTION} can be drawn above a "
                 "picture; shorten it"
             )
-        processor = self._new(item.num_tokens)
+        fields = {"is_vqa": False, "max_patches": item.num_tokens}
+        processor = load_image_processor(self._checkpoint, SOURCE, {}, fields=fields)
         key = blake2b(f"{item.key}\0{question}".encode(), digest_size=20).hexdigest()
         if PICTURE not in item.tensors:  # it is only counted
             assert item.size is not None, "of every picture that is counted"
