@@ -55,6 +55,7 @@ from mmdeploy_llm_plugins import (
     llama,
     minicpm,
     mllama,
+    nemotron,
     olmo,
     paddleocr,
     phi,
@@ -77,9 +78,22 @@ from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED, Result
 
 # The plugins of single families.
 NATIVE = (
-    *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen, blip, florence, formulanet, git, kosmos, mllama, pix2struct, t5gemma),
-    vision_encoder_decoder,
+    *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, nemotron),
+    *(
+        olmo,
+        paddleocr,
+        phi,
+        qwen,
+        blip,
+        florence,
+        formulanet,
+        git,
+        kosmos,
+        mllama,
+        pix2struct,
+        t5gemma,
+        vision_encoder_decoder,
+    ),
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
