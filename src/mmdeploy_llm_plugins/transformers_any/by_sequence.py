@@ -268,9 +268,9 @@ class BySequence:
         try:
             with torch.inference_mode():
                 one, other = self._begun_trial(shares=False), self._begun_trial(shares=True)
+                difference = float((one - other).float().norm() / one.float().norm())
         except Exception:  # transformers' code: anything may come
             return False
-        difference = float((one - other).float().norm() / one.float().norm())
         return difference <= (ROUNDING_OF_HALF if is_half else ROUNDING)
 
     def _begun_trial(self, *, shares: bool) -> Tensor:
