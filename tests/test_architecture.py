@@ -46,6 +46,7 @@ LAYERS = (
     ("native", "cuda", "sharding"),
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
+    ("state_layers",),
     ("attention", "layers", "sampling", "weights"),
     ("draft_heads", "weight_cache"),
     ("adapters",),
@@ -115,6 +116,10 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.transformers_parts",
     ),
     # Their decoders attend to an encoder, which transformers runs.
+    "mmdeploy_llm_plugins.blip": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
     "mmdeploy_llm_plugins.florence": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
@@ -123,7 +128,13 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
+    "mmdeploy_llm_plugins.git": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
+    "mmdeploy_llm_plugins.kosmos": ("mmdeploy_llm_plugins.encoder_decoder",),
     "mmdeploy_llm_plugins.mllama": ("mmdeploy_llm_plugins.transformers_parts",),
+    "mmdeploy_llm_plugins.pix2struct": ("mmdeploy_llm_plugins.encoder_decoder",),
     "mmdeploy_llm_plugins.t5gemma": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.gemma",
@@ -469,8 +480,9 @@ NO_FAMILY = re.compile(
     r"|for kind in \(\"bert\", .* \"xlnet\"\)"
 )
 
-# A family with the name of a verb, and one whose tower the template of plugins builds.
-ORDINARY = {"clip", "siglip"}
+# Families with the name of a verb and of a program, and one whose tower the template of plugins
+# builds.
+ORDINARY = {"clip", "git", "siglip"}
 
 
 def family_names(root: Path) -> set[str]:

@@ -151,8 +151,24 @@ def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
     assert "mmdeploy_llm.config" in modules
 
 
-def test_a_wrong_id_of_the_hub_is_told_before_torch_is_imported(tmp_path, monkeypatch):
+def test_a_wrong_id_of_the_hub_is_told_at_once_where_nothing_may_be_fetched(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    commands = (
+        f"caption {ROOT / 'examples/images'} --model nobody/nothing",
+        "generate hi --model nobody/nothing",
+        "bench --model nobody/nothing",
+        "quantize nobody/nothing out",
+        "merge nobody/nothing adapter out",
+    )
+    _, modules = loaded(MISTAKES, *commands, cwd=tmp_path)
+    light = {"huggingface_hub"}
+    assert not (HEAVY - light | {"mmdeploy_llm.config", "mmdeploy_llm.hooks"}) & modules
+    assert light <= modules
+
+
+def test_a_wrong_id_of_the_hub_is_told_before_torch_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
     commands = (
         f"caption {ROOT / 'examples/images'}",
@@ -166,4 +182,4 @@ def test_a_wrong_id_of_the_hub_is_told_before_torch_is_imported(tmp_path, monkey
     lines.append("generate hi --engine tokenizer=nobody/nothing")
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not {"torch", "transformers"} & modules
-    assert "huggingface_hub" in modules
+    assert "huggingface_hub.hf_api" in modules

@@ -21,6 +21,7 @@ from mmdeploy_llm.kernels import (
 )
 from mmdeploy_llm.kernels.coded import CodeLayout
 from mmdeploy_llm.kernels.low_rank import LowRankKernels
+from mmdeploy_llm.kernels.mixtures import MixtureKernels
 from mmdeploy_llm.kernels.states import NormKernels, StateKernels
 
 CAPABILITIES = {
@@ -35,6 +36,7 @@ CAPABILITIES = {
     "draws": DrawKernels,
     "pixels": PixelKernels,
     "threads": ThreadKernels,
+    "mixtures": MixtureKernels,
 }
 OFFERED = {
     "cpu": {
@@ -48,6 +50,7 @@ OFFERED = {
         "draws",
         "pixels",
         "threads",
+        "mixtures",
     },
     "cuda": {"adapters", "experts"},
 }

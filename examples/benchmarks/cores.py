@@ -56,7 +56,7 @@ def machine() -> dict[str, Any]:
     caches = sorted(ROOT.glob("cpu/cpu0/cache/index*/size"))
     return {
         "processor": fields.get("model name", platform.processor()),
-        "flags": re.findall(r"\b(?:avx|amx|asimd|i8mm)\w*", fields.get("flags", "")),
+        "flags": re.findall(r"\b(?:avx|amx|asimd|i8mm|bf16)\w*", fields.get("flags", "")),
         "caches": [path.read_text().strip() for path in caches],
         "numa_nodes": len(list(ROOT.glob("node/node[0-9]*"))),
         "logical_cpus": os.cpu_count(),

@@ -11,7 +11,8 @@ copies on hubs have them; embeddings, head and vision tower in bfloat16.
 run answers with pictures of 12 megapixels, one after another. It prints the peak of resident
 memory, as Linux counts it, and how much was anonymous and how much pages of files, which the system
 takes back when others need memory; it fails where the peak of all is above the limit. GB are 10^9
-bytes. RLIMIT_AS and RLIMIT_DATA cannot say this: they count pages that were given back.
+bytes. RLIMIT_AS and RLIMIT_DATA cannot say this: they count pages that were given back. A real
+limit is that of a control group: in_group.py 8e9 memory_budget.py run FOLDER
 """
 
 from __future__ import annotations

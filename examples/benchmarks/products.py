@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.native import CpuKernels, Level, load
-from mmdeploy_llm.weight_formats import QuantizationName
+from mmdeploy_llm.weight_formats import FORMATS, QuantizationName
 
 LAYER = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # [n, k] of qkv, out, gate and up, down
 HEAD = ((151_936, 896),)
-ROWS = (1, 8, 32, 128, 512)
+ROWS = (1, 8, 16, 32, 128, 512)
 MAX_HEAD_ROWS = 32  # only the last token of a sequence needs logits
 NUM_LAYERS = 4  # so that the weights do not fit in the cache
 SECONDS = 0.5  # for one figure of one side
@@ -101,10 +101,7 @@ def rates(kernels: CpuKernels, shapes: tuple[tuple[int, int], ...], rows: int) -
         "torch float32": (plain, torch.float32),
         "float32": (partial(floating, kernels, torch.float32), torch.float32),
         "bf16": (partial(floating, kernels, torch.bfloat16), torch.bfloat16),
-        "int8": (partial(rounded, kernels, "int8"), torch.bfloat16),
-        "int8a8": (partial(rounded, kernels, "int8a8"), torch.bfloat16),
-        "int4a8": (partial(rounded, kernels, "int4a8"), torch.bfloat16),
-    }
+    } | {name: (partial(rounded, kernels, name), torch.bfloat16) for name in FORMATS}
     sides = {
         name: [(make(torch.randn(n, k)), torch.randn(rows, k).to(dtype)) for n, k in shapes]
         for name, (make, dtype) in makers.items()

@@ -44,6 +44,26 @@ def find_model(name: str) -> Path | None:
     return None
 
 
+def is_cached(name: str) -> bool:
+    """Whether the hub's cache has a version of a repository, or a part of one."""
+    from huggingface_hub import constants  # which imports little
+
+    folder = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
+    return folder.is_dir()
+
+
+def check_offline(name: str) -> None:
+    """Raises CheckpointError for the id of a hub that cannot be had: its cache has nothing of it,
+    and nothing may be fetched."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE and not is_cached(name):
+        raise CheckpointError(
+            f"{name!r} is no local folder, and the hub did not return it: HF_HUB_OFFLINE is set, "
+            "and the hub's cache has nothing of it. Check the name, or give a folder"
+        )
+
+
 def _known(bundled: Mapping[str, Path]) -> str:
     names = ", ".join(bundled) or "none"
     return f"give a folder, a hub id such as 'organisation/name', or a bundled model ({names})"

@@ -164,6 +164,7 @@ CpuLevel = Literal[
     "avx512",
     "avx2_vnni",
     "avx2",
+    "neon_bf16",
     "neon_i8mm",
     "neon_dot",
     "portable",

@@ -51,7 +51,7 @@ class FakeLLM:
     death, num_dead = None, 0  # of its engine
 
     def __init__(self, made, model, **options):
-        if model == "nobody/unknown":
+        if model == "pics":
             raise ModelNotSupportedError("no plugin serves 'UnknownModel'")
         assert options.pop("quiet"), "stderr is for what the command says"
         EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
@@ -320,7 +320,7 @@ class TestCaption:
         [
             (["caption", "nowhere"], "does not exist"),
             (["caption", "pics", "--overwrite", "--resume"], "contradict"),
-            (["caption", "pics", "--model", "nobody/unknown"], "no plugin serves"),
+            (["caption", "pics", "--model", "pics"], "no plugin serves"),
             (["caption", "pics", "--engine", "nonsense"], "NAME=VALUE"),
             (["caption", "pics", "--engine", "max_model_length=3"], "did you mean 'max_model_len'"),
             (["caption", "pics", "--output", "pics", "--format", "jsonl"], "is a folder"),
@@ -335,7 +335,7 @@ class TestCaption:
         assert result.stderr.startswith("error: ")
 
     def test_debug_shows_the_traceback(self, run, made, pictures):
-        result = run("--debug", "caption", "pics", "--model", "nobody/unknown")
+        result = run("--debug", "caption", "pics", "--model", "pics")
         assert isinstance(result.exception, ModelNotSupportedError)
 
     def test_names_cannot_steer_the_terminal(self, run, made, pictures):

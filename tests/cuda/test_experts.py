@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, SparseMLP
+from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig, SparseMLP
 from mmdeploy_llm.tiny import randomize_empty
 
 

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from mmdeploy_llm import native
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.kernels.coded import CodedWeight, rounded, units_of
 from mmdeploy_llm.layers import GatedMLP
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.tiny import randomize_empty
 from mmdeploy_llm.weight_formats import FORMATS
 

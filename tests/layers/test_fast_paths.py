@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmdeploy_llm.basic_layers import norm
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.layers import RMSNorm
-from mmdeploy_llm.layers.moe import Experts
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

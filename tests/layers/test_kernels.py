@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear
 from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.errors import CheckpointError
@@ -18,7 +19,6 @@ from mmdeploy_llm.layers import (
     VisionBlock,
 )
 from mmdeploy_llm.layers.install import install_kernels
-from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.layers.vision import axial_rotary
 from mmdeploy_llm.model_checks.dense import DenseContext, DenseSequence
 from mmdeploy_llm.tiny import randomize_empty

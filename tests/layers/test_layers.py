@@ -10,6 +10,7 @@ from mmdeploy_llm.basic_layers import linear, rows
 from mmdeploy_llm.basic_layers import mlp as mlp_module
 from mmdeploy_llm.basic_layers import norm as norm_module
 from mmdeploy_llm.basic_layers import rotary as rotary_module
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import (
     GatedMLP,
@@ -22,7 +23,7 @@ from mmdeploy_llm.layers import (
     quick_gelu,
     sectioned_axes,
 )
-from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, Router
+from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig, Router
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -18,7 +18,15 @@ from mmdeploy_llm.native import BuildError, CpuKernels, Level, cpu_levels
 from mmdeploy_llm.tiny import randomize_empty
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 400
-MOE = MoEConfig(num_experts=4, top_k=2, intermediate_size=32)
+SIZES = {"num_experts": 6, "top_k": 2, "intermediate_size": 32}
+MIXTURES = {
+    "corrected": {},
+    "softmax": {"router": "softmax"},
+    "not normed": {"router": "softmax", "is_normed": False, "activation": "gelu_pytorch_tanh"},
+    "shared": {"router": "softmax", "shared_size": 48},
+    "shared by a gate": {"router": "softmax", "shared_size": 48, "is_shared_gated": True},
+    "one of modalities": {"vision_intermediate_size": 16, "shared_size": 48},
+}
 OPTIONS = {
     "plain": {},
     "biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
@@ -36,9 +44,12 @@ OPTIONS = {
     "squares": {"has_gate": False, "activation": "relu2"},
     "plain MLP": {"has_gate": False, "activation": "gelu"},
     "axes": {"rotary": RotaryConfig(head_dim=16, theta=1e4, axes=(0, 0, 1, 1, 1, 2, 2, 2))},
-    "experts": {"moe": MOE, "moe_layers": frozenset({1})},
+    "layer norms": {"layer_norms": True},
+} | {
+    f"experts {name}": {"moe": MoEConfig(**SIZES | options), "moe_layers": frozenset({1})}
+    for name, options in MIXTURES.items()
 }
-IS_RECORDED = {*OPTIONS} - {"experts"}
+IS_RECORDED = {*OPTIONS} - {"layer norms"}
 
 
 def make_decoder(kernels, quantization, options, dtype=torch.bfloat16):

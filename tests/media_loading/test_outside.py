@@ -33,6 +33,25 @@ def test_an_item_is_meant_for_the_tokens_of_its_view():
     assert made.spans == (MediaSpan(offset=0, item=ITEM, rows=(), view=view),)
 
 
+@pytest.mark.parametrize(
+    ("places", "span"),
+    [
+        ((0, 1, 2), MediaSpan(offset=0, item=ITEM)),
+        ((1, 2, 4), MediaSpan(offset=1, item=ITEM, rows=(0, 1, 3))),
+    ],
+)
+def test_an_item_with_places_stands_in_the_tokens(places, span):
+    found = EncoderPrompt(ids=(9, 9, 9, 9, 9, 5), items=(ITEM,), places=(places,))
+    assert divided(rule(found), PROMPT, (ITEM,), len).spans == (span,)
+
+
+def test_a_rule_names_tokens_that_end_an_answer():
+    made = divided(rule(EncoderPrompt(ids=(2,), items=(), end_ids=(7, 8))), PROMPT, (), len)
+    assert made.params(SamplingParams(stop_token_ids=[8])).stop_token_ids == (8, 7)
+    ignoring = SamplingParams(ignore_eos=True)
+    assert made.params(ignoring) is ignoring, "a caller who ignores ends ignores these too"
+
+
 @pytest.mark.parametrize("found", [EncoderPrompt(ids=(), items=()), None])
 def test_a_rule_that_gives_nothing_to_continue(found):
     with pytest.raises(PluginContractError, match="EncoderPrompt with at least one id"):

@@ -7,6 +7,7 @@
 #endif
 
 #include "driver_codes.h"
+#include "driver_states.h"
 #include "driver_values.h"
 
 namespace {
@@ -42,8 +43,10 @@ void run_rows(int32_t dtype, int32_t threads) {
                     1e-6f, 0, threads});
     run(mm::RmsNorm{dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f,
                     1, threads});
-    run(mm::NormHeads{dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, 1,
-                      threads});
+    for (const T* own : {static_cast<const T*>(weight.data()), static_cast<const T*>(nullptr)}) {
+        run(mm::NormHeads{dtype, x.data(), stride, 1, size, own, out.data(), size, size, rows, size,
+                          1e-6f, 1, threads});
+    }
     run(mm::GateHeads{dtype, x.data(), residual.data(), size, size, rows, 1, size, threads});
     run(mm::Activate{dtype, int32_t(between(0, 5)), out.data(), rows, size, threads});
     std::vector<int64_t> columns(size);
@@ -213,8 +216,10 @@ void run_linear(int32_t dtype, int32_t threads) {
     auto x = random_values<T>(rows * k), bias = random_values<T>(n);
     auto scales = random_values<float>(2 * n);
     std::vector<T> out(rows * n);
-    run(mm::LinearS8{dtype, x.data(), k, packed.data(), 0, scales.data(), bias.data(), out.data(),
-                     rows, n, k, packed.data(), k, threads});
+    const mm::LinearS8 product{dtype, x.data(), k, packed.data(), 0, scales.data(), bias.data(),
+                               out.data(), rows, n, k, packed.data(), k, threads};
+    run(product);
+    compare_alone("int8", product);
     std::vector<float> wide_weights(packed.size()), rounded(rows * k);
     run(mm::WidenPanels{4, packed.data(), (n + 63) / 64, k / 4, wide_weights.data(), threads});
     run(mm::RoundGroups{dtype, x.data(), k, rows, k, rounded.data(), threads});
@@ -225,8 +230,7 @@ void run_linear(int32_t dtype, int32_t threads) {
     }
     run(mm::LinearS8{0, whole.data(), k, packed.data(), 0, ones.data(), nullptr, sums.data(), rows,
                      n, k, nullptr, 0, threads});
-    const std::vector<float> wide(weights.begin(), weights.end());
-    compare<float, float>("int8", whole.data(), wide.data(), nullptr, sums.data(), rows, n, k, 0.0);
+    compare<float, int8_t>("int8", whole.data(), weights.data(), nullptr, sums.data(), rows, n, k);
 }
 
 void run_linear_float(int32_t threads) {
@@ -235,9 +239,11 @@ void run_linear_float(int32_t threads) {
     auto bias = random_values<float>(n);
     std::vector<float> packed((n + 63) / 64 * 64 * k), out(rows * n);
     run(mm::PackUnits{weights.data(), n, k, 0, packed.data(), threads});
-    run(mm::Linear{0, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
-                   packed.data(), k * 4, threads});
-    compare("float", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1e-5);
+    const mm::Linear product{0, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
+                             packed.data(), k * 4, threads};
+    run(product);
+    compare("float", x.data(), weights.data(), bias.data(), out.data(), rows, n, k);
+    compare_alone("float", product);
 }
 
 void run_linear_bf16(int32_t threads) {
@@ -246,9 +252,11 @@ void run_linear_bf16(int32_t threads) {
     auto bias = random_values<bf16>(n);
     std::vector<bf16> packed((n + 63) / 64 * 64 * k), out(rows * n);
     run(mm::PackUnits{weights.data(), n, k / 2, 0, packed.data(), threads});
-    run(mm::Linear{1, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
-                   packed.data(), k * 2, threads});
-    compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1.0 / 256);
+    const mm::Linear product{1, x.data(), k, packed.data(), 0, bias.data(), out.data(), rows, n, k,
+                             packed.data(), k * 2, threads};
+    run(product);
+    compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k);
+    compare_alone("bf16", product);
     run(mm::Linear{1, x.data(), k, packed.data(), 0, nullptr, out.data(), rows, n, k, nullptr, 0,
                    threads});
     std::vector<float> wide(packed.size());
@@ -316,6 +324,10 @@ int main() {
         }
         run_codes<float>(0, 0, false, threads);
         run_codes<bf16>(1, 0, false, threads);
+        for (const bool is_step : {false, true}) {
+            run_states<float>(0, is_step, threads);
+            run_states<bf16>(1, is_step, threads);
+        }
         run_pixels();
         run_sampling<float>(0, threads);
         run_sampling<bf16>(1, threads);

@@ -107,10 +107,11 @@ void run_codes(int32_t dtype, int32_t bits, bool rounds, int32_t threads) {
     if (!rounds) x = random_values<T>(rows * k);
     const auto bias = random_values<T>(n);
     std::vector<T> out(rows * n);
-    run(mm::LinearCodes{dtype, w.bits, w.has_offsets, w.is_float, rounds, x.data(), k,
-                        packed.data(),
-                        0, scales.data(), w.group, bias.data(), out.data(), rows, n, k,
-                        packed.data(), w.units() * 4, threads});
+    const mm::LinearCodes product{dtype, w.bits, w.has_offsets, w.is_float, rounds, x.data(), k,
+                                  packed.data(), 0, scales.data(), w.group, bias.data(),
+                                  out.data(), rows, n, k, packed.data(), w.units() * 4, threads};
+    run(product);
+    compare_alone("codes", product);
     for (const int64_t row : {rows - 1, between(0, rows - 1)}) {
         for (int64_t column = 0; column < n; ++column) {
             double sum = mm::load(bias[column]), size = std::fabs(sum);

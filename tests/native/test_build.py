@@ -51,6 +51,7 @@ CAPABILITIES = {  # some of each processor's
     "Zen 3": AVX2,
     "Sandy Bridge": "avx sse4_2",
     "Neoverse V1": "neon fp16_arith bf16 i8mm dot",
+    "without bf16": "neon fp16_arith i8mm dot",
     "Neoverse N1": "neon fp16_arith dot",
     "Cortex-A72": "neon",
 }
@@ -61,11 +62,17 @@ LEVELS = {
     "Alder Lake": "avx2_vnni avx2 portable",
     "Zen 3": "avx2 portable",
     "Sandy Bridge": "portable",
-    "Neoverse V1": "neon_i8mm neon_dot portable",
+    "Neoverse V1": "neon_bf16 neon_i8mm neon_dot portable",
+    "without bf16": "neon_i8mm neon_dot portable",
     "Neoverse N1": "neon_dot portable",
     "Cortex-A72": "portable",
 }
-MACHINES = {"Neoverse V1": "arm64", "Neoverse N1": "aarch64", "Cortex-A72": "arm64"}
+MACHINES = {
+    "Neoverse V1": "arm64",
+    "without bf16": "arm64",
+    "Neoverse N1": "aarch64",
+    "Cortex-A72": "arm64",
+}
 
 
 @pytest.mark.parametrize("processor", CAPABILITIES)
@@ -201,11 +208,12 @@ ARM_COMPILERS = {
 }
 
 
-# Each level on a processor that has no more than it needs.
+# Each level on a processor that has no more than it needs, where the emulator knows one.
 ARM_PROCESSORS = {
     Level.PORTABLE: "cortex-a53",
     Level.NEON_DOT: "neoverse-n1",
     Level.NEON_I8MM: "max,sve=off",
+    Level.NEON_BF16: "max,sve=off",
 }
 
 

@@ -20,7 +20,7 @@ PROGRAM = """
     std::printf("%s.%s %zu %zu\\n", #Args, #name, offsetof(mm::Args, name), sizeof(mm::Args::name));
 int main() {{
     MM_EACH_PRODUCT(SIZE) MM_EACH_SEQUENCE_CALL(SIZE) MM_EACH_LOW_RANK_CALL(SIZE)
-    MM_EACH_OTHER_CALL(SIZE)
+    MM_EACH_EXPERT_CALL(SIZE) MM_EACH_OTHER_CALL(SIZE)
     {fields}
 }}
 """

@@ -89,7 +89,7 @@ def test_products(kernels, dtype, kind, rounds, group_size):
         x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
         bias = values(n, dtype=dtype)
         weight = coded.dequantize().double()
-        expected = rounded_rows(x) if rounds else x.double()
+        expected = rounded_rows(x, by_row=kind == 4) if rounds else x.double()
         expected = expected @ weight.T + bias.double()
         for form in (coded.with_offsets(), coded):
             own = replace(form, units=form.units.clone(), scales=form.scales.clone())
@@ -101,13 +101,35 @@ def test_products(kernels, dtype, kind, rounds, group_size):
             assert ((found - expected).abs() <= limit).all()
 
 
-def rounded_rows(x):
-    """Returns x as it is with a scale for every 128 values."""
-    parts = []
+def rounded_rows(x, *, by_row):
+    """Returns x as it is with a scale for every 128 values. by_row: whether these are the scale of
+    the row divided by powers of two."""
+    parts, row = [], x.float().abs().amax(1, keepdim=True)
     for part in x.float().split(128, 1):
-        step = part.abs().amax(1, keepdim=True) / 127
+        largest = part.abs().amax(1, keepdim=True)
+        if by_row:
+            largest = row / 2.0 ** (torch.frexp(row / largest).exponent - 1)
+        step = largest / 127
         parts.append((part / step.clamp(min=1e-30)).round() * step)
     return torch.cat(parts, 1).double()
+
+
+def test_small_values_keep_their_precision_beside_a_large_one(kernels):
+    """Groups of x in another order of magnitude are rounded with as many steps."""
+    x = torch.full((9, 512), 1e-3)
+    x[:, 128] = 1000.0
+    codes = torch.full((64, 512), 9, dtype=torch.uint8)
+    codes[:, 128:256] = 8
+    weight = CodedWeight(
+        bits=4,
+        k=512,
+        group_size=64,
+        units=units_of(codes, 4),
+        scales=torch.ones(64, 8),
+        zeros=torch.full((64, 8), 8, dtype=torch.uint8),
+    )
+    found = kernels.pack_coded(weight, rounds=True).product(x, None)
+    assert torch.allclose(found, torch.tensor(384e-3), rtol=0.01)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -118,6 +118,12 @@ def test_a_token_has_the_same_angles_in_every_step(kernels):
         assert torch.equal(table, torch.cat(parts))
 
 
+def test_an_id_in_the_place_of_another(kernels):
+    ids = torch.tensor([3, 7, 7, 0, -1, 12])
+    assert kernels.replace_id(ids, 7, 1).tolist() == [3, 1, 1, 0, -1, 12]
+    assert kernels.replace_id(ids, 8, 1).equal(ids)
+
+
 def test_every_level(kernels_of_level):
     test_look_up(kernels_of_level, torch.bfloat16, (130, 36))
     test_rows_that_the_weight_does_not_have(kernels_of_level, torch.bfloat16, True)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from mmdeploy_llm.attention import int4
 from mmdeploy_llm.basic_layers.norm import _rms_norm
 from mmdeploy_llm.basic_layers.rotary import HalfSplitRope, InterleavedRope
+from mmdeploy_llm.basic_layers.softcap import Softcap
 from mmdeploy_llm.kernels import VisibleKeys
 from mmdeploy_llm.native import products
 
@@ -25,6 +26,19 @@ def tolerance(dtype):
 def values(*shape, dtype, seed=0):
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return (torch.randn(*shape, generator=generator) * 3).to(dtype)
+
+
+def test_softcap(kernels):
+    """Every value of bf16 has the bits that torch computes for it."""
+    softcap = Softcap(30.0)
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16).view(4, -1)
+    expected = softcap(x.clone())
+    softcap.kernels = kernels
+    found = softcap(x)
+    assert found.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
+    wide = values(3, 8, dtype=torch.float32)
+    assert torch.equal(softcap(wide), torch.tanh(wide / 30.0) * 30.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmdeploy_llm.basic_layers.norm import ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.norm import RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet, Mamba2, Mamba2Config
-from mmdeploy_llm.layers.states.short_conv import GatedShortConv, ShortConv
+from mmdeploy_llm.state_layers.short_conv import GatedShortConv, ShortConv
 
 from .test_kernels import DTYPES, values
 
@@ -264,6 +264,39 @@ def test_centred_norm_of_heads(kernels, dtype, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 30, 256])
+def test_norm_of_heads_without_a_weight(kernels, dtype, size):
+    """Every second head is normed, into memory of its own, with the bits of weights of one."""
+    x = values(7, 6, size, dtype=dtype)
+    before, heads = x.clone(), x[:, 1::2]
+    rows, ones = heads.reshape(-1, size), torch.ones(size, dtype=dtype)
+    found = kernels.normed_heads(heads, 1e-6)
+    wide = heads.float()
+    expected = wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    torch.testing.assert_close(found, expected.to(dtype), **limits(dtype))
+    assert torch.equal(found.view(-1, size), kernels.rms_norm(rows, ones, 1e-6))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_factor", [True, False])
+@pytest.mark.parametrize("size", [1, 24, 171])
+def test_norm_that_is_added(kernels, dtype, has_factor, size):
+    """In bf16 the sum has the bits of a norm, an addition and a product one after the other."""
+    norm = filled(RMSNorm(size, 1e-6), dtype)
+    factor = torch.tensor([0.37], dtype=dtype) if has_factor else None
+    x, stream = values(9, 2 * size, dtype=dtype)[:, :size], values(9, size, dtype=dtype, seed=3)
+    expected = norm.add_to(stream.clone(), x, factor)
+    exact = stream + kernels.rms_norm(x, norm.weight, norm.eps)
+    exact = exact if factor is None else exact * factor
+    norm.kernels = kernels
+    found = norm.add_to(stream, x, factor)
+    assert found.data_ptr() == stream.data_ptr()
+    assert dtype is torch.float32 or torch.equal(found, exact)
+    torch.testing.assert_close(found, expected, **limits(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gate_of_heads(kernels, dtype):
     x, both = values(9, 3, 40, dtype=dtype), 5 * values(9, 6, 40, dtype=dtype, seed=1)
     gate = both[:, 1::2]
@@ -286,4 +319,6 @@ def test_every_level(kernels_of_level):
         test_a_prompt_of_mamba2_in_steps_has_the_same_bits(kernels_of_level, dtype)
         test_centred_norm(kernels_of_level, dtype, 171)
         test_centred_norm_of_heads(kernels_of_level, dtype, 30)
+        test_norm_of_heads_without_a_weight(kernels_of_level, dtype, 30)
+        test_norm_that_is_added(kernels_of_level, dtype, True, 171)
         test_gate_of_heads(kernels_of_level, dtype)

@@ -145,8 +145,13 @@ int main(int, char** words) {
     return !size || size() != 16;
 }
 """
-# Each level on a processor that has no more than it needs.
-ARM = {"portable": "cortex-a53", "neon_dot": "neoverse-n1", "neon_i8mm": "max,sve=off"}
+# Each level on a processor that has no more than it needs, where the emulator knows one.
+ARM = {
+    "portable": "cortex-a53",
+    "neon_dot": "neoverse-n1",
+    "neon_i8mm": "max,sve=off",
+    "neon_bf16": "max,sve=off",
+}
 
 
 def test_a_pure_wheel_has_no_compiled_kernels(wheel, names):

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers import Linear
-from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.native import BuildError, load
 from mmdeploy_llm.native.coded import CodedPanels
 from mmdeploy_llm.native.products import FloatWeight, S8Weight

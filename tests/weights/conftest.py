@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.layers import MergedLinear
-from mmdeploy_llm.layers.moe import Experts, MoEConfig, Router
+from mmdeploy_llm.layers.moe import MoEConfig, Router
 from mmdeploy_llm.weights import Target, WeightMap
 
 MOE = MoEConfig(num_experts=3, top_k=1, intermediate_size=6)

@@ -3,6 +3,7 @@ ahead."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from mmdeploy_llm.basic_layers.rotary import Rotary
 from mmdeploy_llm.layers import install
 from mmdeploy_llm.startup import loaded
 from mmdeploy_llm.weights import streaming
+from mmdeploy_llm.weights.shard import Read
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
 FAMILIES = ["qwen2", pytest.param("ernie4_5_moe", marks=pytest.mark.full)]
@@ -43,6 +45,7 @@ def test_a_model_that_is_packed_while_it_is_read_answers_the_same(
         return note
 
     monkeypatch.setattr(loaded, "packer", packer)
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 1000)
     found = answer(tiny_folder(family), quantization)
     assert sum(path.endswith("qkv_proj") for path in early) > 1
     with monkeypatch.context() as patch:
@@ -73,6 +76,22 @@ def test_no_more_is_read_ahead_than_is_allowed(ahead, most):
             assert read is given[number]
             assert len(begun) <= number + most
     assert sorted(begun) == list("abcdef")
+
+
+def test_a_large_read_is_shared_by_rows(monkeypatch):
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 40)
+    file = streaming.SafetensorsFile.__new__(streaming.SafetensorsFile)
+    file.entries = {"a": SimpleNamespace(dtype=torch.float32)}
+    whole = Read(
+        file=file, key="a", name="a", start=100, shape=(7, 2, 2), first_value=8, transpose=False
+    )
+    found = list(streaming._pieces(whole, is_whole=False))
+    assert [read.shape for read in found] == [(2, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2)]
+    assert [read.start for read in found] == [100, 108, 116, 124]
+    assert [read.first_value for read in found] == [8, 16, 24, 32]
+    assert list(streaming._pieces(whole, is_whole=True)) == [whole]
+    for other in (replace(whole, transpose=True), replace(whole, shape=(2, 2, 2))):
+        assert list(streaming._pieces(other, is_whole=False)) == [other]
 
 
 def test_what_fails_is_raised_and_ends_the_reads():

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.adapters import Adapter, LowRank, names_of
 from mmdeploy_llm.basic_layers.adapted import Lookup, Rows
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import CausalLM
-from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.weights.map import Target
 

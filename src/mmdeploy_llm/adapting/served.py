@@ -21,13 +21,13 @@ from mmdeploy_llm.basic_layers.adapted import (
     LookupAdapters,
     MatrixAdapters,
 )
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Matrix
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.low_rank import Change, LowRankTable
-from mmdeploy_llm.layers.moe import Experts
 
 from .attach import Blueprint
 from .places import Attached, Place, Placed

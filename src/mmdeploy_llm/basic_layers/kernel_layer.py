@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.kernels import ActivationKernels, Kernels
+from mmdeploy_llm.kernels.mixtures import MixtureKernels
 
 
 class KernelLayer(nn.Module):
@@ -22,6 +23,13 @@ def activation_kernels(kernels: Kernels | None, *tensors: Tensor) -> ActivationK
     return kernels.activations
 
 
+def mixture_kernels(kernels: Kernels | None, x: Tensor) -> MixtureKernels | None:
+    """Returns the kernels of routers and experts, if there are any for rows like these."""
+    if kernels is None or not kernels.takes(x) or not x.is_contiguous():
+        return None
+    return kernels.mixtures
+
+
 def scaled(x: Tensor, factor: float, kernels: Kernels | None, *, rounds: bool = False) -> Tensor:
     """Returns x * factor, with kernels in the memory of `x`. rounds: whether the factor is rounded
     to x's dtype first."""
@@ -29,6 +37,15 @@ def scaled(x: Tensor, factor: float, kernels: Kernels | None, *, rounds: bool = 
     if own is not None and x.is_contiguous():
         return own.scale(x, factor, rounds=rounds)
     return x * (torch.tensor(factor, dtype=x.dtype) if rounds else factor)
+
+
+def added(to: Tensor, x: Tensor, kernels: Kernels | None, gate: Tensor | None = None) -> Tensor:
+    """Returns to + x, both [T, size], in the memory of `to`; with a gate [T, 1]
+    to + x * sigmoid(gate)."""
+    own = activation_kernels(kernels, to, x, *(() if gate is None else (gate,)))
+    if own is not None and to.is_contiguous():
+        return own.add_rows(to, x, gate)
+    return to.add_(x if gate is None else gate.sigmoid_() * x)
 
 
 def multiplied(x: Tensor, y: Tensor, kernels: Kernels | None) -> Tensor:

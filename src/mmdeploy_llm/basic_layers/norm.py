@@ -60,6 +60,18 @@ class RMSNorm(KernelLayer):
         residual.add_(x)
         return self(residual), residual
 
+    def add_to(self, stream: Tensor, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        """Returns (stream + norm(x)) * factor, all [T, size], in the memory of `stream`. factor:
+        [1]; None: 1."""
+        own = self.kernels
+        tensors = [each for each in (x, self.weight, factor) if each is not None]
+        is_ours = own is not None and own.takes(stream, *tensors) and not self.is_centred
+        if own is not None and own.norms is not None and is_ours and stream.is_contiguous():
+            own.norms.add_norm(x, self.weight, self.eps, stream, factor)
+            return stream
+        stream.add_(self(x))
+        return stream if factor is None else stream.mul_(factor)
+
     def _can_join(self, x: Tensor, residual: Tensor) -> bool:
         """Whether one kernel does both the addition and the norm."""
         if self.kernels is None or x.dim() != 2 or not residual.is_contiguous():

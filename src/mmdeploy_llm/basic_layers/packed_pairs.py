@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
 
 from mmdeploy_llm.kernels import PackedWeight
+from mmdeploy_llm.kernels.mixtures import Mixture, MixtureKernels
 
 
 class PackedPairs:
     """Holds gate and up of each expert as one packed matrix, and down as another."""
 
     _packed: list[tuple[PackedWeight, PackedWeight]] | None = None
+    _mixtures: dict[torch.dtype, Mixture | None]  # of all experts, by the dtype of x
 
     def take_pairs(
         self, gate_up: Iterable[PackedWeight | None], down: Iterable[PackedWeight | None]
     ) -> None:
         """Takes the packed matrices of all experts."""
-        self._packed = []
+        self._packed, self._mixtures = [], {}
         for one, other in zip(gate_up, down, strict=True):
             assert one is not None and other is not None  # noqa: PT018 - can_pack was True
             self._packed.append((one, other))
+
+    def replace(self, expert: int, packed: PackedWeight, *, is_down: bool) -> None:
+        """Puts another matrix in the place of one."""
+        assert self._packed is not None, "there is one"
+        gate_up, down = self._packed[expert]
+        self._packed[expert] = (gate_up, packed) if is_down else (packed, down)
+        self._mixtures = {}
+
+    def mixture(
+        self,
+        kernels: MixtureKernels,
+        sizes: tuple[int, int],
+        dtype: torch.dtype,
+        biases: Callable[[int], tuple[Tensor | None, Tensor | None]],
+    ) -> Mixture | None:
+        """Returns all experts in one call; see MixtureKernels. biases: of an expert."""
+        if self._packed is None:
+            return None
+        if dtype not in self._mixtures:
+            own = [biases(expert) for expert in range(len(self._packed))]
+            self._mixtures[dtype] = kernels.mixture(self._packed, sizes, dtype, own)
+        return self._mixtures[dtype]
 
     def packed_parts(self) -> Mapping[str, PackedWeight]:
         """Returns the packed matrices by names."""

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.attention.cache_memory import KVCacheShape
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Embedding
 from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.layers.decoder import CausalLM
-from mmdeploy_llm.layers.moe import Experts, ModalityMLP, SparseMLP
+from mmdeploy_llm.layers.moe import ModalityMLP, SparseMLP
 from mmdeploy_llm.metrics import StepStats
 from mmdeploy_llm.weight_formats import FORMATS
 
@@ -125,7 +126,7 @@ def _decoder_cost(decoder: nn.Module) -> tuple[int, list[ExpertCost]]:
         if module in skipped or isinstance(module, Embedding):
             continue
         if isinstance(module, SparseMLP):
-            share = module.gate.top_k / module.experts.down_proj.shape[0]
+            share = module.gate.rule.top_k / module.experts.down_proj.shape[0]
             experts.append(ExpertCost(num_values=_num_values(module.experts), share=share))
         elif not isinstance(module, Experts):
             dense += _num_values(module)

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rotary
 from mmdeploy_llm.desk.local import LocalDesk
 from mmdeploy_llm.layers.decoder import Attention
-from mmdeploy_llm.layers.moe import Experts, Router, SoftmaxRouter
+from mmdeploy_llm.layers.moe import Router, SoftmaxRouter
 from mmdeploy_llm.layers.vision import PatchEmbed, PositionTable, VisionAttention
 from mmdeploy_llm.llm import LLM
 

@@ -119,10 +119,8 @@ def search(
         media = {"multimodal_data": {"image": image}} if image else {}
         prompt = {**({} if text is None else {"prompt": text}), **media}
         with open_llm(name, options) as llm:
-            wish = {
-                "similarity": similarity,
-                "instruction": text_value("--instruction", instruction),
-            }
+            own = text_value("--instruction", instruction)
+            wish = {"similarity": similarity, "instruction": own}
             (found,) = llm.search(opened, [prompt], top_k, **wish)
     _show(found, opened, as_json=as_json)
     if report is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.model_names import find_model
+from mmdeploy_llm.model_names import check_offline, find_model
 
 from .groups import Group
 from .providers import ProviderOptions
@@ -16,9 +16,9 @@ from .providers import ProviderOptions
 
 def known_model(name: str | None) -> str | None:
     """Returns the name of a model. Raises ModelError for one that is plainly wrong: the id of a hub
-    is looked up when the model is loaded."""
-    if name is not None:
-        find_model(name)
+    is looked up when the model is loaded, unless that may not be."""
+    if name is not None and find_model(name) is None:
+        check_offline(name)
     return name
 
 

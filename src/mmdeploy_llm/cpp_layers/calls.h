@@ -45,6 +45,35 @@ struct LookUpCodes {
     int32_t num_threads;
 };
 
+// out = ids, with `to` in the place of `from`.
+struct ReplaceId {
+    const int64_t* ids;  // [tokens]
+    int64_t from;
+    int64_t to;
+    int64_t* out;  // [tokens]
+    int64_t tokens;
+};
+
+// out = x in float.
+struct Widen {
+    const void* x;  // [values] bf16
+    float* out;     // [values]
+    int64_t values;
+    int32_t num_threads;
+};
+
+// sum = sum + x, or + x * sigmoid(gate).
+struct AddRows {
+    int32_t dtype;
+    const void* x;  // [rows][size]
+    int64_t x_stride;
+    const void* gate;  // [rows]; optional
+    void* sum;         // [rows][size]
+    int64_t rows;
+    int64_t size;
+    int32_t num_threads;
+};
+
 // out = the values of each row at `columns`.
 struct TakeColumns {
     int32_t dtype;
@@ -87,18 +116,35 @@ struct RmsNorm {
     int32_t num_threads;
 };
 
-// The same for each head, in place.
+// The same for each head; out may be x.
 struct NormHeads {
     int32_t dtype;
-    void* x;  // [rows][heads][size]
+    const void* x;  // [rows][heads][size]
     int64_t row_stride;
     int64_t heads;
     int64_t head_stride;
-    const void* weight;  // [size]
+    const void* weight;  // [size]; optional
+    void* out;           // [rows][heads][size]
+    int64_t out_row_stride;
+    int64_t out_head_stride;
     int64_t rows;
     int64_t size;
     float eps;
     int32_t is_centred;
+    int32_t num_threads;
+};
+
+// sum = (sum + x / rms(x) * weight) * factor.
+struct AddNorm {
+    int32_t dtype;
+    const void* x;  // [rows][size]
+    int64_t x_stride;
+    const void* weight;  // [size]
+    const void* factor;  // [1]; optional
+    void* sum;           // [rows][size]
+    int64_t rows;
+    int64_t size;
+    float eps;
     int32_t num_threads;
 };
 
@@ -116,6 +162,18 @@ struct GatedMul {
     int32_t num_threads;
 };
 
+// out = (up + 1) * gate * sigmoid(alpha * gate), gate at most the limit and up within it.
+struct ClampedMul {
+    int32_t dtype;
+    const void* both;  // [rows][2 * size], gate and up in turn
+    void* out;         // [rows][size]
+    int64_t rows;
+    int64_t size;
+    float alpha;
+    float limit;
+    int32_t num_threads;
+};
+
 // x = activation(x).
 struct Activate {
     int32_t dtype;
@@ -123,6 +181,14 @@ struct Activate {
     void* x;       // [rows][size]
     int64_t rows;
     int64_t size;
+    int32_t num_threads;
+};
+
+// x = the values of a table of all bf16, by their bits.
+struct MapValues {
+    void* x;            // [values] bf16
+    const void* table;  // [65536] bf16
+    int64_t values;
     int32_t num_threads;
 };
 
@@ -426,6 +492,55 @@ struct LowRank {
     int32_t num_threads;
 };
 
+// Chooses experts by their scores, see router.h.
+struct Route {
+    int32_t dtype;       // of logits
+    int32_t out_dtype;   // of weights
+    const void* logits;  // [tokens][experts]
+    const float* bias;   // [experts], added to the scores that choose; optional
+    const void* factors; // [experts], which multiply weights; optional
+    void* weights;       // [tokens][top_k]
+    int64_t* ids;        // [tokens][top_k]
+    int64_t tokens;
+    int64_t experts;
+    int64_t top_k;
+    int32_t kind;         // 0: scores are softmax over all; 1: over the chosen; 2: sigmoids
+    int64_t groups;       // of experts
+    int64_t used_groups;  // those whose two best experts have the largest sum
+    int32_t is_normed;    // whether weights are divided by their sum
+    float norm_min;       // lower bound of the sum
+    float norm_more;      // added to the sum
+    float factor;         // of the weights
+    int32_t rounds;       // whether each operation is rounded to the type of logits
+    int32_t num_threads;
+};
+
+// The weighted sum of each token's experts, gated MLPs whose products are calls of a Linear.
+struct RunExperts {
+    int32_t dtype;       // of everything that is no number of another type
+    int32_t activation;  // mm::Activation of the gates; -1: as ClampedMul
+    const void* x;       // [tokens][size]
+    int64_t x_stride;
+    const void* weights;     // [tokens][top_k]
+    const int64_t* ids;      // [tokens][top_k]
+    const int64_t* matrices; // [experts][2], arguments of gate and up together, and of down
+    int32_t first_kind;      // of gate and up: 0 Linear, 1 LinearS8, 2 LinearCodes
+    int32_t last_kind;       // of down
+    void* rows;              // [tokens * top_k][size]: memory to compute in, as the next three
+    void* both;              // [tokens * top_k][2 * inner]
+    void* hidden;            // [tokens * top_k][inner]
+    void* outs;              // [tokens * top_k][size]
+    void* out;               // [tokens][size]
+    int64_t tokens;
+    int64_t experts;
+    int64_t top_k;
+    int64_t size;
+    int64_t inner;
+    float alpha;
+    float limit;
+    int32_t num_threads;
+};
+
 // The largest values of each row, descending.
 struct Largest {
     int32_t dtype;
@@ -556,14 +671,24 @@ struct PlaceThreads {
 #define MM_EACH_LOW_RANK_CALL(CALL) \
     CALL(low_rank, LowRank)
 
+#define MM_EACH_EXPERT_CALL(CALL) \
+    CALL(route, Route)            \
+    CALL(run_experts, RunExperts)
+
 #define MM_EACH_OTHER_CALL(CALL)      \
     CALL(look_up, LookUp)             \
+    CALL(replace_id, ReplaceId)       \
+    CALL(widen, Widen)                \
+    CALL(add_rows, AddRows)           \
     CALL(take_columns, TakeColumns)   \
     CALL(angles, Angles)              \
     CALL(rms_norm, RmsNorm)           \
     CALL(norm_heads, NormHeads)       \
+    CALL(add_norm, AddNorm)           \
     CALL(gated_mul, GatedMul)         \
+    CALL(clamped_mul, ClampedMul)     \
     CALL(activate, Activate)          \
+    CALL(map_values, MapValues)       \
     CALL(scale, Scale)                \
     CALL(gate_heads, GateHeads)       \
     CALL(rotate, Rotate)              \

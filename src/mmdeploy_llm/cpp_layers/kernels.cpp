@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "../cpp_experts/clamped.h"
 #include "../cpp_products/lanes.h"
 #include "dispatch.h"
 #include "pixels.h"
@@ -16,6 +17,21 @@ namespace {
 void run(const mm::LookUp& args) {
     mm::look_up(args.ids, Of<char>::in(args.weights), args.n, args.row_bytes, args.panel,
                 Of<char>::out(args.out), args.tokens, args.num_threads);
+}
+
+void run(const mm::ReplaceId& args) {
+    std::replace_copy(args.ids, args.ids + args.tokens, args.out, args.from, args.to);
+}
+
+void run(const mm::Widen& args) {
+    mm::widen(Of<bf16>::in(args.x), args.out, args.values, args.num_threads);
+}
+
+void run(const mm::AddRows& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::add_rows(of.in(args.x), args.x_stride, of.in(args.gate), of.out(args.sum), args.rows,
+                     args.size, args.num_threads);
+    });
 }
 
 void run(const mm::TakeColumns& args) {
@@ -40,29 +56,23 @@ void run(const mm::RmsNorm& args) {
 
 void run(const mm::NormHeads& args) {
     by_dtype(args.dtype, [&](auto of) {
-        mm::norm_heads(of.out(args.x), args.row_stride, args.heads, args.head_stride,
-                       of.in(args.weight), args.rows, args.size, args.eps, args.is_centred != 0,
+        mm::norm_heads(of.in(args.x), args.row_stride, args.heads, args.head_stride,
+                       of.in(args.weight), of.out(args.out), args.out_row_stride,
+                       args.out_head_stride, args.rows, args.size, args.eps, args.is_centred != 0,
                        args.num_threads);
     });
 }
 
-// Calls function(std::integral_constant<int32_t, kind>()).
-template <typename Function>
-void by_kind(int32_t kind, const Function& function) {
-    switch (kind) {
-        case mm::GELU: return function(std::integral_constant<int32_t, mm::GELU>());
-        case mm::GELU_TANH: return function(std::integral_constant<int32_t, mm::GELU_TANH>());
-        case mm::QUICK_GELU: return function(std::integral_constant<int32_t, mm::QUICK_GELU>());
-        case mm::RELU: return function(std::integral_constant<int32_t, mm::RELU>());
-        case mm::RELU2: return function(std::integral_constant<int32_t, mm::RELU2>());
-        case mm::IDENTITY: return function(std::integral_constant<int32_t, mm::IDENTITY>());
-        default: return function(std::integral_constant<int32_t, mm::SILU>());
-    }
+void run(const mm::AddNorm& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::add_norm(of.in(args.x), args.x_stride, of.in(args.weight), of.in(args.factor),
+                     of.out(args.sum), args.rows, args.size, args.eps, args.num_threads);
+    });
 }
 
 void run(const mm::GatedMul& args) {
     by_dtype(args.dtype, [&](auto of) {
-        by_kind(args.kind, [&](auto kind) {
+        mm::by_kind(args.kind, [&](auto kind) {
             mm::gated_mul<decltype(kind)::value>(
                 of.in(args.gate), args.gate_stride, of.in(args.up), args.up_stride,
                 of.out(args.out), args.rows, args.size, args.num_threads);
@@ -70,13 +80,25 @@ void run(const mm::GatedMul& args) {
     });
 }
 
+void run(const mm::ClampedMul& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::clamped_mul(of.in(args.both), of.out(args.out), args.rows, args.size, args.alpha,
+                        args.limit, args.num_threads);
+    });
+}
+
 void run(const mm::Activate& args) {
     by_dtype(args.dtype, [&](auto of) {
-        by_kind(args.kind, [&](auto kind) {
+        mm::by_kind(args.kind, [&](auto kind) {
             mm::activate<decltype(kind)::value>(of.out(args.x), args.rows, args.size,
                                                 args.num_threads);
         });
     });
+}
+
+void run(const mm::MapValues& args) {
+    mm::map_values(Of<uint16_t>::out(args.x), Of<uint16_t>::in(args.table), args.values,
+                   args.num_threads);
 }
 
 void run(const mm::Scale& args) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "../cpp_products/numbers.h"
 #include "../cpp_products/parallel.h"
@@ -68,15 +69,27 @@ inline void angles(const int64_t* positions, int64_t stride, const int64_t* axes
     });
 }
 
-// out = norm(in) * weight; `out` may be `in`. The normed value is rounded to T before the weight is
-// applied, as in transformers' modules. is_centred: times 1 + weight, and rounded only at the end.
+// Returns 1 / rms(in).
 template <typename T>
-inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps,
-                     bool is_centred = false) {
+inline float inverse_rms(const T* in, int64_t size, float eps) {
     float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
     for (int64_t c = 0; c < size; ++c) squares += load(in[c]) * load(in[c]);
-    const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
+    return 1.0f / std::sqrt(squares / float(size) + eps);
+}
+
+// out = norm(in) * weight, or without a weight norm(in); `out` may be `in`. The normed value is
+// rounded to T before the weight is applied, as in transformers' modules. is_centred: times
+// 1 + weight, and rounded only at the end.
+template <typename T>
+inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps,
+                     bool is_centred = false) {
+    const float scale = inverse_rms(in, size, eps);
+    if (weight == nullptr) {
+#pragma omp simd
+        for (int64_t c = 0; c < size; ++c) out[c] = store<T>(load(in[c]) * scale);
+        return;
+    }
     if (is_centred) {
 #pragma omp simd
         for (int64_t c = 0; c < size; ++c) {
@@ -108,15 +121,37 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out
     });
 }
 
-// Norms every head of x [rows, heads, size] in place, with one weight [size]; see norm_row.
+// sum = (sum + norm(x) * weight) * factor, rounded to T after each operation; no factor is 1.
 template <typename T>
-void norm_heads(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, const T* weight,
+void add_norm(const T* x, int64_t x_stride, const T* weight, const T* factor, T* sum, int64_t rows,
+              int64_t size, float eps, int num_threads) {
+    const float last = factor == nullptr ? 1.0f : load(*factor);
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* in = x + row * x_stride;
+            T* to = sum + row * size;
+            const float scale = inverse_rms(in, size, eps);
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                const float normed = rounded<T>(rounded<T>(load(in[c]) * scale) * load(weight[c]));
+                to[c] = store<T>(rounded<T>(load(to[c]) + normed) * last);
+            }
+        }
+    });
+}
+
+// out = norm(x) * weight for every head of x [rows, heads, size], with one weight [size]; `out` may
+// be `x`. See norm_row.
+template <typename T>
+void norm_heads(const T* x, int64_t row_stride, int64_t heads, int64_t head_stride,
+                const T* weight, T* out, int64_t out_row_stride, int64_t out_head_stride,
                 int64_t rows, int64_t size, float eps, bool is_centred, int num_threads) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t head = 0; head < heads; ++head) {
-                T* values = x + row * row_stride + head * head_stride;
-                norm_row(values, weight, values, size, eps, is_centred);
+                norm_row(x + row * row_stride + head * head_stride, weight,
+                         out + row * out_row_stride + head * out_head_stride, size, eps,
+                         is_centred);
             }
         }
     });
@@ -134,6 +169,33 @@ void gate_heads(T* x, const T* gate, int64_t gate_stride, int64_t gate_head_stri
             for (int64_t c = 0; c < size; ++c) {
                 const float open = rounded<T>(1.0f / (1.0f + fast_exp(-load(g[c]))));
                 values[c] = store<T>(load(values[c]) * open);
+            }
+        }
+    });
+}
+
+// out [values] = x in float.
+inline void widen(const bf16* x, float* out, int64_t values, int num_threads) {
+    parallel_parts(values, num_threads, [&](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) out[i] = load(x[i]);
+    });
+}
+
+// sum [rows][size] += x, or with a gate for each row x * sigmoid(gate); rounded to T after each
+// operation.
+template <typename T>
+void add_rows(const T* x, int64_t x_stride, const T* gate, T* sum, int64_t rows, int64_t size,
+              int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* in = x + row * x_stride;
+            T* to = sum + row * size;
+            float open = 1.0f;
+            if (gate != nullptr) open = rounded<T>(1.0f / (1.0f + std::exp(-load(gate[row]))));
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                to[c] = store<T>(load(to[c]) + rounded<T>(load(in[c]) * open));
             }
         }
     });
@@ -167,6 +229,20 @@ MM_INLINE float activated(float x) {
     return x / (1.0f + fast_exp(-x));
 }
 
+// Calls function(std::integral_constant<int32_t, kind>()).
+template <typename Function>
+void by_kind(int32_t kind, const Function& function) {
+    switch (kind) {
+        case GELU: return function(std::integral_constant<int32_t, GELU>());
+        case GELU_TANH: return function(std::integral_constant<int32_t, GELU_TANH>());
+        case QUICK_GELU: return function(std::integral_constant<int32_t, QUICK_GELU>());
+        case RELU: return function(std::integral_constant<int32_t, RELU>());
+        case RELU2: return function(std::integral_constant<int32_t, RELU2>());
+        case IDENTITY: return function(std::integral_constant<int32_t, IDENTITY>());
+        default: return function(std::integral_constant<int32_t, SILU>());
+    }
+}
+
 // x [rows][size] = activated x.
 template <int32_t KIND, typename T>
 void activate(T* x, int64_t rows, int64_t size, int num_threads) {
@@ -193,6 +269,13 @@ void gated_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_strid
                 result[c] = store<T>(rounded<T>(activated<KIND>(load(g[c]))) * load(u[c]));
             }
         }
+    });
+}
+
+// x [values] = table[x], of the bits of bf16.
+inline void map_values(uint16_t* x, const uint16_t* table, int64_t values, int num_threads) {
+    parallel_parts(values, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) x[i] = table[x[i]];
     });
 }
 

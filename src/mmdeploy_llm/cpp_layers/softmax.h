@@ -81,9 +81,7 @@ MM_INLINE void store_weights(float* to, Floats first, Floats second) {
 }
 
 #ifdef MM_HAS_BF16_DOT
-MM_INLINE void store_weights(bf16* to, Floats first, Floats second) {
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
-}
+MM_INLINE void store_weights(bf16* to, Floats first, Floats second) { store_bf16(to, first, second); }
 #endif
 
 // IS_WHOLE: all columns are visible.

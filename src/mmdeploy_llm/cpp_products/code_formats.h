@@ -4,8 +4,10 @@
 //     PARTS                the operands that a unit becomes, one after the other
 //     RELOADS              whether each part loads the weights again
 //     ROUNDS               whether x is rounded to int8
+//     POWERS               whether the scales of x are one for each row, times powers of two for groups
 //     ZEROS_FIRST          whether sums start with what zeros of weights subtract, instead of offsets
-//     SECOND_EXCESS        what each second operand is smaller by than its code: sums start with as much
+//     FLOAT_BITS           whether sums are the bits of floats, see FLOAT_OF_0
+//     SECOND_EXCESS        what each second operand is smaller by than its code; sums start with it
 //     column(i)            the column, within a unit, of the i-th value of x in the order of the format
 //     widen(words, part)   makes operands of one part of the units in a register
 //     add(sums, x, w)      adds products
@@ -17,6 +19,13 @@
 #include "numbers.h"
 
 namespace mm {
+
+// What most formats have.
+struct PlainCodes {
+    static constexpr bool ROUNDS = false, POWERS = false, ZEROS_FIRST = false;
+    static constexpr bool FLOAT_BITS = false;
+    static constexpr int32_t SECOND_EXCESS = 0;
+};
 
 template <int BITS>
 MM_INLINE Ints code_of(Ints words, int part) {
@@ -34,14 +43,11 @@ constexpr int64_t column_of(int index) {
 // Codes as floats: one of each unit at a time. NEON converts unsigned integers too: there a code stays
 // where it is in its word, which is 2^(BITS * part) times the code, and x is divided by that.
 template <int BITS>
-struct FloatCodes {
+struct FloatCodes : PlainCodes {
     using X = float;
     using Sums = Floats;
     static constexpr int PARTS = 32 / BITS;
-    static constexpr bool RELOADS = BITS == 4;
-    static constexpr bool ROUNDS = false;  // whether x is rounded to int8
-    static constexpr int32_t SECOND_EXCESS = 0;
-    static constexpr bool ZEROS_FIRST = false;
+    static constexpr bool RELOADS = true;
     static constexpr int64_t column(int64_t i) { return column_of<BITS>(int(i)); }
 #if defined(__aarch64__)
     static constexpr float factor(int part) { return 1.0f / float(1u << (BITS * part)); }
@@ -81,10 +87,8 @@ MM_INLINE float float_of_float8(uint32_t code) {
 
 // The halves of a 32-bit lane hold the codes at the bits BITS * part and 16 + BITS * part of a unit.
 template <int BITS>
-struct PairsOfCodes {
+struct PairsOfCodes : PlainCodes {
     static constexpr int PARTS = 16 / BITS;
-    static constexpr int32_t SECOND_EXCESS = 0;
-    static constexpr bool ZEROS_FIRST = false;
     static constexpr int64_t column(int64_t i) {
         return column_of<BITS>(int(i / 2 + i % 2 * PARTS));
     }
@@ -100,7 +104,6 @@ struct Bf16Codes : PairsOfCodes<BITS> {
     using X = bf16;
     using Sums = Floats;
     static constexpr bool RELOADS = false;
-    static constexpr bool ROUNDS = false;
     static MM_INLINE Ints widen(Ints words, int part) {
         const Ints pairs = PairsOfCodes<BITS>::pairs(words, part);
         if constexpr (BITS == 4) {
@@ -142,6 +145,57 @@ struct Bf16Float8s : Bf16Codes<8> {
             _mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
     }
 };
+#elif defined(MM_HAS_BF16_DOT)
+template <int BITS>
+struct Bf16Codes : PairsOfCodes<BITS> {
+    using X = bf16;
+    using Sums = Floats;
+    static constexpr bool RELOADS = false;
+    static MM_INLINE Ints widen(Ints words, int part) {
+        constexpr int STEP = PairsOfCodes<BITS>::PARTS;
+        return halves(to_floats(code_of<BITS>(words, part)),
+                      to_floats(code_of<BITS>(words, part + STEP)));
+    }
+    // Pairs of floats that bf16 holds exactly.
+    static MM_INLINE Ints halves(Floats low, Floats high) {
+        return (Ints)((Words)low >> 16) | (Ints)high;
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+};
+
+// The bytes of 16 codes are looked up at once, which makes two parts: codes 0, 1 and 2, 3 of units,
+// or 4, 5 and 6, 7.
+template <>
+struct Bf16Codes<4> : PlainCodes {
+    using X = bf16;
+    using Sums = Floats;
+    static constexpr int PARTS = 4;
+    static constexpr bool RELOADS = false;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const uint8x16_t bytes = (uint8x16_t)words;
+        const uint8x16_t codes = part < 2 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4);
+        const uint8x16_t low = vqtbl1q_u8(load_lanes<uint8x16_t>(LOW), codes);
+        const uint8x16_t high = vqtbl1q_u8(load_lanes<uint8x16_t>(HIGH), codes);
+        const auto first = (int32x4_t)vzip1q_u8(low, high), second = (int32x4_t)vzip2q_u8(low, high);
+        return part % 2 == 0 ? (Ints)vuzp1q_s32(first, second) : (Ints)vuzp2q_s32(first, second);
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+
+  private:
+    // The bytes of 0 .. 15 in bf16.
+    alignas(16) static constexpr uint8_t LOW[16] = {0x00, 0x80, 0x00, 0x40, 0x80, 0xa0, 0xc0, 0xe0,
+                                                    0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70};
+    alignas(16) static constexpr uint8_t HIGH[16] = {0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40,
+                                                     0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41};
+};
+
+struct Bf16Float8s : Bf16Codes<8> {
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return halves((Floats)Float8s::widen(words, part),
+                      (Floats)Float8s::widen(words, part + PARTS));
+    }
+};
 #else
 template <int BITS>
 using Bf16Codes = FloatCodes<BITS>;
@@ -156,8 +210,8 @@ template <int BITS>
 struct S8Codes : PairsOfCodes<BITS> {
     using X = int16_t;
     using Sums = Ints;
-    static constexpr bool RELOADS = BITS == 4;
-    static constexpr bool ROUNDS = true;
+    static constexpr bool RELOADS = true;
+    static constexpr bool ROUNDS = true, POWERS = BITS == 4;
     static MM_INLINE Ints widen(Ints words, int part) {
         return PairsOfCodes<BITS>::pairs(words, part);
     }
@@ -166,14 +220,13 @@ struct S8Codes : PairsOfCodes<BITS> {
 
 #ifdef MM_HAS_SMALL_DOT
 template <>
-struct S8Codes<4> {
+struct S8Codes<4> : PlainCodes {
     using X = int8_t;
     using Sums = SmallSums;
     static constexpr int PARTS = 2;
-    static constexpr int32_t SECOND_EXCESS = 0;
-    static constexpr bool ZEROS_FIRST = HAS_PAIRS_BESIDE_QUADRUPLES;
     static constexpr bool RELOADS = NUM_REGISTERS == 16;
-    static constexpr bool ROUNDS = true;
+    static constexpr bool ROUNDS = true, POWERS = true;
+    static constexpr bool ZEROS_FIRST = HAS_PAIRS_BESIDE_QUADRUPLES, FLOAT_BITS = ZEROS_FIRST;
     static constexpr int64_t column(int64_t i) { return i; }
     static MM_INLINE Ints widen(Ints words, int part) {
         return (Ints)((Words)words >> uint32_t(4 * part)) & splat_word(0x0f0f0f0fu);
@@ -187,12 +240,11 @@ struct S8Codes<4> {
 #ifndef MM_HAS_S8_DOT
 // Codes of 8 bits for many rows: pairs of bytes as WideS8Format has them, which are divided by one
 // shift. The second code of each pair is 128 less, which the number that sums start with brings back.
-struct S8PairCodes {
+struct S8PairCodes : PlainCodes {
     using X = int16_t;
     using Sums = Ints;
     static constexpr int PARTS = 2;
     static constexpr int32_t SECOND_EXCESS = 128;
-    static constexpr bool ZEROS_FIRST = false;
     static constexpr bool RELOADS = false;
     static constexpr bool ROUNDS = true;
     static MM_INLINE Ints flipped(Ints words) { return words ^ mask_of_memory<0x80008000u>(); }
@@ -203,11 +255,10 @@ struct S8PairCodes {
 };
 #else
 template <>
-struct S8Codes<8> {
+struct S8Codes<8> : PlainCodes {
     using X = int8_t;
     using Sums = Ints;
     static constexpr int PARTS = 1;
-    static constexpr int32_t SECOND_EXCESS = 0;
     static constexpr bool ZEROS_FIRST = HAS_PAIRS_BESIDE_QUADRUPLES;
     static constexpr bool RELOADS = false;
     static constexpr bool ROUNDS = true;

@@ -30,40 +30,47 @@ struct Groups {
     int64_t rows() const { return words() * num; }
 };
 
+constexpr uint32_t MAX_POWER = 20;  // of 2, which a group's scale is less by than that of its row
+
 // Rows of x in the order of the format: values [rows][width]; for each step of a row the sum of its
-// values, and if they are rounded their scale and what their integer sums start with.
+// values, and if they are rounded their scale (times FLOAT_OF_0 with FLOAT_BITS) and what their integer
+// sums start with.
 template <typename Format>
 struct ArrangedRows {
     using X = typename Format::X;
     static constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(X);  // of a unit
     int64_t width;
-    int64_t steps;
+    int64_t num;  // rows
     std::unique_ptr<X[]> values;
     std::vector<float> scales;
+    std::vector<float> row_scales;
     std::vector<float> less;  // minus the sums
     std::vector<int32_t> starts;
 
     ArrangedRows(int64_t rows, int64_t k, int64_t step)
         : width(round_up(k, VALUES)),
-          steps((k + step - 1) / step),
+          num(rows),
           values(new X[rows * width]),
-          scales(Format::ROUNDS ? rows * steps : 0),
-          less(rows * steps),
-          starts(Format::SECOND_EXCESS != 0 || Format::ZEROS_FIRST ? rows * steps : 0) {}
+          scales(Format::ROUNDS ? rows * num_steps(k, step) : 0),
+          row_scales(Format::POWERS ? rows : 0),
+          less(rows * num_steps(k, step)),
+          starts(Format::SECOND_EXCESS != 0 || Format::ZEROS_FIRST ? less.size() : 0) {}
 
     template <typename T>
     void fill(const T* x, int64_t row, int64_t k, int64_t step) {
+        const float largest = Format::POWERS ? largest_of(x, k) : 0.0f;
+        if constexpr (Format::POWERS) row_scales[row] = largest / 127.0f;
         for (int64_t first = 0; first < k; first += GROUP) {
             const int64_t count = std::min(GROUP, k - first);
             X* to = values.get() + row * width + first;
             if constexpr (std::is_same_v<X, int8_t>) {
                 static_assert(Format::column(1) == 1, "bytes are read in their order");
-                const float scale = quantize(x + first, count, to);
+                const float scale = round(x + first, count, largest, to);
                 std::fill(to + count, to + round_up(count, VALUES), X{});
                 add_steps(row, first, count, step, to, scale);
             } else if constexpr (Format::ROUNDS) {
                 int8_t rounded[GROUP] = {};
-                const float scale = quantize(x + first, count, rounded);
+                const float scale = round(x + first, count, largest, rounded);
                 add_steps(row, first, count, step, rounded, scale);
                 if constexpr (Format::SECOND_EXCESS != 0) {
                     mm::arrange(rounded, round_up(count, VALUES), to);
@@ -78,18 +85,30 @@ struct ArrangedRows {
     }
 
   private:
+    static int64_t num_steps(int64_t k, int64_t step) { return (k + step - 1) / step; }
+    // Rounds a group and returns its scale. With POWERS that is a power of two, without the scale of the
+    // row, in which `largest_of_row` is 127: the least that makes no value larger.
+    template <typename T>
+    static MM_INLINE float round(const T* x, int64_t count, float largest_of_row, int8_t* to) {
+        if constexpr (!Format::POWERS) return quantize(x, count, to);
+        const float ratio = largest_of_row / largest_of(x, count);
+        const uint32_t exponent = (float_to_bits(ratio) >> 23) & 0xffu;
+        const uint32_t power = std::min(exponent, 127u + MAX_POWER);
+        round_times(x, count, inverse_of(largest_of_row) * bits_to_float(power << 23), to);
+        return bits_to_float((254u - power) << 23);
+    }
     // Sums `count` values from column `first` on by steps.
     template <typename V>
     void add_steps(int64_t row, int64_t first, int64_t count, int64_t step, const V* from,
                    float scale) {
         for (int64_t at = 0; at < count; at += step) {
-            const int64_t num = std::min(step, count - at), index = row * steps + (first + at) / step;
-            const float sum = sum_of(from + at, num);
+            const int64_t own = std::min(step, count - at), index = (first + at) / step * num + row;
+            const float sum = sum_of(from + at, own);
             less[index] = -sum * scale;
             if constexpr (Format::ZEROS_FIRST) starts[index] = -int32_t(sum);
-            if constexpr (Format::ROUNDS) scales[index] = scale;
+            if constexpr (Format::ROUNDS) scales[index] = scale * (Format::FLOAT_BITS ? FLOAT_OF_0 : 1);
             if constexpr (Format::SECOND_EXCESS != 0) {
-                starts[index] = Format::SECOND_EXCESS * sum_of_each<2>(from + at + 1, num - 1);
+                starts[index] = Format::SECOND_EXCESS * sum_of_each<2>(from + at + 1, own - 1);
             }
         }
     }

@@ -13,115 +13,202 @@
 
 namespace mm {
 
-// The sums of a tile over the units of a step. Those of 16 bits hold few products, and are added to
-// others of 32 bits in memory meanwhile.
-template <typename Format, int ROWS, int NUM>
-struct TileSums {
-    using Sums = typename Format::Sums;
-    static constexpr bool ARE_SHORT = std::is_same_v<Sums, SignedHalves>;
-    static constexpr int64_t LIMIT = ARE_SHORT ? SMALL_QUADRUPLES / Format::PARTS : 1;  // units
-    Sums sums[ROWS][NUM] = {};
-    Ints wide[ARE_SHORT ? ROWS : 1][NUM];
+// The steps of a chunk that a tile adds: those of some rows and some columns of a panel. A tile moves
+// on in it. Pointers are to what belongs to the first step, row and column.
+template <typename X>
+struct CodeSteps {
+    const X* x;
+    int64_t x_stride;  // between rows
+    int64_t place;     // of the first row and step in what follows: between steps num_rows
+    const float* x_scales;
+    const float* less;
+    const int32_t* starts;
+    int64_t num_rows;
+    const char* codes;
+    int64_t units, step_units;
+    const float* scales;  // PANEL further the offsets, or zeros as integers; between groups 2 PANEL
+    int64_t group_left, group_steps;  // steps of the first group, and of others
+    Prefetch prefetch;
+    float* out;
+};
 
-    // Whether sums of 16 bits do not hold the products of as many units.
-    static constexpr bool spills(int64_t units) { return ARE_SHORT && units > LIMIT; }
-    // starts: of the sums of the first row; the next row's is `steps` further. zeros: of the columns.
-    MM_INLINE void start(const int32_t* starts, int64_t steps, const float* zeros) {
-        each([&](int r, int b) {
-            const Ints own = splat(starts + r * steps);
-            sums[r][b] = Format::ZEROS_FIRST
-                             ? add_pairs(Ints{}, load_lanes<Ints>(zeros + b * LANES), own)
-                             : own;
+// Stores a value that a tile soon reads. Without this GCC would collect two of them in a vector
+// register, in which they would wait for the products that are being computed.
+template <typename T>
+MM_INLINE void put(T& field, T value) {
+    field = value;
+    asm volatile("" : "+m"(field));
+}
+
+constexpr int64_t BLOCK_UNITS = 4;  // between which lines are prefetched, at least
+
+// The sums of a tile. Those of 16 bits hold few products, and are added to others of 32 bits in memory
+// meanwhile.
+template <typename Format, int ROWS, int NUM, bool HAS_OFFSETS>
+struct CodeTile {
+    using Sums = typename Format::Sums;
+    using Steps = CodeSteps<typename Format::X>;
+    static constexpr bool ARE_SHORT = std::is_same_v<Sums, SignedHalves>;
+    // Whether the sums over all steps are kept in registers, beside those over one step.
+    static constexpr bool KEEPS_SUMS = MM_VECTOR_BYTES == 64 && ROWS * NUM <= 12;
+    static constexpr int64_t LIMIT = ARE_SHORT ? SMALL_QUADRUPLES / Format::PARTS : INT64_MAX / 2;
+    Sums sums[ROWS][NUM];
+    Ints wide[ARE_SHORT ? ROWS : 1][NUM];
+    Floats all[KEEPS_SUMS ? ROWS : 1][NUM];
+
+    template <typename Body>
+    static MM_INLINE void each(const Body& body) {
+        unrolled<ROWS * NUM>([&](auto i) MM_ALWAYS {
+            body(std::integral_constant<int, i / NUM>(), std::integral_constant<int, i % NUM>());
         });
     }
-    MM_INLINE void fill(const typename Format::X* x, int64_t x_stride, const void* codes,
-                        int64_t units, Prefetch& prefetch) {
-        int64_t done = 0;
-        if constexpr (ARE_SHORT) {
-            if (units > LIMIT) {
-                add_units<Format, ROWS, NUM>(x, x_stride, codes, PANEL, LIMIT, prefetch, sums);
-                each([&](int r, int b) { wide[r][b] = whole<false>(r, b), sums[r][b] = Sums{}; });
-                done = LIMIT;
-            }
-            for (; units - done > LIMIT; done += LIMIT) {
-                add_units<Format, ROWS, NUM>(x, x_stride, codes, PANEL, done + LIMIT, prefetch, sums,
-                                             done);
-                each([&](int r, int b) { wide[r][b] = whole<true>(r, b), sums[r][b] = Sums{}; });
-            }
+    static MM_INLINE float* at(float* out, int r, int b) { return out + r * PANEL + b * LANES; }
+    MM_INLINE void load(float* out) {
+        if constexpr (KEEPS_SUMS) {
+            each([&](auto r, auto b) MM_ALWAYS { all[r][b] = load_lanes<Floats>(at(out, r, b)); });
         }
-        add_units<Format, ROWS, NUM>(x, x_stride, codes, PANEL, units, prefetch, sums, done);
     }
-    // Adds the sums to out [ROWS][PANEL], times the scales of x and of the columns, less the offsets:
-    // out += scale * x_scale * sum - offset * x_sum. less: -x_sum.
-    template <bool SPILLED, bool HAS_OFFSETS>
-    MM_INLINE void add_to(float* out, const float* x_scales, const float* less, int64_t steps,
-                          const float* scales) const {
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            const Floats x_sum = all_lanes(less[r * steps]);
-            const Floats x_scale = all_lanes(Format::ROUNDS ? x_scales[r * steps] : 1.0f);
-#pragma GCC unroll 8
-            for (int b = 0; b < NUM; ++b) {
-                float* to = out + r * PANEL + b * LANES;
-                const float* own = scales + b * LANES;
-                Floats sum = at<SPILLED>(r, b);
-                if (Format::ROUNDS) sum = sum * x_scale;
-                Floats base = load_lanes<Floats>(to);
-                if (HAS_OFFSETS) base = multiply_add_at(x_sum, own + PANEL, base);
-                store_lanes(to, multiply_add_at(sum, own, base));
-            }
+    MM_INLINE void store(float* out) {
+        if constexpr (KEEPS_SUMS) {
+            each([&](auto r, auto b) MM_ALWAYS { store_lanes(at(out, r, b), all[r][b]); });
         }
+    }
+    MM_INLINE void start(const Steps& steps) {
+        each([&](auto r, auto b) MM_ALWAYS {
+            if constexpr (Format::FLOAT_BITS) {
+                sums[r][b] = splat(steps.x_scales + steps.place + r);
+            } else if constexpr (Format::SECOND_EXCESS != 0) {
+                sums[r][b] = splat(steps.starts + steps.place + r);
+            } else {
+                sums[r][b] = Sums{};
+            }
+            if constexpr (Format::ZEROS_FIRST && !HAS_OFFSETS) {
+                const Ints zeros = load_lanes<Ints>(steps.scales + PANEL + b * LANES);
+                const Ints own = splat(steps.starts + steps.place + r);
+                sums[r][b] = add_pairs_at_once<Format::FLOAT_BITS>(sums[r][b], zeros, own);
+            }
+        });
+    }
+    MM_INLINE void add_unit(const char* x, int64_t x_stride, const char* codes) {
+        unrolled<Format::PARTS>([&](auto part) MM_ALWAYS {
+            Ints w[NUM];
+            unrolled<NUM>([&](auto b) MM_ALWAYS {
+                w[b] = Format::widen(load_lanes<Ints>(codes + b * MM_VECTOR_BYTES), part);
+            });
+            unrolled<ROWS>([&](auto r) MM_ALWAYS {
+                const Ints four = splat(x + r * x_stride + part * 4);
+                unrolled<NUM>([&](auto b) MM_ALWAYS {
+                    sums[r][b] = Format::add(sums[r][b], four, w[b]);
+                });
+                MM_IN_ORDER();
+            });
+            each([&](auto r, auto b) MM_ALWAYS { MM_KEEP(sums[r][b]); });
+            // Makes the next part load the weights again, which is cheaper than to keep them.
+            if (Format::RELOADS) asm("" : "+r"(codes));
+        });
+    }
+    template <bool ADDS>
+    MM_INLINE void widen() {
+        each([&](auto r, auto b) MM_ALWAYS {
+            wide[r][b] = ADDS ? wide[r][b] + as_ints(sums[r][b]) : as_ints(sums[r][b]);
+            sums[r][b] = Sums{};
+        });
+    }
+    // out += scale * x_scale * sum - offset * x_sum
+    template <bool SPILLED>
+    MM_INLINE void scale(const Steps& steps, float* out) {
+        unrolled<ROWS>([&](auto r) MM_ALWAYS {
+            const Floats x_scale = all_lanes(Format::ROUNDS ? steps.x_scales[steps.place + r] : 1.0f);
+            const Floats less = all_lanes(steps.less[steps.place + r]);
+            unrolled<NUM>([&](auto b) MM_ALWAYS {
+                const float* scales = steps.scales + b * LANES;
+                Floats sum = value<SPILLED>(r, b), base;
+                if constexpr (Format::FLOAT_BITS) {
+                    sum = sum - x_scale;
+                } else if constexpr (Format::ROUNDS) {
+                    sum = sum * x_scale;
+                }
+                if constexpr (KEEPS_SUMS) {
+                    base = all[r][b];
+                } else {
+                    base = load_lanes<Floats>(at(out, r, b));
+                }
+                if (HAS_OFFSETS) base = multiply_add_at(less, scales + PANEL, base);
+                base = multiply_add_at(sum, scales, base);
+                if constexpr (KEEPS_SUMS) {
+                    all[r][b] = base;
+                    MM_KEEP(all[r][b]);
+                } else {
+                    store_lanes(at(out, r, b), base);
+                }
+            });
+        });
     }
 
   private:
     template <bool SPILLED>
-    MM_INLINE Floats at(int r, int b) const {
-        if constexpr (std::is_same_v<Sums, Floats>) {
-            return sums[r][b];
+    MM_INLINE Floats value(int r, int b) const {
+        if constexpr (std::is_same_v<Sums, Floats> || Format::FLOAT_BITS) {
+            return (Floats)sums[r][b];
         } else {
-            return to_floats(whole<SPILLED>(r, b));
-        }
-    }
-    template <bool SPILLED>
-    MM_INLINE Ints whole(int r, int b) const {
-        const Ints own = as_ints(sums[r][b]);
-        return SPILLED ? wide[r][b] + own : own;
-    }
-    template <typename Body>
-    static MM_INLINE void each(const Body& body) {
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 8
-            for (int b = 0; b < NUM; ++b) body(r, b);
+            const Ints own = as_ints(sums[r][b]);
+            return to_floats(SPILLED ? wide[r][b] + own : own);
         }
     }
 };
 
-// Adds to out [ROWS][NUM registers] one step, number `step` of rows from `row` on: the products with
-// `units` units of codes, times the scales of x and of the weights, less the offsets. scales: of the
-// columns, and PANEL further their offsets, or zeros as integers.
-template <typename Format, typename Own, int ROWS, int NUM>
-__attribute__((noinline)) void code_tile(const ArrangedRows<Format>& rows, int64_t row, int64_t step,
-                                         int64_t column, const void* codes, int64_t units,
-                                         const float* scales, bool has_offsets, Prefetch& prefetch,
-                                         float* out) {
-    using Tile = TileSums<Own, ROWS, NUM>;
-    const int64_t steps = rows.steps, first = row * steps + step;
-    Tile sums;
-    if constexpr (Format::SECOND_EXCESS != 0) sums.start(rows.starts.data() + first, steps, nullptr);
-    if constexpr (Format::ZEROS_FIRST) {
-        if (!has_offsets) sums.start(rows.starts.data() + first, steps, scales + PANEL);
+// Adds to out [ROWS][NUM registers] for each step: the products with its codes, times the scales of x
+// and of the weights, less the offsets. Never inlined, so that the sums stay in registers.
+template <typename Format, int ROWS, int NUM, bool HAS_OFFSETS>
+__attribute__((noinline)) void code_tile(CodeSteps<typename Format::X>& steps) {
+    using Tile = CodeTile<Format, ROWS, NUM, HAS_OFFSETS>;
+    using X = typename Format::X;
+    constexpr bool IS_MATRIX = ROWS > 1 && IN_MATRICES<X>;
+    const char* x = reinterpret_cast<const char*>(steps.x);
+    const char* codes = steps.codes;
+    const int64_t x_stride = steps.x_stride * sizeof(X);
+    Tile tile;
+    tile.load(steps.out);
+    while (true) {
+        tile.start(steps);
+        bool is_spilled = false;
+        const int64_t units = std::min(steps.units, steps.step_units);
+        if constexpr (IS_MATRIX) {
+            add_units<Format, ROWS, NUM>(reinterpret_cast<const X*>(x), steps.x_stride, codes, PANEL,
+                                         units, steps.prefetch, tile.sums);
+            x += units * (Format::PARTS * 4);
+            codes += units * PANEL * 4;
+        }
+        for (int64_t unit = IS_MATRIX ? units : 0; unit < units;) {
+            if constexpr (Tile::ARE_SHORT) {
+                if (unit > 0) is_spilled ? tile.template widen<true>() : tile.template widen<false>();
+                is_spilled = unit > 0;
+            }
+            const int64_t every = steps.prefetch.every, block = std::max(every, BLOCK_UNITS);
+            const int64_t own = std::min(std::min(units - unit, block), Tile::LIMIT);
+            if ((unit & (every - 1)) == 0) steps.prefetch.next(std::max<int64_t>(own / every, 1));
+            const char* end = x + own * (Format::PARTS * 4);
+            unit += own;
+            // What the inner loop does not need waits in memory: GCC would give it vector registers.
+            asm volatile("" : "+m"(steps), "+m"(unit));
+            do {
+                tile.add_unit(x, x_stride, codes);
+                x += Format::PARTS * 4;
+                codes += PANEL * 4;
+            } while (x != end);
+            asm volatile("" : "+m"(steps), "+m"(unit));
+        }
+        is_spilled ? tile.template scale<Tile::ARE_SHORT>(steps, steps.out)
+                   : tile.template scale<false>(steps, steps.out);
+        put(steps.units, steps.units - steps.step_units);
+        if (steps.units <= 0) break;
+        put(steps.place, steps.place + steps.num_rows);
+        if (--steps.group_left == 0) {
+            steps.scales += 2 * PANEL;
+            steps.group_left = steps.group_steps;
+        }
     }
-    sums.fill(rows.values.get() + row * rows.width + column, rows.width, codes, units, prefetch);
-    const float *x_scales = rows.scales.data() + first, *less = rows.less.data() + first;
-    if constexpr (Format::ZEROS_FIRST) {
-        if (!has_offsets) return sums.template add_to<false, false>(out, x_scales, less, steps, scales);
-    }
-    if (Tile::spills(units)) {
-        sums.template add_to<Tile::ARE_SHORT, true>(out, x_scales, less, steps, scales);
-    } else {
-        sums.template add_to<false, true>(out, x_scales, less, steps, scales);
-    }
+    tile.store(steps.out);
 }
 
 // What the operands of a format are smaller by than the codes.

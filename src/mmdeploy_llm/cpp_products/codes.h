@@ -38,13 +38,18 @@
 
 namespace mm {
 
-// A chunk of a panel as many strips of rows read it: scales and offsets of its groups as floats, and
-// codes as operands, if they are unpacked: each unit has become PARTS units.
+// Scales and offsets of a group of a panel, see read_scales.
+struct alignas(64) PanelScales {
+    float values[2 * PANEL];
+};
+
+// A chunk of a panel as many strips of rows read it: the scales of its groups, and codes as operands, if
+// they are unpacked: each unit has become PARTS units.
 template <typename Format>
 struct Chunk {
     int64_t product = 0;  // the call that the chunk belongs to
     const char* codes = nullptr;
-    std::vector<float> scales;  // [groups][2][PANEL]
+    std::vector<PanelScales> scales;  // of the groups
     std::vector<uint32_t> words;
 
     // Whether this is the chunk; afterwards it is said to be.
@@ -55,10 +60,10 @@ struct Chunk {
         return same;
     }
     void read_scales_of(const uint32_t* from, bool has_offsets, int64_t groups) {
-        scales.resize(groups * 2 * PANEL);
+        scales.resize(groups);
         for (int64_t g = 0; g < groups; ++g) {
             read_scales<LESS<Format>, Format::ZEROS_FIRST>(
-                from + g * (has_offsets ? 2 : 1) * PANEL, has_offsets, scales.data() + g * 2 * PANEL);
+                from + g * (has_offsets ? 2 : 1) * PANEL, has_offsets, scales[g].values);
         }
     }
     void unpack(int64_t units) {
@@ -78,33 +83,30 @@ struct Chunk {
 
 constexpr int64_t NEVER = INT64_MAX;
 
-// From which number of rows chunks are unpacked first. Dividing a unit of 4 bits by a shift and two
-// masks takes less time than reading operands of twice the length where registers are wide.
+// From which number of rows chunks are unpacked first. Dividing a unit by shifts and masks takes less
+// time than reading operands of twice the length or more where registers are wide.
 template <typename Format>
 constexpr int64_t UNPACKED_ROWS = Format::PARTS > 1 ? 2 * STRIP + 1 : NEVER;
 #if MM_VECTOR_BYTES >= 32
 template <>
 constexpr int64_t UNPACKED_ROWS<S8Codes<4>> = NEVER;
+template <int BITS>
+constexpr int64_t UNPACKED_ROWS<FloatCodes<BITS>> = NEVER;
+#endif
+#if defined(MM_HAS_BF16_DOT) && MM_VECTOR_BYTES == 64
+template <int BITS>
+constexpr int64_t UNPACKED_ROWS<Bf16Codes<BITS>> = BITS == 4 ? NEVER : 4 * STRIP;
 #endif
 #ifndef MM_HAS_S8_DOT
 template <>
 constexpr int64_t UNPACKED_ROWS<S8PairCodes> = 8 * STRIP + 1;
 #endif
-constexpr int64_t UNPACKED_UNITS = 128;  // of a chunk, whose operands stay in the cache
-// Without unpacking few rows are fastest where a chunk stays in the first cache, and many rows where
-// its sums are written less often.
-constexpr int64_t FEW_CODE_ROWS = 8 * STRIP, FEW_ROWS_UNITS = MM_VECTOR_BYTES == 64 ? 32 : 64;
-
-// Returns the largest number of units of a chunk.
-template <typename Format>
-constexpr int64_t code_part_units(int64_t rows) {
-    const bool is_small = Format::PARTS > 1 && UNPACKED_ROWS<Format> == NEVER && rows <= FEW_CODE_ROWS;
-    return is_small ? FEW_ROWS_UNITS : UNPACKED_UNITS;
-}
+constexpr int64_t CODE_UNITS = 128;  // of a chunk at most, whose operands stay in the cache
 
 // Returns the number of registers of columns in a tile.
 template <typename Format>
 constexpr int code_registers(int rows) {
+    if (MM_VECTOR_BYTES == 64 && (Format::PARTS > 1 || Format::ZEROS_FIRST)) return rows <= 4 ? 4 : 2;
     return Format::ROUNDS ? s8_tile_registers(rows) : tile_registers(rows);
 }
 
@@ -121,33 +123,55 @@ struct ChunkOfCodes {
 template <typename Format, typename Own, int ROWS>
 void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& chunk,
                 const Groups& groups, Prefetch prefetch, float* sums, bool adds) {
+    using X = typename Format::X;
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
     constexpr int64_t EXPANSION = Format::PARTS / Own::PARTS;
-    constexpr int NUM = code_registers<Format>(ROWS);
+    constexpr int NUM = code_registers<Own>(ROWS);
     constexpr int64_t COLUMNS = NUM * LANES;
-    alignas(64) float own[2 * PANEL];
+    // A single strip reads the scales of so many groups at a time, and codes in the order of memory.
+    constexpr int64_t READ_GROUPS = COLUMNS == PANEL ? 8 : 1;
+    PanelScales own[READ_GROUPS];
     if (!adds) std::fill(sums, sums + ROWS * PANEL, 0.0f);
-    const int64_t step_units = groups.step / VALUES;
+    const int64_t group_steps = (groups.group + groups.step - 1) / groups.step;
+    CodeSteps<X> steps;
+    put(steps.x_stride, x.width);
+    put(steps.x_scales, x.scales.data());
+    put(steps.less, x.less.data());
+    put(steps.starts, x.starts.data());
+    put(steps.num_rows, x.num);
+    put(steps.step_units, groups.step / VALUES * EXPANSION);
+    put(steps.group_steps, group_steps);
+    put(steps.prefetch.lines, prefetch.lines);
+    put(steps.prefetch.every, prefetch.every);
     // Of PANEL / COLUMNS tiles each prefetches its share, spread over EXPANSION times the units.
-    prefetch.num = (prefetch.num * COLUMNS + EXPANSION * PANEL - 1) / (EXPANSION * PANEL);
-    const int64_t first_group = chunk.unit * VALUES / groups.group;
-    int64_t read = -1;
-    for (int64_t done = 0; done < chunk.units; done += step_units) {
-        const int64_t first = (chunk.unit + done) * VALUES, group = first / groups.group;
-        const float* scales = own;
-        if (chunk.scales != nullptr) {
-            scales = chunk.scales + (group - first_group) * 2 * PANEL;
-        } else if (group != read) {
-            read_scales<LESS<Format>, Format::ZEROS_FIRST>(
-                chunk.words + group * groups.words() * PANEL, groups.has_offsets, own);
-            read = group;
+    put(steps.prefetch.num, (prefetch.num * COLUMNS + EXPANSION * PANEL - 1) / (EXPANSION * PANEL));
+    for (int64_t done = 0, count; done < chunk.units; done += count) {
+        const int64_t first = (chunk.unit + done) * VALUES, step = first / groups.step;
+        const int64_t group_left = group_steps - step % group_steps;
+        const float* scales = chunk.scales;
+        count = chunk.units - done;
+        if (scales == nullptr) {
+            const int64_t group = first / groups.group, num = std::min(READ_GROUPS, groups.num - group);
+            for (int64_t g = 0; g < num; ++g) {
+                read_scales<LESS<Format>, Format::ZEROS_FIRST>(
+                    chunk.words + (group + g) * groups.words() * PANEL, groups.has_offsets, own[g].values);
+            }
+            scales = own[0].values;
+            count = std::min(count, (group_left + (num - 1) * group_steps) * groups.step / VALUES);
         }
-        const int64_t count = std::min(step_units, chunk.units - done) * EXPANSION;
-        const char* codes = chunk.codes + done * EXPANSION * UNIT_BYTES;
         for (int64_t column = 0; column < PANEL; column += COLUMNS) {
-            code_tile<Format, Own, ROWS, NUM>(x, row, first / groups.step, first,
-                                              codes + column * 4, count, scales + column,
-                                              groups.has_offsets, prefetch, sums + column);
+            put<const X*>(steps.x, x.values.get() + row * x.width + first);
+            put(steps.place, step * x.num + row);
+            put(steps.codes, chunk.codes + done * EXPANSION * UNIT_BYTES + column * 4);
+            put(steps.units, count * EXPANSION);
+            put(steps.scales, scales + column);
+            put(steps.group_left, group_left);
+            put(steps.out, sums + column);
+            if (Format::ZEROS_FIRST && !groups.has_offsets) {
+                code_tile<Own, ROWS, NUM, false>(steps);
+            } else {
+                code_tile<Own, ROWS, NUM, true>(steps);
+            }
         }
     }
 }
@@ -184,7 +208,7 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
                                  std::min(end, groups.num) - group);
             if (unpacks) chunk.unpack(count);
         }
-        own.scales = chunk.scales.data();
+        own.scales = chunk.scales[0].values;
         if constexpr (UNPACKED_ROWS<Format> != NEVER) {
             if (unpacks) {
                 own.codes = reinterpret_cast<const char*>(chunk.words.data());
@@ -195,10 +219,10 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
         code_strip<Format, Format, num>(arranged, row, own, groups, prefetch, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
-        write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
+        write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num,
+                  Format::POWERS ? arranged.row_scales[row] : 1.0f);
     };
-    multiply(codes, rows, n, units, num_threads, next, strip, write,
-             code_part_units<Format>(rows));
+    multiply(codes, rows, n, units, num_threads, next, strip, write, CODE_UNITS);
 }
 
 // out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code

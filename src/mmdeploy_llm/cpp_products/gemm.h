@@ -260,15 +260,15 @@ struct RowsOf {
     }
 };
 
-// out [num] = sums, plus `bias` unless it is null.
+// out [num] = sums times `scale`, plus `bias` unless it is null.
 template <typename T>
-MM_INLINE void write_row(T* out, const float* sums, const T* bias, int64_t num) {
+MM_INLINE void write_row(T* out, const float* sums, const T* bias, int64_t num, float scale = 1.0f) {
     if (bias == nullptr) {
 #pragma omp simd
-        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c]);
+        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c] * scale);
     } else {
 #pragma omp simd
-        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c] + load(bias[c]));
+        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c] * scale + load(bias[c]));
     }
 }
 
@@ -289,20 +289,33 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* 
     multiply(packed, rows, n, k / VALUES, num_threads, next, strip, write);
 }
 
-// Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale.
+// Returns the largest magnitude.
 template <typename T>
-MM_INLINE float quantize(const T* x, int64_t count, int8_t* out) {
+MM_INLINE float largest_of(const T* x, int64_t count) {
     float largest = 0.0f;
 #pragma omp simd reduction(max : largest)
     for (int64_t i = 0; i < count; ++i) {
         const float value = std::fabs(load(x[i]));
         largest = value > largest ? value : largest;
     }
-    const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    return largest;
+}
+
+MM_INLINE float inverse_of(float largest) { return largest > 0.0f ? 127.0f / largest : 0.0f; }
+
+template <typename T>
+MM_INLINE void round_times(const T* x, int64_t count, float inverse, int8_t* out) {
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) {
         out[i] = int8_t(int32_t(std::nearbyint(load(x[i]) * inverse)));
     }
+}
+
+// Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale.
+template <typename T>
+MM_INLINE float quantize(const T* x, int64_t count, int8_t* out) {
+    const float largest = largest_of(x, count);
+    round_times(x, count, inverse_of(largest), out);
     return largest / 127.0f;
 }
 

@@ -1,57 +1,72 @@
-// Products of int8 with SMMLA, which multiplies two rows of x with two columns of weights, eight
-// bytes of each, at twice the rate of SDOT. The panels stay as they are: two adjacent units of four
-// columns are interleaved in registers, which all rows share.
+// Products as matrices: SMMLA multiplies two rows of x with two columns of weights, eight bytes of
+// each, at twice the rate of SDOT; BFMMLA does so with four values of bf16. The panels stay as they
+// are: two adjacent units of four columns are interleaved in registers, which all rows share.
 //
 //     units 0, 1 of columns a b c d:  a0 b0 c0 d0, a1 b1 c1 d1  ->  a0 a1 b0 b1, c0 c1 d0 d1
 //     sums of rows r, s:              ra rb sa sb, rc rd sc sd  <-> ra rb rc rd, sa sb sc sd
+//
+// BFMMLA adds the pair of unit 0 and then that of unit 1 as BFDOT does, see add_bf16_pairs. So a row
+// has the same bits alone, where BFDOT adds, and with others.
+//
+// Why not BFMLALB and BFMLALT, which round as float32 does: they multiply four values at a time, no
+// more than plain floats are; BFMMLA multiplies sixteen. A sum of k products is within
+// (k / 2 + 1) * 2^-23 of the sum of their magnitudes, as one of floats is: twice the error, half as
+// often. Rounding a result to bf16 loses 2^-8 of it.
 #pragma once
 
 #include <cstdint>
 
 #include "lanes.h"
 
-#ifdef __ARM_FEATURE_MATMUL_INT8
-
 namespace mm {
 
-// One register of the sums of two rows and four columns, split by columns.
-struct PairSums {
-    int32x4_t left, right;
+// Whether values of a type are multiplied as matrices.
+template <typename X>
+constexpr bool IN_MATRICES = false;
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+template <>
+constexpr bool IN_MATRICES<int8_t> = true;
+
+MM_INLINE Ints add_matrices(Ints sums, Ints x, Ints w) {
+    return (Ints)vmmlaq_s32((int32x4_t)sums, (int8x16_t)x, (int8x16_t)w);
+}
+#endif
+
+#ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
+template <>
+constexpr bool IN_MATRICES<bf16> = true;
+
+MM_INLINE Floats add_matrices(Floats sums, Ints x, Ints w) {
+    return (Floats)vbfmmlaq_f32((float32x4_t)sums, (bfloat16x8_t)x, (bfloat16x8_t)w);
+}
+#endif
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+
+// Two registers, such as the sums of two rows and four columns, divided by columns.
+template <typename V>
+struct Halved {
+    V left, right;
 };
 
-MM_INLINE PairSums paired(Ints row, Ints other) {
+template <typename V>
+MM_INLINE Halved<V> paired(V row, V other) {
     const auto a = (int64x2_t)row, b = (int64x2_t)other;
-    return {(int32x4_t)vzip1q_s64(a, b), (int32x4_t)vzip2q_s64(a, b)};
+    return {(V)vzip1q_s64(a, b), (V)vzip2q_s64(a, b)};
+}
+
+MM_INLINE Halved<Ints> interleaved(Ints unit, Ints next) {
+    const auto a = (int32x4_t)unit, b = (int32x4_t)next;
+    return {(Ints)vzip1q_s32(a, b), (Ints)vzip2q_s32(a, b)};
 }
 
 // Returns eight bytes of one row, then eight of another.
-MM_INLINE int8x16_t two_rows(const int8_t* row, const int8_t* other) {
-    return vcombine_s8(vld1_s8(row), vld1_s8(other));
+MM_INLINE Ints two_rows(const char* row, const char* other) {
+    const auto bytes = [](const char* at) { return vld1_s8(reinterpret_cast<const int8_t*>(at)); };
+    return (Ints)vcombine_s8(bytes(row), bytes(other));
 }
-
-// sums += two units of ROWS rows of x, times as many of NUM registers of columns. The last row of an
-// odd number is multiplied twice and kept once.
-template <int ROWS, int NUM>
-MM_INLINE void add_two_units(const int8_t* x, int64_t x_stride, const char* weights, int64_t columns,
-                             PairSums (&sums)[(ROWS + 1) / 2][NUM]) {
-#pragma GCC unroll 8
-    for (int b = 0; b < NUM; ++b) {
-        const char* at = weights + b * MM_VECTOR_BYTES;
-        const auto first = (int32x4_t)load_lanes<Ints>(at);
-        const auto second = (int32x4_t)load_lanes<Ints>(at + columns * 4);
-        const auto left = (int8x16_t)vzip1q_s32(first, second);
-        const auto right = (int8x16_t)vzip2q_s32(first, second);
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r += 2) {
-            const int8_t* row = x + r * x_stride;
-            const int8x16_t both = two_rows(row, r + 1 < ROWS ? row + x_stride : row);
-            PairSums& pair = sums[r / 2][b];
-            pair.left = vmmlaq_s32(pair.left, both, left);
-            pair.right = vmmlaq_s32(pair.right, both, right);
-        }
-    }
-}
-
-}  // namespace mm
 
 #endif
+
+}  // namespace mm

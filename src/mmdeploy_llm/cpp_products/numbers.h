@@ -28,6 +28,10 @@ MM_INLINE uint32_t float_to_bits(float value) {
     return bits;
 }
 
+// A float of which a unit in the last place is 1: an integer below 2^22 that is added to its bits is
+// added to its value. The same holds of multiples when both are multiplied by a power of two.
+constexpr float FLOAT_OF_0 = 12582912.0f;  // 1.5 * 2^23
+
 MM_INLINE float load(float value) { return value; }
 MM_INLINE float load(bf16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
 

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 #include "matrix.h"
@@ -22,7 +24,24 @@ struct Prefetch {
     const char* lines;
     int64_t num;
     int64_t every = PREFETCH_UNITS;
+
+    MM_INLINE void next(int64_t times = 1) {
+        for (int64_t i = 0; i < num * times; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+        lines += num * times * 64;
+    }
 };
+
+// Calls run(i) for i from 0 to N - 1, each a constant. Within two loops GCC does not keep an array in
+// registers that variables index.
+template <typename Run, int... I>
+MM_INLINE void run_each(const Run& run, std::integer_sequence<int, I...>) {
+    (run(std::integral_constant<int, I>()), ...);
+}
+template <int N, typename Run>
+MM_INLINE void unrolled(const Run& run) {
+    run_each(run, std::make_integer_sequence<int, N>());
+}
+#define MM_ALWAYS __attribute__((always_inline))  // of a lambda
 
 struct FloatFormat {
     using X = float;
@@ -109,12 +128,86 @@ constexpr int s8_tile_registers(int rows) {
     return lacks ? 2 : tile_registers(rows);
 }
 
+#ifdef __ARM_FEATURE_MATMUL_INT8
+
+// sums += units `begin` .. `units` of two rows of x or more, times as many units of weights, as
+// products of matrices: of two parts of a unit, or of two units, of which one may be left. Returns
+// where that ends. The last row of an odd number is multiplied twice and kept once.
+template <typename Format, int ROWS, int NUM>
+MM_INLINE int64_t add_as_matrices(const typename Format::X* x, int64_t x_stride, const void* weights,
+                                  int64_t columns, int64_t units, Prefetch& prefetch,
+                                  typename Format::Sums (&sums)[ROWS][NUM], int64_t begin) {
+    constexpr int PAIRS = (ROWS + 1) / 2;
+    constexpr int64_t STEP = Format::PARTS == 1 ? 2 : 1, X_BYTES = Format::PARTS * 4;
+    const auto after = [](int r) { return r + 1 < ROWS ? r + 1 : r; };
+    const int64_t end = units - (units - begin) % STEP, mask = prefetch.every - 1;
+    const int64_t num_lines = prefetch.num * (prefetch.every < STEP ? STEP : 1);
+    const char* lines = prefetch.lines;
+    const char* at = static_cast<const char*>(weights) + begin * columns * 4;
+    Halved<typename Format::Sums> pairs[PAIRS][NUM];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r += 2) {
+#pragma GCC unroll 8
+        for (int b = 0; b < NUM; ++b) pairs[r / 2][b] = paired(sums[r][b], sums[after(r)][b]);
+    }
+    for (int64_t unit = begin; unit < end; unit += STEP, at += STEP * columns * 4) {
+        if ((unit & mask) == 0) {
+            for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+            lines += num_lines * 64;
+        }
+#pragma GCC unroll 2
+        for (int part = 0; part < Format::PARTS; part += 2) {
+            Ints both[PAIRS];
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r += 2) {
+                const auto row_at = [&](int row) {
+                    const char* own = reinterpret_cast<const char*>(x + row * x_stride);
+                    return own + unit * X_BYTES + part * 4;
+                };
+                both[r / 2] = two_rows(row_at(r), row_at(after(r)));
+            }
+#pragma GCC unroll 8
+            for (int b = 0; b < NUM; ++b) {
+                const char* own = at + b * MM_VECTOR_BYTES;
+                const char* next = STEP == 2 ? own + columns * 4 : own;
+                const Halved<Ints> w =
+                    interleaved(Format::widen(load_lanes<Ints>(own), part),
+                                Format::widen(load_lanes<Ints>(next), STEP == 2 ? part : part + 1));
+#pragma GCC unroll 8
+                for (int r = 0; r < PAIRS; ++r) {
+                    pairs[r][b].left = add_matrices(pairs[r][b].left, both[r], w.left);
+                    pairs[r][b].right = add_matrices(pairs[r][b].right, both[r], w.right);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+        for (int b = 0; b < NUM; ++b) {
+            const auto rows = paired(pairs[r / 2][b].left, pairs[r / 2][b].right);
+            sums[r][b] = r % 2 == 0 ? rows.left : rows.right;
+        }
+    }
+    prefetch.lines = lines;
+    return end;
+}
+
+#endif
+
 // sums += units `begin` .. `units` of ROWS rows of x, times as many units of `columns` columns of
 // weights. Always inlined, so that the sums stay in the caller's registers.
 template <typename Format, int ROWS, int NUM>
 MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride, const void* weights,
                          int64_t columns, int64_t units, Prefetch& prefetch,
                          typename Format::Sums (&sums)[ROWS][NUM], int64_t begin = 0) {
+#ifdef __ARM_FEATURE_MATMUL_INT8
+    if constexpr (ROWS > 1 && IN_MATRICES<typename Format::X>) {
+        begin = add_as_matrices<Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch,
+                                                   sums, begin);
+        if (begin == units) return;
+    }
+#endif
     const char* at = static_cast<const char*>(weights) + begin * columns * 4;
     constexpr int64_t X_BYTES = Format::PARTS * 4;
     const char* lines = prefetch.lines;
@@ -150,50 +243,6 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride, const vo
         at += columns * 4;
     }
     prefetch.lines = lines;
-}
-
-// The same for int8, which some levels multiply as matrices.
-template <int ROWS, int NUM>
-MM_INLINE void add_s8_units(const S8Format::X* x, int64_t x_stride, const void* weights,
-                            int64_t columns, int64_t units, Prefetch& prefetch,
-                            Ints (&sums)[ROWS][NUM]) {
-#ifdef __ARM_FEATURE_MATMUL_INT8
-    if constexpr (ROWS > 1) {
-        const char* at = static_cast<const char*>(weights);
-        const int64_t mask = prefetch.every - 1, even = units & ~int64_t(1);
-        PairSums pairs[(ROWS + 1) / 2][NUM];
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r += 2) {
-#pragma GCC unroll 8
-            for (int b = 0; b < NUM; ++b) {
-                pairs[r / 2][b] = paired(sums[r][b], sums[r + 1 < ROWS ? r + 1 : r][b]);
-            }
-        }
-        for (int64_t unit = 0; unit < even; unit += 2) {
-            if ((unit & mask) == 0) {
-                for (int64_t i = 0; i < prefetch.num; ++i) {
-                    __builtin_prefetch(prefetch.lines + i * 64, 0, 2);
-                }
-                prefetch.lines += prefetch.num * 64;
-            }
-            add_two_units<ROWS, NUM>(x + unit * 4, x_stride, at + unit * columns * 4, columns, pairs);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-#pragma GCC unroll 8
-            for (int b = 0; b < NUM; ++b) {
-                const PairSums& pair = pairs[r / 2][b];
-                const PairSums rows = paired((Ints)pair.left, (Ints)pair.right);
-                sums[r][b] = (Ints)(r % 2 == 0 ? rows.left : rows.right);
-            }
-        }
-        if (even == units) return;
-        x += even * 4;
-        weights = at + even * columns * 4;
-        units -= even;
-    }
-#endif
-    add_units<S8Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
 }
 
 // Computes out [ROWS][NUM registers] = rows of x times `units` units of weights, or adds that to
@@ -237,7 +286,7 @@ __attribute__((noinline)) void s8_tile(const S8Format::X* x, int64_t x_stride,
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) sums[r][b] = excess;
     }
-    add_s8_units<ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
+    add_units<S8Format, ROWS, NUM>(x, x_stride, weights, columns, units, prefetch, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
         const Floats scale = (Floats)splat(scales + r * groups);

@@ -26,7 +26,7 @@ class CudaKernels:
 
     samples_on_device = True
     memory = inputs = attention = activations = norms = states = None
-    draws = pixels = threads = None
+    draws = pixels = threads = mixtures = None
 
     def __init__(self, device: torch.device, rounder: WeightRounder | None = None) -> None:
         """device: where the tensors are; a CPU only with Triton's interpreter. rounder: rounds

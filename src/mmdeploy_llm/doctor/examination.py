@@ -35,6 +35,7 @@ LEVELS = {  # the instructions of each level, in words
     native.Level.AVX512: "AVX-512",
     native.Level.AVX2_VNNI: "AVX2 with products of 8 bits",
     native.Level.AVX2: "AVX2",
+    native.Level.NEON_BF16: "NEON with products of matrices of bfloat16 and of 8 bits",
     native.Level.NEON_I8MM: "NEON with products of matrices of 8 bits",
     native.Level.NEON_DOT: "NEON with dot products of 8 bits",
     native.Level.PORTABLE: "the vector instructions of every processor of this architecture",

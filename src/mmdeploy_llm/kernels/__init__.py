@@ -17,6 +17,7 @@ None on the other:
     norms          x           norms with weights centred on zero
     states         x           layers with a state of each sequence
     adapters       x     x     low-rank changes of products, for each row its own
+    mixtures       x           routers, and experts whose matrices are packed one by one
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
 a block, E experts, k experts of a token.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from .coded import CodedWeight, CodeLayout
     from .low_rank import LowRankKernels
+    from .mixtures import MixtureKernels
     from .states import NormKernels, StateKernels
 
 Quantization = QuantizationName  # how weights are rounded when they are packed
@@ -97,6 +99,9 @@ class InputKernels(Protocol):
     def look_up(self, weight: Tensor, indices: Tensor) -> Tensor:
         """Returns rows of `weight` [n, k], contiguous, by indices [T] int64, contiguous: [T, k]. A
         row that `weight` does not have is NaN."""
+
+    def replace_id(self, indices: Tensor, old: int, new: int) -> Tensor:
+        """Returns `indices` [T] int64, contiguous, with `new` in the place of `old`."""
 
     def angles(
         self,
@@ -174,9 +179,22 @@ class ActivationKernels(Protocol):
         """Returns activation(gate) * up, both [T, size], the activation rounded to their dtype;
         without a name gate * up."""
 
+    def clamped_mul(self, both: Tensor, alpha: float, limit: float) -> Tensor:
+        """Returns (up + 1) * gate * sigmoid(alpha * gate), [T, size], of gate and up in turn,
+        both [T, 2 size], contiguous; gate is at most `limit` and up within it. Rounds after each
+        operation."""
+
+    def map_values(self, x: Tensor, table: Tensor) -> Tensor:
+        """Returns table[bits of x] in the memory of `x`, contiguous: a function of bf16 by its
+        values [65536] for all of them, by their bits."""
+
     def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
         """Returns x * factor in the memory of `x`, contiguous. rounds: whether the factor is
         rounded to x's dtype first."""
+
+    def add_rows(self, to: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Returns to + x, both [T, size], in the memory of `to`, contiguous; with a gate [T, 1]
+        to + x * sigmoid(gate)."""
 
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
         """Returns x * sigmoid(gate), both [T, heads, D], in the memory of `x`, contiguous."""
@@ -265,6 +283,9 @@ class Kernels(Protocol):
 
     @property
     def threads(self) -> ThreadKernels | None: ...
+
+    @property
+    def mixtures(self) -> MixtureKernels | None: ...
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these: on their device, of one supported

@@ -27,6 +27,16 @@ class NormKernels(Protocol):
         """Norms every head of x [T, heads, D] in place as `centred_norm` norms a row. Only the
         channels of a head need be contiguous."""
 
+    def normed_heads(self, x: Tensor, eps: float) -> Tensor:
+        """Returns every head of x [T, heads, D] normed, without a weight. Only the channels of a
+        head need be contiguous."""
+
+    def add_norm(
+        self, x: Tensor, weight: Tensor, eps: float, to: Tensor, factor: Tensor | None = None
+    ) -> None:
+        """Adds norm(x) * weight for rows [T, size] to `to` [T, size], contiguous, and multiplies by
+        `factor` [1], if there is one; rounds after each operation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaInputs:

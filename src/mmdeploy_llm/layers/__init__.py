@@ -5,11 +5,16 @@ Every module takes and returns plain tensors on one device. Its weights come fro
 values of a new module are undefined until weights.load has filled it.
 """
 
-from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
+from mmdeploy_llm.basic_layers.experts import Experts
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, added, mixture_kernels, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear
 from mmdeploy_llm.basic_layers.mlp import MLP, Activation, GatedMLP, quick_gelu
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
+from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
+from mmdeploy_llm.state_layers.gated_delta import GatedDeltaConfig, GatedDeltaNet
+from mmdeploy_llm.state_layers.mamba2 import Mamba2, Mamba2Config
+from mmdeploy_llm.state_layers.short_conv import GatedShortConv
 from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
@@ -24,7 +29,8 @@ from .from_config import (
 )
 from .gated_attention import GatedAttention
 from .grid_lm import GridLM, media_grid
-from .moe import Experts, MoEConfig, SoftmaxRouter
+from .group_router import GroupRouter
+from .moe import MoEConfig, SoftmaxRouter
 from .plain_vision import (
     PlainVisionAttention,
     PlainVisionBlock,
@@ -32,9 +38,6 @@ from .plain_vision import (
     PlainVisionEncoder,
     in_blocks,
 )
-from .states.gated_delta import GatedDeltaConfig, GatedDeltaNet
-from .states.mamba2 import Mamba2, Mamba2Config
-from .states.short_conv import GatedShortConv
 from .vision import (
     Grid,
     PatchEmbed,
@@ -68,8 +71,10 @@ __all__ = [
     "GatedDeltaNet",
     "GatedMLP",
     "GatedShortConv",
+    "Gates",
     "Grid",
     "GridLM",
+    "GroupRouter",
     "KernelLayer",
     "LayerNorm",
     "Linear",
@@ -87,6 +92,7 @@ __all__ = [
     "RMSNorm",
     "Rotary",
     "RotaryConfig",
+    "RouteRule",
     "Segments",
     "SoftmaxRouter",
     "VisionAttention",
@@ -94,6 +100,7 @@ __all__ = [
     "VisionConfig",
     "VisionEncoder",
     "ZeroCenteredRMSNorm",
+    "added",
     "alternating_axes",
     "axial_rotary",
     "frame_lengths",
@@ -102,10 +109,12 @@ __all__ = [
     "layer_rotaries",
     "layer_windows",
     "media_grid",
+    "mixture_kernels",
     "patch_positions",
     "quick_gelu",
     "refuse_unread",
     "rotary_config",
+    "scaled",
     "sectioned_axes",
     "sparse_layers",
     "standard_decoder",

@@ -28,6 +28,7 @@ from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
 from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
 from mmdeploy_llm.basic_layers.rotary import NoRope, Rope, Rotary
+from mmdeploy_llm.basic_layers.softcap import Softcap
 from mmdeploy_llm.caches import LayerCache
 from mmdeploy_llm.forward import (
     AttentionContext,
@@ -323,7 +324,8 @@ class CausalLM(MappedWeights, nn.Module):
         if config.windows is not None and any(config.windows):
             self.cache: Sequence[LayerCache] = config.caches
         self.long_after = config.rotary.long_after
-        self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
+        self.logit_scale, cap = config.logit_scale, config.logit_softcap
+        self.softcap = None if cap is None else Softcap(cap)
         self.sizes = config
         self.draft_head: nn.Module | None = None  # see draft_heads.add_draft_head
 
@@ -340,6 +342,6 @@ class CausalLM(MappedWeights, nn.Module):
         """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
         head = self.model.embed_tokens.product if self.lm_head is None else self.lm_head
         logits: Tensor = head(hidden)
-        logits = logits if self.logit_scale == 1 else logits * self.logit_scale
-        cap = self.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap).mul_(cap)
+        if self.logit_scale != 1:
+            logits = scaled(logits, self.logit_scale, self.model.kernels)
+        return logits if self.softcap is None else self.softcap(logits)

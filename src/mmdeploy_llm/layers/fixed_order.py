@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.basic_layers.mlp import MLP, Activation
 from mmdeploy_llm.native import MAX_HEAD_DIM
 
 from .decoder import CausalLM
-from .moe import Experts
 from .vision import VisionAttention
 
 # torch's modules that compute each row alone, and containers.

@@ -8,13 +8,14 @@ from collections.abc import Callable, Set
 
 from torch import nn
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, Matrix, check_finite
 from mmdeploy_llm.kernels import Kernels, Quantization
 from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP
 
 from .decoder import CausalLM
-from .moe import Experts, Router, SoftmaxRouter
+from .moe import Router, SoftmaxRouter
 
 logger = logging.getLogger(__name__)
 

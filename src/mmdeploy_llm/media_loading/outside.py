@@ -72,12 +72,31 @@ def divided(
             f"divide of {type(rule).__name__} must return an EncoderPrompt with at least one id"
         )
     views = found.views or (None,) * len(found.items)
+    places = found.places or ((),) * len(found.items)
     spans = tuple(
-        MediaSpan(offset=0, item=item, rows=(), view=view)
-        for item, view in zip(found.items, views, strict=True)
+        MediaSpan(offset=min(own, default=0), item=item, rows=_rows(own), view=view)
+        for item, view, own in zip(found.items, views, places, strict=True)
     )
-    params = partial(with_processors, found.processors)
+    params = partial(_with_needs, found)
     return Expanded(ids=list(found.ids), spans=spans, params=params)
+
+
+def _rows(places: Sequence[int]) -> tuple[int, ...] | None:
+    """Returns MediaSpan.rows of an item with these places; (): it stands outside of the tokens."""
+    if not places:
+        return ()
+    start = min(places)
+    is_run = max(places) - start + 1 == len(places)
+    return None if is_run else tuple(place - start for place in places)
+
+
+def _with_needs(prompt: EncoderPrompt, params: SamplingParams) -> SamplingParams:
+    """Returns params with what the answer needs. A caller who ignores ends ignores these too."""
+    found = with_processors(prompt.processors, params)
+    if not prompt.end_ids or found.ignore_eos:
+        return found
+    ends = dict.fromkeys((*found.stop_token_ids, *prompt.end_ids))
+    return found.model_copy(update={"stop_token_ids": tuple(ends)})
 
 
 def with_processors(

@@ -59,9 +59,11 @@ class Reference:
         inputs = self._inputs(ids, media)
         if "input_ids" in inputs:
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        out = self.model.generate(
-            do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, **inputs
-        )
+        options = {"do_sample": False, "max_new_tokens": num_tokens, "eos_token_id": None}
+        if self.form.generate is None:
+            out = self.model.generate(**options, **inputs)
+        else:
+            out = self.form.generate(self.model, inputs, options)
         tokens: list[int] = out[0].tolist()
         # Of some families, generate returns the new tokens alone.
         return tokens[len(prompt) :] if tokens[: len(prompt)] == list(prompt) else tokens

@@ -15,7 +15,7 @@ from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import find_gguf, find_tower
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
-from mmdeploy_llm.model_names import HUB_ID, find_model
+from mmdeploy_llm.model_names import HUB_ID, find_model, is_cached
 
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
@@ -71,16 +71,8 @@ def fetch_unknown(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES)
         if name is None:
             continue
         with naming(name, kind=kind):
-            if find_model(name) is None and not _is_cached(name):
+            if find_model(name) is None and not is_cached(name):
                 _from_hub(name, config.revision, own)
-
-
-def _is_cached(name: str) -> bool:
-    """Whether the hub's cache has a version of a repository, or a part of one."""
-    from huggingface_hub import constants  # which imports little
-
-    folder = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
-    return folder.is_dir()
 
 
 def resolve_adapter(name: str) -> Path:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent.parent
 CALLS = PACKAGE / "cpp_layers"
-SOURCES = (CALLS, PACKAGE / "cpp_products", PACKAGE / "cpp_states")
+SOURCES = (CALLS, *(PACKAGE / name for name in ("cpp_experts", "cpp_products", "cpp_states")))
 UNITS = tuple(sorted(CALLS.glob("*.cpp")))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -51,6 +51,7 @@ class Level(Enum):
     AVX512 = "avx512"
     AVX2_VNNI = "avx2_vnni"
     AVX2 = "avx2"
+    NEON_BF16 = "neon_bf16"
     NEON_I8MM = "neon_i8mm"
     NEON_DOT = "neon_dot"
     PORTABLE = "portable"
@@ -68,6 +69,7 @@ _FLAGS = {
     Level.AVX512: _V4,
     Level.AVX2_VNNI: ("-march=x86-64-v3", "-mavxvnni"),
     Level.AVX2: ("-march=x86-64-v3",),
+    Level.NEON_BF16: ("-march=armv8.2-a+dotprod+i8mm+bf16",),
     Level.NEON_I8MM: ("-march=armv8.2-a+dotprod+i8mm",),
     Level.NEON_DOT: ("-march=armv8.2-a+dotprod",),
     Level.PORTABLE: (),
@@ -81,6 +83,7 @@ _NEEDS = {
     Level.AVX512: _AVX512,
     Level.AVX2_VNNI: _AVX2 | {"avx_vnni"},
     Level.AVX2: _AVX2,
+    Level.NEON_BF16: {"dot", "i8mm", "bf16"},
     Level.NEON_I8MM: {"dot", "i8mm"},
     Level.NEON_DOT: {"dot"},
     Level.PORTABLE: set(),
@@ -95,7 +98,8 @@ def levels_of(machine: str) -> tuple[Level, ...]:
     """Returns the levels of processors of an architecture, best first. machine: its name, as
     platform.machine gives it."""
     is_x86, is_arm = machine.lower() in ("x86_64", "amd64"), machine.lower() in ("aarch64", "arm64")
-    own = {Level.PORTABLE: True, Level.NEON_DOT: is_arm, Level.NEON_I8MM: is_arm}
+    arm = (Level.NEON_BF16, Level.NEON_I8MM, Level.NEON_DOT)
+    own = {Level.PORTABLE: True} | dict.fromkeys(arm, is_arm)
     return tuple(level for level in Level if own.get(level, is_x86))
 
 

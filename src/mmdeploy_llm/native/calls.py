@@ -37,13 +37,15 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 class Call:
     """One function of the library.
 
-    run: calls it with values of its fields by name, but for num_threads, which are as many as
-        torch has, and for those that a recording fills in. A pointer is a tensor, None for none; a
-        dtype is torch's. Returns the bytes of the arguments.
+    pack: returns the bytes of its arguments for values of their fields by name, but for
+        num_threads, which are as many as torch has, and for those that a recording fills in. A
+        pointer is a tensor, None for none; a dtype is torch's.
+    run: calls it with the same values, and returns these bytes.
     args: the structure of the arguments.
     address: of the function.
     """
 
+    pack: Callable[..., bytes]
     run: Callable[..., bytes]
     args: type[Structure]
     address: int | None
@@ -74,16 +76,19 @@ def _call(function: Any, args: type[Structure]) -> Call:
     unset = {name: value for name, value in FOLLOWING.items() if name in forms}
     has_threads = THREADS in forms
 
-    def run(**given: Any) -> bytes:
+    def pack(**given: Any) -> bytes:
         given |= unset
         if has_threads:
             given[THREADS] = torch.get_num_threads()
         assert len(given) == len(forms), f"{args.__name__} has the fields {', '.join(forms)}"
-        data = packed.pack(*[form(given[name]) for name, form in forms.items()])
+        return packed.pack(*[form(given[name]) for name, form in forms.items()])
+
+    def run(**given: Any) -> bytes:
+        data = pack(**given)
         function(data)
         return data
 
-    return Call(run=run, args=args, address=ctypes.cast(function, c_void_p).value)
+    return Call(pack=pack, run=run, args=args, address=ctypes.cast(function, c_void_p).value)
 
 
 def _form(name: str, kind: Any) -> Callable[[Any], Any]:

@@ -7,9 +7,8 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,20 +18,18 @@ from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 from .build import Level, build, cpu_levels
 from .draws import Draws
 from .low_rank import LowRankProducts
+from .mixtures import Mixtures
+from .pixels import Pixels
 from .prebuilt import find_prebuilt
 from .products import Products
 from .sealed import BuildError, ForeignError
 from .states import StateProducts
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.plugin_objects.pixels import ResizeTaps
 
 logger = logging.getLogger(__name__)
 
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
 MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
-STRIP_BYTES = 48  # as in pixels.h
 
 
 class Itself:
@@ -42,7 +39,7 @@ class Itself:
         return kernels
 
 
-class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
+class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixels):
     """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
     the shapes. They have all capabilities but `experts`."""
 
@@ -50,7 +47,7 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
     experts = None
 
     inputs = attention = activations = norms = states = Itself()
-    adapters = draws = pixels = threads = Itself()
+    adapters = draws = pixels = threads = mixtures = Itself()
 
     def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         head_dim = q.shape[-1]
@@ -109,6 +106,15 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
         )
         return out
 
+    def clamped_mul(self, both: Tensor, alpha: float, limit: float) -> Tensor:
+        assert both.is_contiguous()
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = self._empty((rows, size), dtype=both.dtype)
+        self._library.clamped_mul(
+            dtype=both.dtype, both=both, out=out, rows=rows, size=size, alpha=alpha, limit=limit
+        )
+        return out
+
     def activate(self, x: Tensor, name: ActivationName) -> Tensor:
         assert x.is_contiguous()
         self._library.activate(
@@ -116,10 +122,29 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
         )
         return x
 
+    def map_values(self, x: Tensor, table: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        assert x.dtype is table.dtype is torch.bfloat16
+        self._library.map_values(x=x, table=table, values=x.numel())
+        return x
+
     def scale(self, x: Tensor, factor: float, *, rounds: bool = False) -> Tensor:
         assert x.is_contiguous()
         self._library.scale(dtype=x.dtype, x=x, factor=factor, rounds=rounds, values=x.numel())
         return x
+
+    def add_rows(self, to: Tensor, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        assert to.is_contiguous()
+        self._library.add_rows(
+            dtype=x.dtype,
+            x=x,
+            x_stride=x.stride(0),
+            gate=gate,
+            sum=to,
+            rows=x.shape[0],
+            size=x.shape[1],
+        )
+        return to
 
     def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
         assert x.is_contiguous()
@@ -198,7 +223,21 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
     def centred_norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> None:
         self._norm_heads(x, weight, eps, is_centred=True)
 
-    def _norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
+    def normed_heads(self, x: Tensor, eps: float) -> Tensor:
+        out = self._empty(x.shape, dtype=x.dtype)
+        self._norm_heads(x, None, eps, is_centred=False, out=out)
+        return out
+
+    def _norm_heads(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        *,
+        is_centred: bool,
+        out: Tensor | None = None,
+    ) -> None:
+        out = x if out is None else out
         self._library.norm_heads(
             dtype=x.dtype,
             x=x,
@@ -206,10 +245,29 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
             heads=x.shape[1],
             head_stride=x.stride(1),
             weight=weight,
+            out=out,
+            out_row_stride=out.stride(0),
+            out_head_stride=out.stride(1),
             rows=x.shape[0],
             size=x.shape[2],
             eps=eps,
             is_centred=is_centred,
+        )
+
+    def add_norm(
+        self, x: Tensor, weight: Tensor, eps: float, to: Tensor, factor: Tensor | None = None
+    ) -> None:
+        assert to.is_contiguous()
+        self._library.add_norm(
+            dtype=x.dtype,
+            x=x,
+            x_stride=x.stride(0),
+            weight=weight,
+            factor=factor,
+            sum=to,
+            rows=x.shape[0],
+            size=x.shape[1],
+            eps=eps,
         )
 
     def write_cache(
@@ -271,64 +329,6 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws):
             softcap=softcap or 0.0,
         )
         return out
-
-    def patchify(
-        self,
-        pixels: Tensor,
-        table: Tensor,
-        out: Tensor,
-        *,
-        patch_size: int,
-        merge_size: int,
-        frames: range,
-    ) -> None:
-        assert all(x.is_contiguous() for x in (pixels, table, out))
-        self._library.patchify(
-            pixels=pixels,
-            height=pixels.shape[0],
-            width=pixels.shape[1],
-            patch=patch_size,
-            merge=merge_size,
-            table=table,
-            frames=out.shape[2],
-            first=frames.start,
-            count=len(frames),
-            out=out,
-        )
-
-    def resize(
-        self,
-        pixels: Tensor,
-        out: Tensor,
-        across: ResizeTaps,
-        down: ResizeTaps,
-        *,
-        is_down_first: bool,
-    ) -> None:
-        assert all(x.is_contiguous() for x in (pixels, out, across.weights, down.weights))
-        height, width, _ = pixels.shape
-        rows, columns, _ = out.shape
-        size = rows * width if is_down_first else height * columns
-        self._library.resize(
-            pixels=pixels,
-            height=height,
-            width=width,
-            across_first=across.first,
-            across_counts=across.counts,
-            across_weights=across.weights,
-            across_most=across.weights.shape[1],
-            down_first=down.first,
-            down_counts=down.counts,
-            down_weights=down.weights,
-            down_most=down.weights.shape[1],
-            rows=rows,
-            columns=columns,
-            is_down_first=is_down_first,
-            # numpy allocates in large pages.
-            turned=torch.from_numpy(np.empty(width * STRIP_BYTES + 1, dtype=np.uint8)),
-            middle=torch.from_numpy(np.empty(size * 3, dtype=np.uint8)),
-            out=out,
-        )
 
     def place_threads(
         self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None

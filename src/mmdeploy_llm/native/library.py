@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable, Mapping
-from ctypes import c_int64, c_void_p
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import Structure, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from mmdeploy_llm.weight_formats import FORMATS, WeightFormat
 
 from .calls import Calls
 from .memory import LargePages
-from .recording import Memory, Recorder, Recording
+from .recording import Capture, Memory, Recorder, Recording
 from .sealed import BuildError
 
 FLOATS = (torch.float32, torch.bfloat16)
@@ -51,7 +51,8 @@ class Library:
         except OSError as error:
             raise BuildError(f"the kernels cannot be loaded: {error}") from error
         self._run = library.mm_run
-        self._library: Calls | Recorder = Calls(library)
+        self._calls = Calls(library)
+        self._library: Calls | Recorder | Capture = self._calls
         self._run.argtypes = (c_void_p, c_int64)
         self._run.restype = None
         self._empty: Callable[..., Tensor] = torch.empty
@@ -70,14 +71,24 @@ class Library:
     ) -> tuple[Tensor, Recording | None]:
         """Returns function(*inputs) and a recording of its kernel calls; None where the function
         does more than call kernels and view their results."""
-        library = self._library
-        assert not isinstance(library, Recorder), "recordings are not nested"
-        recorder = Recorder(library, self._run, self._recorded_memory)
+        assert self._library is self._calls, "recordings are not nested"
+        recorder = Recorder(self._calls, self._run, self._recorded_memory)
         self._library, self._empty = recorder, self._recorded_memory.empty
         try:
             return recorder.record(function, inputs)
         finally:
-            self._library, self._empty = library, torch.empty
+            self._library, self._empty = self._calls, torch.empty
+
+    def captured(self, function: Callable[[], object]) -> Sequence[tuple[str, Structure]]:
+        """Returns the names and arguments of the kernel calls that `function` would make, which are
+        not made."""
+        library, capture = self._library, Capture(self._calls)
+        self._library = capture
+        try:
+            function()
+        finally:
+            self._library = library
+        return capture.found
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these: on the CPU, all float32 or all bf16,

@@ -105,6 +105,16 @@ class Products(CodedProducts):
         assert weight.is_contiguous()
         return self._look_up(weight, weight.shape, 1, indices)
 
+    def replace_id(self, indices: Tensor, old: int, new: int) -> Tensor:
+        """Returns `indices` [T] int64 with `new` in the place of `old`; see
+        kernels.InputKernels."""
+        assert indices.is_contiguous()
+        out = self._empty(indices.shape, dtype=indices.dtype)
+        self._library.replace_id(
+            ids=indices, **{"from": old}, to=new, out=out, tokens=indices.shape[0]
+        )
+        return out
+
     def look_up_packed(self, packed: Tensor, n: int, indices: Tensor) -> Tensor:
         """Returns rows of the weight [n, k] that `pack_float` laid out, [T] -> [T, k]."""
         _, num_units, panel, unit = packed.shape

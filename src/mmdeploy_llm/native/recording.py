@@ -133,6 +133,26 @@ class Recorder:
         return out, Recording(self._run, self._calls, own, out)
 
 
+class Capture:
+    """Stands in for the library, and keeps the calls of its own thread instead of making them.
+    found: their names and arguments."""
+
+    def __init__(self, library: Calls) -> None:
+        self._library = library
+        self.found: list[tuple[str, Structure]] = []
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        call = self._library.by_name[name]
+        if threading.get_ident() != self._thread:
+            return call.run
+
+        def kept(**fields: Any) -> None:
+            self.found.append((name, call.args.from_buffer_copy(call.pack(**fields))))
+
+        return kept
+
+
 def prefetch_next(calls: Sequence[Any]) -> None:
     """Tells each product which weights the next one reads, so that it prefetches them."""
     products = [args for args in calls if hasattr(args, "next_packed")]

@@ -46,6 +46,7 @@ class EngineOptions(TypedDict, total=False):
             "avx512",
             "avx2_vnni",
             "avx2",
+            "neon_bf16",
             "neon_i8mm",
             "neon_dot",
             "portable",

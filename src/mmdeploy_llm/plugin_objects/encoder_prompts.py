@@ -15,15 +15,20 @@ class EncoderPrompt:
 
     ids: the tokens that the decoder continues, at least one.
     items: what the encoder reads. They stand outside of the tokens: all tokens attend to them.
+    places: one for each item, where they do stand in the tokens: the index in `ids` of each of its
+        embeddings; (): outside.
     views: one for each item, where it is meant for some tokens only; (): for all.
     processors: logits processors without which the answer is not the model's own, such as the rules
         of its timestamps: name -> what it gets as `LogitsRow.arguments`.
+    end_ids: tokens that end the answer besides those that the checkpoint's files name.
     """
 
     ids: tuple[int, ...]
     items: tuple[MediaInput, ...]
+    places: tuple[tuple[int, ...], ...] = ()
     views: tuple[MediaView, ...] = ()
     processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    end_ids: tuple[int, ...] = ()
 
 
 class EncoderPrompts(Protocol):

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.mlp import GatedMLP
 from mmdeploy_llm.basic_layers.norm import RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.decoder import Attention, DecoderLayer
-from mmdeploy_llm.layers.moe import Experts
 
 from .sites import Site
 

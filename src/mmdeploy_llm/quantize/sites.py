@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import MergedLinear
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels, PackedWeight
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of
 from mmdeploy_llm.layers.decoder import CausalLM
-from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.saving.rounders import Rounder
 from mmdeploy_llm.saving.rounding import Rounded, Scheme
 from mmdeploy_llm.saving.writer import places_of, scheme_of, target_of
@@ -174,7 +174,5 @@ def _replace(model: Any, site: Site, packed: PackedWeight) -> None:
     module = model.get_submodule(path)
     if site.index is None:
         module.packed = packed
-        return
-    pair = list(module._packed[site.index])
-    pair[own != "gate_up_proj"] = packed
-    module._packed[site.index] = tuple(pair)
+    else:
+        module.replace(site.index, packed, is_down=own != "gate_up_proj")

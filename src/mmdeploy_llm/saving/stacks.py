@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.layers.moe import Experts
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.tensor_file import Entry
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.map import Target

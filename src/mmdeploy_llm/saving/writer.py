@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
-from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.tensor_file import Entry
 from mmdeploy_llm.weight_formats import MAX_GROUP
 from mmdeploy_llm.weights.files import LOADABLE, SafetensorsFile

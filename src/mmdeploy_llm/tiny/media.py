@@ -105,6 +105,8 @@ class MediaForm:
     has_text_between: text stands between the frames of a video, or the tiles of an image.
     prompt: (config, grids, seed) -> token ids and spans, for a family whose media stand outside of
         its prompts; None: they stand in them.
+    generate: (model, arguments of its forward, options of generate) -> the answer's tokens, for a
+        family whose own generate changes its arguments; None: that is called.
     video_token: the kind whose placeholder token a video has in transformers' prompts.
     """
 
@@ -117,3 +119,4 @@ class MediaForm:
         Callable[[Any, Sequence[tuple[int, int, int]], int], tuple[list[int], list[MediaSpan]]]
         | None
     ) = None
+    generate: Callable[[Any, dict[str, Tensor], dict[str, Any]], Tensor] | None = None

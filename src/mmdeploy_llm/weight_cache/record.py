@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.kernels import PackedWeight
 from mmdeploy_llm.native import PACKED
 
-PACKERS = ("mmdeploy_llm.basic_layers.linear", "mmdeploy_llm.layers.moe")  # of `pack`
+PACKERS = ("mmdeploy_llm.basic_layers.linear", "mmdeploy_llm.basic_layers.experts")  # of `pack`
 
 
 class NotKeptError(Exception):

@@ -8,21 +8,26 @@ hold.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from mmdeploy_llm.sharding import Share
 
+from .files import SafetensorsFile
+from .quantized.reading import Selection
 from .shard import Read, fill, fill_share
 
 logger = logging.getLogger(__name__)
 
 NUM_READERS = 2  # page faults of the target memory take as long as reading the file
 AHEAD_BYTES = 2**26  # that may be read before what was read earlier is packed
+PIECE_BYTES = 2**24  # of larger reads, which several threads share
 PROGRESS_BYTES = 2 * 2**30  # a progress bar is shown for a larger checkpoint
 OWN_PACKAGES = ("mmdeploy_llm", "mmdeploy_llm_plugins")
 
@@ -65,6 +70,8 @@ def read_all(
     )
     num_readers = NUM_READERS if is_as_stored else 1
     modules = {} if pack is None else dict(model.named_modules())
+    if pack is not None:
+        reads = [piece for read in reads for piece in _pieces(read, is_whole=read.name in shares)]
     left = Counter(_owner(read.name) for read in reads)
     left.update(map(_owner, kept))  # which are never done here
     with ThreadPoolExecutor(num_readers, thread_name_prefix="weights") as pool:
@@ -77,6 +84,24 @@ def read_all(
                 for name, _ in module.named_parameters(prefix=owner, recurse=False):
                     params.pop(name, None)
                 pack(owner, module)
+
+
+def _pieces(read: Read, *, is_whole: bool) -> Iterator[Read]:
+    """Yields the parts of a large read, by rows, where a file stores the values as they are."""
+    size = _size(read)
+    is_stored = isinstance(read.file, SafetensorsFile | Selection) and not read.transpose
+    if is_whole or not is_stored or len(read.shape) < 2 or size <= PIECE_BYTES:
+        yield read
+        return
+    num_rows, row = read.shape[0], math.prod(read.shape[1:])
+    step = max(1, PIECE_BYTES * num_rows // size)
+    for first in range(0, num_rows, step):
+        yield replace(
+            read,
+            start=read.start + first * row,
+            first_value=read.first_value + first * row,
+            shape=(min(step, num_rows - first), *read.shape[1:]),
+        )
 
 
 def _owner(name: str) -> str:

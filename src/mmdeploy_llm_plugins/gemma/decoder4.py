@@ -33,6 +33,7 @@ from mmdeploy_llm.layers import (
     DecoderStep,
     Embedding,
     Experts,
+    KernelLayer,
     Linear,
     MergedLinear,
     MoEConfig,
@@ -41,6 +42,7 @@ from mmdeploy_llm.layers import (
     RotaryConfig,
     SoftmaxRouter,
     layer_windows,
+    scaled,
 )
 
 from .text import ACTIVATION
@@ -58,7 +60,7 @@ class Gemma4Step(DecoderStep):
     global_attn: AttentionContext
 
 
-class UnweightedNorm(nn.Module):
+class UnweightedNorm(KernelLayer):
     """RMSNorm without a weight."""
 
     def __init__(self, eps: float) -> None:
@@ -67,6 +69,10 @@ class UnweightedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x) over the last axis, of the shape and dtype of `x`."""
+        kernels = self.kernels
+        if kernels is not None and kernels.norms is not None and kernels.takes(x):
+            heads = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
+            return kernels.norms.normed_heads(heads, self.eps).view(x.shape)
         wide = x.float()
         return (wide * wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()).to(x.dtype)
 
@@ -131,8 +137,7 @@ class Gemma4Layer(DecoderLayer):
             self.post_feedforward_layernorm_1 = config.new_norm(config.hidden_size)
             self.post_feedforward_layernorm_2 = config.new_norm(config.hidden_size)
             self.pre_feedforward_layernorm_2 = config.new_norm(config.hidden_size)
-        self.has_embedding = bool(per_layer_size(text))
-        if self.has_embedding:
+        if per_layer_size(text):
             size, own = config.hidden_size, per_layer_size(text)
             self.per_layer_input_gate = Linear(size, own)
             self.per_layer_activation = Activation(ACTIVATION)
@@ -152,26 +157,25 @@ class Gemma4Layer(DecoderLayer):
         x, residual = self.post_attention_layernorm.add(x, residual)
         x = self.mlp(x)
         if self.router is not None:
-            x = self.post_feedforward_layernorm_1(x) + self._mixture(residual)
-        x = residual.add_(self.post_mlp_layernorm(x))
+            x = self._with_experts(self.post_feedforward_layernorm_1(x), residual)
         per_layer = cast(Gemma4Step, step).per_layer
-        if self.has_embedding:
-            assert per_layer is not None, "the decoder computes them"
-            gate = self.per_layer_activation(self.per_layer_input_gate(x))
-            own = self.per_layer_projection(gate * per_layer[:, self._layer])
-            x = x.add_(self.post_per_layer_input_norm(own))
-        return x.mul_(self.layer_scalar), None
+        if per_layer is None:
+            return self.post_mlp_layernorm.add_to(residual, x, self.layer_scalar), None
+        x = self.post_mlp_layernorm.add_to(residual, x)
+        gate = self.per_layer_input_gate(x)
+        own = self.per_layer_activation.times(gate, per_layer[:, self._layer])
+        own = self.per_layer_projection(own)
+        return self.post_per_layer_input_norm.add_to(x, own, self.layer_scalar), None
 
-    def _mixture(self, x: Tensor) -> Tensor:
-        """Returns the normed sum of experts, which are routed by the stream `x` itself."""
+    def _with_experts(self, x: Tensor, stream: Tensor) -> Tensor:
+        """Adds the normed sum of experts to `x`. The stream itself routes and is what they read."""
         assert self.router is not None, "asked before"
-        weights, experts = self.router(x)
-        out = self.experts(self.pre_feedforward_layernorm_2(x), weights, experts)
-        normed: Tensor = self.post_feedforward_layernorm_2(out)
-        return normed
+        weights, experts = self.router(stream)
+        out = self.experts(self.pre_feedforward_layernorm_2(stream), weights, experts)
+        return self.post_feedforward_layernorm_2.add_to(x, out)
 
 
-class Gemma4Router(nn.Module):
+class Gemma4Router(KernelLayer):
     """Chooses the most probable experts for normed and scaled inputs; each has a learned factor on
     its weight."""
 
@@ -183,15 +187,15 @@ class Gemma4Router(nn.Module):
             top_k=text.top_k_experts,
             intermediate_size=text.moe_intermediate_size,
         )
-        self.norm = UnweightedNorm(config.norm_eps)
-        self.scale = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.norm = RMSNorm(size, config.norm_eps)
         self.proj = SoftmaxRouter(size, options)
         self.per_expert_scale = nn.Parameter(torch.empty(num_experts), requires_grad=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Routes x [T, hidden]: weights [T, k] in x's dtype, expert ids [T, k]."""
-        weights, experts = self.proj(self.norm(x) * self.scale * x.shape[1] ** -0.5)
-        return weights * self.per_expert_scale[experts], experts
+        normed = scaled(self.norm(x), x.shape[1] ** -0.5, self.kernels)
+        weights, experts = self.proj(normed, self.per_expert_scale)
+        return weights, experts
 
 
 class Gemma4Decoder(Decoder):
@@ -226,14 +230,20 @@ class Gemma4Decoder(Decoder):
         if self.embed_tokens_per_layer is None or self.per_layer_model_projection is None:
             return None
         for media_id in self.media_ids:
-            token_ids = token_ids.masked_fill(token_ids == media_id, self.padding_id)
-        shape = (-1, self.num_layers, self.per_layer_size)
-        scale = torch.tensor(self.per_layer_size**0.5, dtype=x.dtype)
-        of_token = (self.embed_tokens_per_layer(token_ids) * scale).view(shape)
-        projected = self.per_layer_model_projection(x) * x.shape[1] ** -0.5
-        of_stream: Tensor = self.per_layer_projection_norm(projected.view(shape))
-        joined: Tensor = (of_stream + of_token) * 2**-0.5
-        return joined
+            token_ids = self._replaced(token_ids, media_id)
+        size, kernels = self.per_layer_size, self.kernels
+        of_token = scaled(self.embed_tokens_per_layer(token_ids), size**0.5, kernels, rounds=True)
+        projected = scaled(self.per_layer_model_projection(x), x.shape[1] ** -0.5, kernels)
+        rows = of_token.view(-1, size), projected.view(-1, size)
+        joined = scaled(self.per_layer_projection_norm.add_to(*rows), 2**-0.5, kernels)
+        return joined.view(-1, self.num_layers, size)
+
+    def _replaced(self, token_ids: Tensor, media_id: int) -> Tensor:
+        """Returns the ids [T] with that of padding in the place of one that stands for media."""
+        kernels = self.kernels
+        if kernels is None or kernels.inputs is None or not token_ids.is_cpu:
+            return token_ids.masked_fill(token_ids == media_id, self.padding_id)
+        return kernels.inputs.replace_id(token_ids, media_id, self.padding_id)
 
 
 def per_layer_size(text: Any) -> int:

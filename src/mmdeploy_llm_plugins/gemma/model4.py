@@ -39,6 +39,7 @@ RENAMES = (
     (r"^model\.vision_tower\.patch_embedder\.", "visual."),
     (r"^model\.vision_tower\.encoder\.", "visual."),
     (r"^model\.vision_tower\.", "visual."),
+    (r"\.router\.scale$", ".router.norm.weight"),
     (r"^model\.embed_vision\.(multimodal_embedder\.)?embedding_projection\.", "projector.linear."),
     # Of Gemma 4 Unified, in its files and as its modules are named.
     (r"^model\.(vision_embedder|embed_vision)\.p", "embedder.p"),

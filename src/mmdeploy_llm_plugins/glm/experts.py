@@ -5,10 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmdeploy_llm.layers import DecoderConfig, Experts, GatedMLP, Linear
+from mmdeploy_llm.layers import (
+    DecoderConfig,
+    Experts,
+    GatedMLP,
+    GroupRouter,
+    KernelLayer,
+    added,
+)
 
 KEYS = (  # that a text model reads beside the standard ones; vl.py reads the last two
     "n_group",
@@ -22,53 +28,15 @@ KEYS = (  # that a text model reads beside the standard ones; vl.py reads the la
     "first_k_dense_replace",
     "attention_bias",
 )
-MIN_SUM = 1e-20  # added to the sum that weights are divided by; not in the config
 
 
-class GlmRouter(Linear):
-    """Chooses the experts with the largest sigmoid of score plus bias among the groups whose two
-    best experts have the largest sum, and weights them by their sigmoids. Computes in float32."""
-
-    fp32_parameters = ("weight", "e_score_correction_bias")
-    is_exact = True  # a rounded weight would choose other experts
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config.hidden_size, config.n_routed_experts)
-        values = torch.empty(config.n_routed_experts)
-        self.e_score_correction_bias = nn.Parameter(values, requires_grad=False)
-        self.num_groups, self.num_used = config.n_group, config.topk_group
-        self.top_k, self.is_normed = config.num_experts_per_tok, config.norm_topk_prob
-        self.scale = config.routed_scaling_factor
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
-        scores = self.product(x.float()).sigmoid()
-        experts = (
-            self._in_groups(scores + self.e_score_correction_bias).topk(self.top_k, -1).indices
-        )
-        weights = scores.gather(-1, experts)
-        if self.is_normed:
-            weights = weights / (weights.sum(-1, keepdim=True) + MIN_SUM)
-        return (weights * self.scale).to(x.dtype), experts
-
-    def _in_groups(self, scores: Tensor) -> Tensor:
-        """Returns [T, E] with -inf for experts outside the best groups."""
-        if self.num_used == self.num_groups:
-            return scores
-        groups = scores.view(scores.shape[0], self.num_groups, -1)
-        best = groups.topk(2, -1).values.sum(-1).topk(self.num_used, -1).indices
-        is_left_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device)
-        is_left_out.scatter_(1, best, False)
-        return groups.masked_fill(is_left_out[..., None], float("-inf")).flatten(1)
-
-
-class GlmExperts(nn.Module):
+class GlmExperts(KernelLayer):
     """Routed experts and shared ones."""
 
     def __init__(self, config: Any, decoder: DecoderConfig) -> None:
         super().__init__()
         size, inner_size = config.hidden_size, config.moe_intermediate_size
-        self.gate = GlmRouter(config)
+        self.gate = GroupRouter(config)
         activation: Any = decoder.activation
         self.experts = Experts(config.n_routed_experts, size, inner_size, activation)
         shared_size = inner_size * config.n_shared_experts
@@ -78,4 +46,4 @@ class GlmExperts(nn.Module):
         """Computes all experts, [T, hidden] -> [T, hidden]."""
         weights, experts = self.gate(x)
         routed: Tensor = self.experts(x, weights, experts)
-        return routed.add_(self.shared_experts(x))
+        return added(routed, self.shared_experts(x), self.kernels)

@@ -11,21 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Experts, Linear
+from mmdeploy_llm.layers import Experts, Gates, KernelLayer, Linear, RouteRule, mixture_kernels
 
 
-class GptOssRouter(Linear):
+class GptOssRouter(KernelLayer, Linear):
     """Chooses the experts with the largest scores, weighted by softmax over these alone."""
 
     is_exact = True  # a rounded weight would choose other experts
 
     def __init__(self, config: Any) -> None:
         super().__init__(config.hidden_size, config.num_local_experts, bias=True)
-        self.top_k = config.num_experts_per_tok
+        top_k = config.num_experts_per_tok
+        self.rule = RouteRule(top_k=top_k, scores="softmax of chosen", is_normed=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
-        scores, experts = self.product(x, self.bias).topk(self.top_k, -1)
+        own, logits = mixture_kernels(self.kernels, x), self.product(x, self.bias)
+        if own is not None:
+            return own.choose(logits, None, self.rule, x.dtype)
+        scores, experts = logits.topk(self.rule.top_k, -1)
         return scores.softmax(-1), experts
 
 
@@ -54,6 +58,11 @@ class ClampedExperts(Experts):
             "down_proj": ("down_proj", None),
         }
 
+    @property
+    def gates(self) -> Gates:
+        """See Experts."""
+        return Gates(activation="clamped", alpha=self.alpha, limit=self.limit)
+
     def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
         """See Experts."""
         last = None if self.down_proj_bias is None else self.down_proj_bias[expert]
@@ -61,6 +70,10 @@ class ClampedExperts(Experts):
 
     def activate(self, both: Tensor) -> Tensor:
         """See Experts."""
+        kernels = self.kernels
+        own = kernels.activations if kernels is not None and kernels.takes(both) else None
+        if own is not None and both.is_contiguous():
+            return own.clamped_mul(both, self.alpha, self.limit)
         gate = both[..., ::2].clamp(max=self.limit)
         up = both[..., 1::2].clamp(-self.limit, self.limit)
         out: Tensor = (up + 1) * (gate * torch.sigmoid(gate * self.alpha))

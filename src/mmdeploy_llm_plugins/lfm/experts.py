@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import Experts, Linear
+from mmdeploy_llm.layers import Experts, KernelLayer, Linear, RouteRule, mixture_kernels
 
 MIN_SUM = 1e-6  # added to the sum that weights are divided by; not in the config
 
@@ -18,7 +18,7 @@ class LfmRouter(Linear):
     is_exact = True  # a rounded weight would choose other experts
 
 
-class LfmExperts(nn.Module):
+class LfmExperts(KernelLayer):
     """Sends each token to the experts with the largest sigmoid of score plus bias, and weights
     their outputs by the sigmoids."""
 
@@ -32,16 +32,27 @@ class LfmExperts(nn.Module):
         self.expert_bias = None
         if config.use_expert_bias:
             self.expert_bias = nn.Parameter(torch.empty(num_experts), requires_grad=False)
-        self.top_k, self.is_normed = config.num_experts_per_tok, config.norm_topk_prob
-        self.scale = config.routed_scaling_factor
+        self.rule = RouteRule(
+            top_k=config.num_experts_per_tok,
+            scores="sigmoid",
+            is_normed=config.norm_topk_prob,
+            norm_more=MIN_SUM,
+            factor=config.routed_scaling_factor,
+            rounds=True,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the weighted sum of experts, [T, hidden] -> [T, hidden]."""
-        scores = self.gate(x).sigmoid()
-        chosen_by = scores if self.expert_bias is None else scores + self.expert_bias
-        experts = chosen_by.topk(self.top_k, -1).indices
-        weights = scores.gather(-1, experts)
-        if self.is_normed:
-            weights = weights / (weights.sum(-1, keepdim=True) + MIN_SUM)
-        out: Tensor = self.experts(x, weights * self.scale, experts)
+        own, rule, bias = mixture_kernels(self.kernels, x), self.rule, self.expert_bias
+        if own is not None:
+            weights, experts = own.choose(self.gate(x), bias, rule, x.dtype)
+        else:
+            scores = self.gate(x).sigmoid()
+            chosen_by = scores if bias is None else scores + bias
+            experts = chosen_by.topk(rule.top_k, -1).indices
+            weights = scores.gather(-1, experts)
+            if rule.is_normed:
+                weights = weights / (weights.sum(-1, keepdim=True) + MIN_SUM)
+            weights = weights * rule.factor
+        out: Tensor = self.experts(x, weights, experts)
         return out

@@ -12,12 +12,17 @@ BY_ITEM = ("Gemma3ForConditionalGeneration",)
 # All tokens of a prompt with images do.
 BY_PROMPT = ("PaliGemmaForConditionalGeneration",)
 ATOMIC = (*BY_ITEM, *BY_PROMPT)
+# Checkpoints hold a draft layer, as draft.py reads it.
+DRAFTING = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
+# Their picture stands before a prompt, and a Q-Former may read the prompt; see before.py.
+BY_QUERIES = ("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration")
+KOSMOS = ("Kosmos2ForConditionalGeneration",)
 
 ANY = ModelSpec(
     name="transformers_any",
     architectures=("*",),
     factory=MODEL,
-    gguf="mmdeploy_llm_plugins.transformers_any.gguf:TABLE",
+    gguf="mmdeploy_llm_plugins.transformers_parts.gguf:TABLE",
     media=("image", "video", "audio"),
     priority=PRIORITY,
 )
@@ -29,11 +34,32 @@ ANY_ATOMIC = ModelSpec(
     atomic_media=True,
     priority=PRIORITY,
 )
+ANY_DRAFTING = ModelSpec(
+    name="transformers_any_drafting",
+    architectures=DRAFTING,
+    factory=MODEL,
+    draft_head="mmdeploy_llm_plugins.transformers_any.draft:add_head",
+    priority=PRIORITY,
+)
+ANY_BEFORE = tuple(
+    ModelSpec(
+        name=f"transformers_any_{name}",
+        architectures=architectures,
+        factory=MODEL,
+        encoder=f"mmdeploy_llm_plugins.transformers_any.before:{rule}",
+        media=("image",),
+        priority=PRIORITY,
+    )
+    for name, architectures, rule in (
+        ("queries", BY_QUERIES, "QueryPrompts"),
+        ("kosmos", KOSMOS, "KosmosPrompts"),
+    )
+)
 IMAGES = MediaProcessorSpec(
     name="transformers_any-image",
     kind="image",
     factory="mmdeploy_llm_plugins.transformers_media.processor:AnyImageProcessor",
-    models=(ANY.name, ANY_ATOMIC.name),
+    models=(ANY.name, ANY_ATOMIC.name, *(spec.name for spec in ANY_BEFORE)),
     priority=PRIORITY,
 )
 VIDEOS = MediaProcessorSpec(
@@ -54,8 +80,9 @@ SOUNDS = MediaProcessorSpec(
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns one spec for all models and one for those whose images are atomic."""
-    return (ANY, ANY_ATOMIC)
+    """Returns one spec for all models, one for those whose images are atomic, one for those with a
+    draft layer, and those of models whose picture stands before a prompt."""
+    return (ANY, ANY_ATOMIC, ANY_DRAFTING, *ANY_BEFORE)
 
 
 @hookimpl

@@ -2,7 +2,8 @@
 in the engine's pages, states in its rows of states.
 
 It is exact for any attention (biases, sinks, chunks, shared or chosen keys), and slower than
-Together, which computes all sequences of a step at once. It serves what that one refuses.
+Together, which computes all sequences of a step at once. It serves what that one refuses. Sequences
+that get one token each share a pass, where a trial has shown that this changes nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import Tensor
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
-from mmdeploy_llm_plugins.transformers_parts.cache import carriers, pages, states
+from mmdeploy_llm_plugins.transformers_parts.cache import carriers, pages, side_by_side, states
 
-from . import limits, masks, rope, structure, trial
+from . import limits, masks, mechanisms, rope, structure, trial
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
@@ -28,6 +29,8 @@ from .wrapped import Parts
 STEPS = (4, 1, 2, 5)
 ONE_BY_ONE = (4, *(1,) * 8)
 CACHES = (*carriers.NAMES, "state")  # arguments that hold what is kept
+BEGUN = (3, 7, 5)  # tokens of the sequences of the trial of a shared pass
+NUM_SHARED = 2  # and its passes
 # How much farther from transformers' logits STEPS may be than ONE_BY_ONE.
 ROUNDING, ROUNDING_OF_HALF = 1e-3, 0.05
 
@@ -56,6 +59,7 @@ class BySequence:
         self._slots = states.Slots()
         self._carrier = carriers.carrier_of(decoder)
         self._is_one_by_one = False
+        self._shares_passes = False
         self._accepted = frozenset(inspect.signature(decoder.forward).parameters)
         if not self._accepted.intersection(CACHES):
             raise refused(parts.name, f"its decoder ({type(decoder).__name__})", "takes no cache")
@@ -67,12 +71,23 @@ class BySequence:
         the sizes of the engine's cache."""
         rope.fix(self._parts.decoder)
         self._try()
+        self._shares_passes = self._can_share_passes()
         # transformers' own attention reads whole sequences, whatever its windows.
         paged = PagedKV(num_kv_heads=1, head_dim=self._places.width)
         return Sizes(
             layers=(paged,) * self._num_paged,
             states=self._slots.cache if self._slots.index else None,
         )
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """Names what this way does for the model."""
+        layers = {layer for layer, _ in self._places.index}
+        copies = sum(layer >= len(self._kept) for layer in layers)
+        config = self._parts.decoder.config
+        own = mechanisms.of_kept(config, self._kept, copies)
+        shared = (mechanisms.SHARED,) if self._shares_passes else ()
+        return (mechanisms.ONE_AFTER_THE_OTHER, *shared, *own)
 
     @property
     def _num_paged(self) -> int:
@@ -87,15 +102,32 @@ class BySequence:
         parts = self._parts
         is_text = inputs.media_rows is None and not parts.has_indicators
         embeds = None if is_text else parts.embed_inputs(inputs)
-        hidden = []
-        for number in range(len(attn.sequences)):
-            store = None
-            if self._slots.index:
-                assert inputs.states is not None, "the model has a cache with states"
-                store = states.Rows(self._slots, inputs.states, self._num_paged, number)
-            given = inputs.token_ids, inputs.positions, embeds, inputs
-            hidden.append(self._run(attn, number, store, *given))
-        return torch.cat(hidden)
+        stores = [self._store(inputs, number) for number in range(len(attn.sequences))]
+        given = inputs.token_ids, inputs.positions, embeds
+        shared = self._sharing(attn)
+        found = dict(zip(shared, self._shared_pass(attn, shared, stores, *given), strict=True))
+        for number, store in enumerate(stores):
+            if number not in found:
+                found[number] = self._run(attn, number, store, *given, inputs)
+        return torch.cat([found[number] for number in range(len(stores))])
+
+    def _store(self, inputs: ForwardInputs, number: int) -> states.Store | None:
+        """Returns what holds the states of a sequence; None for a model without any."""
+        if not self._slots.index:
+            return None
+        assert inputs.states is not None, "the model has a cache with states"
+        return states.Rows(self._slots, inputs.states, self._num_paged, number)
+
+    def _sharing(self, attn: SequenceAttention) -> list[int]:
+        """Returns the sequences of a step that share a pass: none or several."""
+        if not self._shares_passes:
+            return []
+        found = [
+            number
+            for number, rows in enumerate(attn.sequences)
+            if rows.num_cached and rows.end - rows.start == 1
+        ]
+        return found if len(found) > 1 else []
 
     def _try(self) -> None:
         try:
@@ -188,6 +220,86 @@ class BySequence:
             store.save(self._carrier.states(cache, out))
         hidden: Tensor = out.last_hidden_state
         return hidden.squeeze(0)
+
+    def _shared_pass(
+        self,
+        attn: SequenceAttention,
+        numbers: Sequence[int],
+        stores: Sequence[states.Store | None],
+        token_ids: Tensor,
+        positions: Tensor,
+        embeds: Tensor | None = None,
+    ) -> Sequence[Tensor]:
+        """Runs the decoder on one token of each of these sequences. Returns [1, n] of each."""
+        if not numbers:
+            return ()
+        rows = torch.tensor(
+            [attn.sequences[number].start for number in numbers], device=token_ids.device
+        )
+        ids, new = token_ids[rows], positions[..., rows]
+        cache = side_by_side.cache_of(self._kept, self._places, attn, numbers, new)
+        own = [store for number in numbers if (store := stores[number]) is not None]
+        given: dict[str, Any] = {
+            **self._carrier.arguments(cache, states.joined([store.load() for store in own])),
+            "position_ids": new.unsqueeze(-1) + self._parts.first_position,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if self._places.index:
+            given["attention_mask"] = side_by_side.mask_of(attn, numbers, ids.device)
+        if embeds is None and "input_ids" in self._accepted:
+            given["input_ids"] = self._parts.embedded_ids(ids).unsqueeze(1)
+        else:
+            embeds = self._parts.embed(ids) if embeds is None else embeds[rows]
+            given["inputs_embeds"] = embeds.unsqueeze(1)
+            given |= self._parts.of_tokens(ids, axis=1)
+        out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
+        for store, after in zip(own, states.divided(self._carrier.states(cache, out)), strict=True):
+            store.save(after)
+        hidden: Tensor = out.last_hidden_state
+        return hidden.unbind(0)
+
+    def _can_share_passes(self) -> bool:
+        """Returns whether sequences of several lengths get the same hidden states in one pass, by a
+        trial."""
+        if not side_by_side.can_hold(self._kept) or self._parts.name in masks.KNOWN:
+            return False
+        is_half = next(self._parts.decoder.parameters()).dtype.itemsize < 4
+        try:
+            with torch.inference_mode():
+                one, other = self._begun_trial(shares=False), self._begun_trial(shares=True)
+                difference = float((one - other).float().norm() / one.float().norm())
+        except Exception:  # transformers' code: anything may come
+            return False
+        return difference <= (ROUNDING_OF_HALF if is_half else ROUNDING)
+
+    def _begun_trial(self, *, shares: bool) -> Tensor:
+        """Returns the hidden states [passes, sequences, n] of sequences that have begun alone."""
+        parts = self._parts
+        weight = parts.inner.get_input_embeddings().weight
+        ids = trial.text_ids(parts.inner.config, weight, sum(BEGUN) + NUM_SHARED)
+        memories = [trial.Memory() for _ in BEGUN]
+        stores = [states.Remembered(self._slots) if self._slots.index else None for _ in BEGUN]
+        for memory, store, length in zip(memories, stores, BEGUN, strict=True):
+            memory.begin(0, length)
+            self._pass(memory, 0, store, ids[:length], parts.count_up(0, length, ids.device))
+        found = []
+        for step in range(NUM_SHARED):
+            starts = [length + step for length in BEGUN]
+            for memory, start in zip(memories, starts, strict=True):
+                memory.begin(start, start + 1)
+            new = ids[starts]
+            positions = torch.cat([parts.count_up(n, n + 1, ids.device) for n in starts], -1)
+            if shares:
+                several, numbers = trial.Several(memories), range(len(BEGUN))
+                hidden = self._shared_pass(several, numbers, stores, new, positions)
+            else:
+                hidden = [
+                    self._pass(memory, 0, store, new[n : n + 1], positions[..., n : n + 1])
+                    for n, (memory, store) in enumerate(zip(memories, stores, strict=True))
+                ]
+            found.append(torch.cat(list(hidden)))
+        return torch.stack(found)
 
     def _masks(
         self,

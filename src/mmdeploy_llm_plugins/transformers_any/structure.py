@@ -37,7 +37,8 @@ MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")
 def decoder_of(model: Any) -> Any:
     """Returns the module that holds the layers."""
     found = model.get_decoder()
-    if isinstance(found, nn.Linear):  # some call their head so
+    is_head = isinstance(found, nn.Linear) or found is model.get_output_embeddings()
+    if is_head:  # some call it so
         return model.base_model
     if found is model:
         return getattr(model, "model", model)

@@ -7,7 +7,7 @@ decoder, or that counts positions differently.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,6 +94,23 @@ class Memory:
         return pair[0][first:], pair[1][first:]
 
 
+class Several:
+    """Shows several memories as the sequences of one step, in which each gets a token."""
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self._memories = memories
+        self.sequences = tuple(
+            SequenceRows(start=row, end=row + 1, num_cached=memory.sequences[0].num_cached)
+            for row, memory in enumerate(memories)
+        )
+
+    def extend(
+        self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See forward.SequenceAttention."""
+        return self._memories[sequence].extend(0, layer, k, v, num_kept)
+
+
 def _joined(old: Tensor, new: Tensor) -> Tensor:
     """Concatenates rows [n, 1, channels]; the narrower ones are padded with zeros."""
     width = max(old.shape[2], new.shape[2])
@@ -116,7 +133,7 @@ def check_equal(
     forward: computes our logits [num_tokens, vocab] of token ids.
     """
     embeddings: Tensor = model.get_input_embeddings().weight
-    ids = _text_ids(model.config, embeddings, num_tokens)
+    ids = text_ids(model.config, embeddings, num_tokens)
     found = _tried(name, forward, ids)
     try:
         with attention_of(decoder.config, "eager"):
@@ -172,7 +189,7 @@ def _tried(name: str, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tenso
         ) from error
 
 
-def _text_ids(config: Any, embeddings: Tensor, num_tokens: int) -> Tensor:
+def text_ids(config: Any, embeddings: Tensor, num_tokens: int) -> Tensor:
     """Returns different token ids, none of them special."""
     special = {
         value

@@ -78,10 +78,10 @@ class Parts:
             return media.indicate(self.base, inputs, embeds)
         return embeds
 
-    def of_tokens(self, ids: Tensor) -> dict[str, Tensor]:
+    def of_tokens(self, ids: Tensor, axis: int = 0) -> dict[str, Tensor]:
         """Returns the arguments [1, n, ...] that the decoder takes besides the embeddings of token
-        ids [n], made of these ids."""
-        return {name: make(ids.unsqueeze(0)) for name, make in self.makers.items()}
+        ids [n], made of these ids. axis: 1: [n, 1, ...], of as many sequences."""
+        return {name: make(ids.unsqueeze(axis)) for name, make in self.makers.items()}
 
     def features(self, inputs: ForwardInputs, start: int, end: int) -> dict[str, Any]:
         """Returns the arguments in which the decoder takes features of media, for the rows start ..

@@ -18,16 +18,20 @@ from mmdeploy_llm_processors.from_transformers.loading import reason_of as reaso
 from .pixtral import PixtralProcessor
 
 NO_OPTIONS = frozenset({"audio_tokenizer", "chat_template"})  # in processor_config.json
+PLACES = "image_embeds_position_mask"  # 1 where embeddings go
 # Keys of a processor's result that belong to the text given with an item.
 OF_TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
-    | {"text_replacement_offsets"}
+    | {"text_replacement_offsets", "qformer_input_ids", "qformer_attention_mask", PLACES}
 )
 # Class that says nothing of how it writes images -> its token before and after each. Between two
 # images that touch there is one, and a space after it where a word touches it.
 JOINTS = {"Idefics2Processor": "fake_image_token"}
 # Say nothing of it either, and write an image before a prompt that does not name it.
-BEFORE = ("Blip2Processor",)
+BEFORE = ("Blip2Processor", "InstructBlipProcessor", "Kosmos2Processor")
+# Class that writes ids of words where embeddings go -> its token that stands for them here, which a
+# prompt with an image has nowhere else, and its token before them. It says by PLACES where they go.
+UNNAMED = {"Kosmos2Processor": ("eol_token", "boi_token")}
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -47,6 +51,8 @@ def load_processor(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
         components = {"image_processor": image_processor, "tokenizer": tokenizer}
+        # What a Q-Former reads of a prompt is no image's; see transformers_any/before.py.
+        components["qformer_tokenizer"] = tokenizer
         if video_processor is not None:
             components["video_processor"] = video_processor
         processor = assembled(base, components, checkpoint.read_json("processor_config.json"))
@@ -55,6 +61,9 @@ def load_processor(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
             f"{reason_of(error)}"
         ) from error
+    if base.__name__ in UNNAMED:
+        named = (getattr(processor, name) for name in UNNAMED[base.__name__])
+        processor.image_token, processor.image_placeholder_token = named
     if not getattr(processor, "image_token", None):
         raise UnsupportedMediaError(f"transformers' {base.__name__} names no token for images")
     return processor
@@ -93,6 +102,8 @@ def made_of_one(
     processor.written = ()
     if written:
         text = written[0][0]["replacement"]
+    elif type(processor).__name__ in UNNAMED:
+        text = _around_places(processor, made["input_ids"][0], made[PLACES][0].bool())
     elif type(processor).__name__ in (*JOINTS, *BEFORE):
         text = _decoded(processor.tokenizer, made["input_ids"][0].tolist())
     else:
@@ -123,6 +134,15 @@ def _is_counts(value: Any) -> bool:
     rows = value if isinstance(value, list) else []
     flat = [x for row in rows for x in (row if isinstance(row, list) else [row])]
     return bool(flat) and all(type(x) is int for x in flat)
+
+
+def _around_places(processor: Any, ids: torch.Tensor, is_place: torch.Tensor) -> str:
+    """Returns the text of an image from the ids of its prompt, [n]: its token for each embedding,
+    and the token on either side."""
+    own = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    places = is_place.nonzero().flatten()
+    named = ids.masked_fill(is_place, own)[int(places[0]) - 1 : int(places[-1]) + 2]
+    return str(processor.tokenizer.decode(named, skip_special_tokens=False))
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:

@@ -26,6 +26,8 @@ SAMPLE = (
     "MambaForCausalLM",
     "OlmoHybridForCausalLM",
     "BigBirdForCausalLM",
+    "ModernBertDecoderForCausalLM",
+    "RwkvForCausalLM",
 )
 
 
@@ -61,6 +63,16 @@ def test_the_table_has_no_faults(census, page, table):
     for name, (text, images) in table.items():
         assert text in page.EXPECTED, name
         assert images in (page.EXPECTED if name in census.IMAGE_TEXT else ("",)), name
+
+
+def test_every_class_that_runs_says_what_serves_it(page, data):
+    """A way for each, and the plugin where only that runs it."""
+    for name, row in data["classes"].items():
+        outcomes = {row["text"], row["images"]}
+        if outcomes & {page.EQUAL, page.BY_SEQUENCE, page.BY_PLUGIN}:
+            assert {"attention of the engine", "by sequence"} & set(row["served"]), name
+        if page.BY_PLUGIN in outcomes:
+            assert row["plugin"], name
 
 
 def test_the_page_is_made_of_the_data(page, data):

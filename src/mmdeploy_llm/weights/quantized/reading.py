@@ -40,12 +40,12 @@ def readable_files(
     reader = FormatReader(spec=spec, owner=plugins.described(spec), stored=stored)
     layers = reader.layers(plugins, settings)
     hidden = reader.hidden(layers)
-    plain: list[TensorFile] = [_Selection(file, hidden) for file in files]
+    plain: list[TensorFile] = [Selection(file, hidden) for file in files]
     # A config may still name the method after the weights were dequantised.
     return [QuantizedFile(files[0].path, layers, reader), *plain] if layers else plain
 
 
-class _Selection:
+class Selection:
     """A file without the tensors that were shown otherwise."""
 
     def __init__(self, file: SafetensorsFile, used: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ state tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -129,6 +129,18 @@ class Rows:
         for key, column in self._columns.items():
             column.index_copy_(0, self._write.view(1), states[key].unsqueeze(0))
         self._read = self._write
+
+
+def joined(found: Sequence[Mapping[Key, Tensor]]) -> States:
+    """Returns the states of several sequences as those of one pass."""
+    first = found[0] if found else {}
+    return {key: torch.cat([own[key] for own in found]) for key in first}
+
+
+def divided(found: Mapping[Key, Tensor]) -> list[States]:
+    """Returns the states after a pass by sequence; [] without any."""
+    count = min((len(state) for state in found.values()), default=0)
+    return [{key: state[n : n + 1] for key, state in found.items()} for n in range(count)]
 
 
 def give(cache: Any, states: Mapping[Key, Tensor]) -> None:

@@ -34,32 +34,39 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once for all
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins import (
+    blip,
     ernie,
     florence,
     formulanet,
     gemma,
+    git,
     glm,
     gptoss,
     granite,
     internvl,
+    kosmos,
     lfm,
     llama,
     minicpm,
     mllama,
+    nemotron,
     olmo,
     paddleocr,
     phi,
+    pix2struct,
     qwen,
     t5gemma,
     vision_encoder_decoder,
 )
-from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks, structure
-from mmdeploy_llm_plugins.transformers_media import processing, processor
+from mmdeploy_llm_plugins.transformers_any import BY_PROMPT, masks, mechanisms, structure
+from mmdeploy_llm_plugins.transformers_any.mechanisms import ONE_AFTER_THE_OTHER, TOGETHER
+from mmdeploy_llm_plugins.transformers_media import processor
 
 sys.path.insert(0, str(Path(__file__).parent))
 import encoders
@@ -67,12 +74,26 @@ import images
 import page
 import shrink
 import sounds
-from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED
+from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED, Result
 
 # The plugins of single families.
 NATIVE = (
-    *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, olmo, paddleocr),
-    *(phi, qwen, florence, formulanet, mllama, t5gemma, vision_encoder_decoder),
+    *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, nemotron),
+    *(
+        olmo,
+        paddleocr,
+        phi,
+        qwen,
+        blip,
+        florence,
+        formulanet,
+        git,
+        kosmos,
+        mllama,
+        pix2struct,
+        t5gemma,
+        vision_encoder_decoder,
+    ),
 )
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
@@ -116,8 +137,11 @@ ALL = {**IMAGE_TEXT, **CAUSAL}
 SOUNDS = sounds.classes(
     classes(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES), set(IMAGE_TEXT)
 )
-PLUGIN_CLASSES = {
-    name for plugin in NATIVE for spec in plugin.provide_models() for name in spec.architectures
+PLUGINS = {  # class -> its own plugin, which serves it where none is blocked
+    name: spec.name
+    for plugin in NATIVE
+    for spec in plugin.provide_models()
+    for name in spec.architectures
 }
 
 
@@ -137,15 +161,15 @@ def reference(folder, name, prompts):
     model = architecture.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    ends = {} if name in encoders.OWN_ENDS else {"eos_token_id": None, "pad_token_id": 0}
     found = []
     for inputs in prompts:
         with torch.inference_mode():
             out = model.generate(
                 **inputs,
+                **ends,
                 max_new_tokens=MAX_TOKENS,
                 do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
                 output_logits=True,
                 return_dict_in_generate=True,
             )
@@ -185,6 +209,9 @@ def text_outcome(name, folder):
     """Returns (outcome, reason) for prompts of text."""
     if name in encoders.NEED_AN_IMAGE:
         return REFUSED, encoders.REASON
+    if name in encoders.TEXTS:
+        prompts, inputs = encoders.write_texts(name, folder)
+        return compared(name, folder, SETTINGS, prompts, inputs)
     processor.load_processor = no_images  # the folder has no files of an image processor
     try:
         tokenizer = make_tokenizer(TOKENIZERS.get(name, "qwen2"))
@@ -223,11 +250,11 @@ def image_outcome(name, folder):
         tokenizer.save_pretrained(folder)
         images.write_processor(folder, ALL[name], config)
         checkpoint = Checkpoint(folder=folder, config=config)
-        found = processing.load_processor(checkpoint, {})
+        found = images.theirs(checkpoint)
         images.set_tokens(config, found)
         write_checkpoint(config, folder, tokenizer=tokenizer)
         images.set_number(name, folder, found)
-        found = processing.load_processor(checkpoint, {})
+        found = images.theirs(checkpoint)
         prompts = images.prompts(found)
         inputs = [images.inputs(found, prompt) for prompt in prompts]
         prompts = [images.ours(found, prompt) for prompt in prompts]
@@ -253,19 +280,20 @@ def sound_outcome(name, folder):
 
 
 def compared(name, folder, settings, prompts, inputs):
-    """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
+    """Returns (outcome, reason, mechanisms). prompts: ours; inputs: the same for transformers'
+    forward."""
     settings = {**settings, "model": str(folder)}
     if name in BY_PROMPT or name in masks.KNOWN:  # its prompts come whole
         settings["max_num_batched_tokens"] = settings["max_model_len"]
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:
         try:
-            way, found = answers(blocked, prompts, settings)
+            way, served, found = answers(blocked, prompts, settings)
         except MMDeployLLMError:
-            if name not in PLUGIN_CLASSES:
+            if name not in PLUGINS:
                 raise
             traceback.print_exc()
-            (_, found), way = answers([], prompts, settings), BY_PLUGIN
+            (_, served, found), way = answers([], prompts, settings), BY_PLUGIN
     except MMDeployLLMError as error:
         traceback.print_exc()
         return REFUSED, str(error).replace(str(folder), "...")
@@ -278,14 +306,24 @@ def compared(name, folder, settings, prompts, inputs):
         traceback.print_exc()
         return NOT_MADE, f"transformers' generate fails: {describe(error)}"
     print(found, wanted, sep="\n")
-    return (way, "") if all(is_same(tokens, wanted) for tokens in found) else ("wrong", "")
+    outcome = way if all(is_same(tokens, wanted) for tokens in found) else "wrong"
+    return outcome, "", served
 
 
 def answers(blocked, prompts, settings):
-    """Returns (outcome if they are right, the answers of two runs)."""
+    """Returns (outcome if they are right, what serves the model, the answers of two runs)."""
     with LLM(blocked_plugins=blocked, **settings) as llm:
         way = BY_SEQUENCE if getattr(llm.model, "attends_itself", False) else EQUAL
-        return way, (ours(llm, prompts), ours(llm, prompts))
+        return way, served_by(llm.model), (ours(llm, prompts), ours(llm, prompts))
+
+
+def served_by(model):
+    """Returns the mechanisms that serve a model, as it runs."""
+    own = getattr(model, "mechanisms", None)
+    if own is not None:
+        return list(own)
+    way = ONE_AFTER_THE_OTHER if getattr(model, "attends_itself", False) else TOGETHER
+    return [way, *mechanisms.of_caches(model, layer_caches(model))]
 
 
 def describe(error):
@@ -317,7 +355,7 @@ def examine(name, writer, kind):
 
 
 def run(name, kind="text", seconds=SECONDS):
-    """Returns (outcome, reason) of a class: "hang" after `seconds`, "died" when its process did."""
+    """Returns the Result of a class: "hang" after `seconds`, "died" when its process did."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -338,7 +376,7 @@ def run(name, kind="text", seconds=SECONDS):
         data = b'["hang", ""]'
     os.close(reader)
     os.waitpid(pid, 0)
-    return tuple(json.loads(data)) if data else ("died", "")
+    return Result(*json.loads(data)) if data else Result("died")
 
 
 def take_sounds():
@@ -370,10 +408,10 @@ def main():
             is_refused = results.get(name, ("",))[0] == REFUSED and name not in encoders.FAMILIES
             pictured[name] = results[name] if is_refused else run(name, "images")
             if pictured[name][0] in (EQUAL, BY_SEQUENCE) and images.needs_torchvision(ALL[name]):
-                pictured[name] = pictured[name][0], "images need torchvision"
+                pictured[name] = pictured[name]._replace(reason="images need torchvision")
             print(name, "with images:", *pictured[name], flush=True)
     today = datetime.date.today().isoformat()
-    data = page.data_of(results, pictured, transformers.__version__, today)
+    data = page.data_of(results, pictured, PLUGINS, transformers.__version__, today)
     if os.environ.get("CENSUS_WRITE"):
         old = json.loads(page.DATA.read_text(encoding="utf-8"))
         rows = dict(sorted((old["classes"] | data["classes"]).items()))

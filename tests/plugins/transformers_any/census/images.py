@@ -18,6 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
+from mmdeploy_llm import tiny
+from mmdeploy_llm_plugins.transformers_media import processing
+
 SIZES = ((70, 50), (40, 90))  # of the images in the prompts
 NUM_OTHERS = 12  # special tokens for ids that no token of the processor fits
 LITERAL = re.compile(r"""["']((?:<[^"'\s\\{(]+>|\[[A-Z_]+\]|\|[A-Z]+\||\]<\][^"'\s]+\[>\[))["']""")
@@ -151,8 +154,15 @@ TYPED = (
     "Gemma4Processor",
     "Gemma4UnifiedProcessor",
 )  # returns types of tokens only when it is asked to
-BEFORE = ("Blip2Processor",)  # its image comes first, and every prompt has one
+BEFORE = (
+    "Blip2Processor",
+    "InstructBlipProcessor",
+    "Kosmos2Processor",
+)  # its image comes first, and every prompt has one
 FEW = 7  # tokens per image before the model says how many it makes
+
+
+QUESTIONS = "qformer_tokenizer"  # a component, and its folder in a checkpoint
 
 
 class NoProcessor(Exception):
@@ -220,6 +230,7 @@ def make_tokenizer(processor):
         eos_token="</s>",
         pad_token="<pad>",
         sep_token="</s>",
+        unk_token="<s>" if "unk_token_id" in source else None,
         extra_special_tokens=named,
         clean_up_tokenization_spaces=False,
     )
@@ -321,9 +332,20 @@ def pictures():
     ]
 
 
+def theirs(checkpoint):
+    """Returns transformers' processor of a checkpoint, with the tokenizer of its Q-Former."""
+    found = processing.load_processor(checkpoint, {})
+    if QUESTIONS in found.get_attributes():
+        folder = checkpoint.folder / QUESTIONS
+        found.qformer_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return found
+
+
 def write_processor(folder, kind, config):
     """Writes the files of a small processor, with one token per image where it takes a number."""
     base, name = processor_class(kind)
+    if QUESTIONS in base.get_attributes():
+        tiny.make_tokenizer().save_pretrained(folder / QUESTIONS)
     made, file_name = image_processor_class(kind)
     fields = (
         {

@@ -6,12 +6,14 @@ python tests/plugins/transformers_any/census/page.py    writes the page anew fro
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 DOCS = Path(__file__).parents[4] / "docs"
 DATA, PAGE = DOCS / "census.json", DOCS / "census.md"
 EQUAL, BY_SEQUENCE, BY_PLUGIN = "equal", "equal, by sequence", "equal, by its plugin"
 REFUSED, NOT_MADE = "refused", "not made"
 EXPECTED = (EQUAL, BY_SEQUENCE, BY_PLUGIN, REFUSED, NOT_MADE)  # anything else is a fault
+OWN_PLUGIN = "a plugin of its own"
 OTHER = "others, each with a reason of its own"
 KINDS = {  # what stops a class -> what its reason says; the first that matches
     "text alone: each prompt must have an image, with which it is served": "must have an image",
@@ -26,22 +28,35 @@ KINDS = {  # what stops a class -> what its reason says; the first that matches
 }
 
 
-def data_of(results, pictured, version, date):
-    """Returns the census as it is stored. results, pictured: class -> (outcome, reason), for
-    prompts of text and for prompts with images."""
+class Result(NamedTuple):
+    """What came of a class with one kind of prompts. served: the mechanisms that served it."""
+
+    outcome: str = ""
+    reason: str = ""
+    served: tuple = ()
+
+
+def data_of(results, pictured, plugins, version, date):
+    """Returns the census as it is stored. results, pictured: class -> Result, for prompts of text
+    and for prompts with images. plugins: class -> its own plugin."""
     classes = {}
-    for name, (outcome, reason) in sorted(results.items()):
-        found, why = pictured.get(name, ("", ""))
-        classes[name] = {"text": outcome, "images": found, "reason": shorten(reason or why)}
+    for name, own in sorted(results.items()):
+        seen = pictured.get(name, Result())
+        classes[name] = {
+            "text": own.outcome,
+            "images": seen.outcome,
+            "plugin": plugins.get(name, ""),
+            "served": list(dict.fromkeys((*own.served, *seen.served))),
+            "reason": shorten(own.reason or seen.reason),
+        }
     return {"transformers": version, "date": date, "classes": classes, "sounds": {}}
 
 
 def with_sounds(data, heard):
-    """Returns the census with other outcomes of prompts with sounds. heard: class -> (outcome,
-    reason)."""
+    """Returns the census with other outcomes of prompts with sounds. heard: class -> Result."""
     rows = {
-        name: {"sounds": outcome, "reason": shorten(reason)}
-        for name, (outcome, reason) in sorted(heard.items())
+        name: {"sounds": found.outcome, "reason": shorten(found.reason)}
+        for name, found in sorted(heard.items())
     }
     return {**data, "sounds": rows}
 
@@ -82,6 +97,16 @@ def stopped(classes):
     return "\n".join(f"| {kind} | {len(names)} | {some(names)} |" for kind, names in ordered)
 
 
+def served(classes):
+    """Returns the rows of the table of mechanisms, most frequent first."""
+    groups = {OWN_PLUGIN: [name for name, row in classes.items() if row.get("plugin")]}
+    for name, row in classes.items():
+        for mechanism in row.get("served", ()):
+            groups.setdefault(mechanism, []).append(name)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    return "\n".join(f"| {kind} | {len(names)} | {some(names)} |" for kind, names in ordered)
+
+
 def some(names):
     """Returns four names at most, without what classes' names end in."""
     short = [re.sub(r"(For\w+|LMHeadModel|Model\w*)$", "", name) for name in names]
@@ -103,6 +128,7 @@ def page(data):
         sounds=counts(list(data["sounds"].values()), "sounds"),
         heard=heard(data["sounds"]),
         stopped=stopped(classes),
+        served=served(classes),
         torchvision=sum(row["reason"] == "images need torchvision" for row in pictured),
     )
 
@@ -143,6 +169,15 @@ reason where one does not run; `grep Falcon docs/census.json` shows two.
 | refused | an error says why, when the model is loaded or at the request |
 | not made | the census has no small config or processor of the class, or transformers' own `generate` fails on it |
 
+What serves a class is its field `served`, as the model that ran says it; a class may need several:
+
+| mechanism | classes | such as |
+|---|---|---|
+{served}
+
+The field `plugin` names the plugin of this package that is made for a class and serves it, unless you block it. The
+census blocks these and compares `transformers_any`, but where only the plugin runs the class.
+
 What stops the others:
 
 | reason | classes | such as |
@@ -152,7 +187,9 @@ What stops the others:
 **Images.** transformers' own classes process them; where there are two, the one that needs no torchvision. The
 images of {torchvision} classes need it, and an error asks for it where it is not installed. FastVLM, Gemma 3n and
 PerceptionLM need timm too. Each image is encoded alone. The census gives Emu3 and PerceptionLM two images of one
-size: transformers pads others for Emu3, and PerceptionLM takes no others together.
+size: transformers pads others for Emu3, and PerceptionLM takes no others together. BLIP-2, InstructBLIP and Kosmos-2 take
+one image, before the prompt. BLIP-2 and InstructBLIP need one in each prompt, and InstructBLIP the prompt as text,
+since its Q-Former reads it.
 
 **Sounds.** {heard} Each sound is encoded alone.
 

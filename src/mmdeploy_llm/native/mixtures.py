@@ -1,0 +1,145 @@
+"""Mixtures of experts: which experts a token has, and the experts of a small step in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, addressof
+from typing import get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.kernels import ActivationName, PackedWeight
+from mmdeploy_llm.kernels.mixtures import Gates, RouteRule, Scores
+
+from .library import Library
+from .packed import PACKED
+
+PRODUCTS = ("linear", "linear_s8", "linear_codes")  # as experts.h numbers them
+Matrix = tuple[str, Structure]  # the name of a product and its arguments
+
+
+class Mixtures(Library):
+    """Implements kernels.MixtureKernels with the C++ library."""
+
+    def widen(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.float32:
+            return x
+        assert x.is_contiguous()
+        out = self._empty(x.shape, dtype=torch.float32)
+        self._library.widen(x=x, out=out, values=x.numel())
+        return out
+
+    def choose(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        rule: RouteRule,
+        dtype: torch.dtype,
+        factors: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert logits.is_contiguous()
+        tokens, experts = logits.shape
+        weights = self._empty((tokens, rule.top_k), dtype=dtype)
+        ids = self._empty((tokens, rule.top_k), dtype=torch.int64)
+        self._library.route(
+            dtype=logits.dtype,
+            out_dtype=dtype,
+            logits=logits,
+            bias=bias,
+            factors=factors,
+            weights=weights,
+            ids=ids,
+            tokens=tokens,
+            experts=experts,
+            top_k=rule.top_k,
+            kind=get_args(Scores).index(rule.scores),
+            groups=rule.num_groups,
+            used_groups=rule.num_used,
+            is_normed=rule.is_normed,
+            norm_min=rule.norm_min,
+            norm_more=rule.norm_more,
+            factor=rule.factor,
+            rounds=rule.rounds,
+        )
+        return weights, ids
+
+    def mixture(
+        self,
+        pairs: Sequence[tuple[PackedWeight, PackedWeight]],
+        sizes: tuple[int, int],
+        dtype: torch.dtype,
+        biases: Sequence[tuple[Tensor | None, Tensor | None]],
+    ) -> Mixture | None:
+        if self.leaves_many_rows_to_torch:
+            return None
+        own = [
+            self._matrix(weight, bias, k, dtype)
+            for pair, added in zip(pairs, biases, strict=True)
+            for weight, bias, k in zip(pair, added, sizes, strict=True)
+        ]
+        found = [matrix for matrix in own if matrix is not None]
+        kinds = [{name for name, _ in found[at::2]} for at in range(2)]
+        if len(found) < len(own) or any(len(kind) > 1 for kind in kinds):
+            return None
+        return Mixture(self, found, sizes)
+
+    def _matrix(
+        self, weight: PackedWeight, bias: Tensor | None, k: int, dtype: torch.dtype
+    ) -> Matrix | None:
+        """Returns the product by `weight` [n, k]; None where it is no single call."""
+        if type(weight).__name__ not in PACKED:  # one that is watched, say
+            return None
+        x = self._empty((1, k), dtype=dtype)
+        found = self.captured(lambda: weight.product(x, bias))
+        if len(found) != 1 or found[0][0] not in PRODUCTS or found[0][1].k != k:
+            return None
+        return found[0]
+
+
+class Mixture:
+    """The experts of one layer; see kernels.Mixture."""
+
+    def __init__(
+        self, kernels: Mixtures, matrices: Sequence[Matrix], sizes: tuple[int, int]
+    ) -> None:
+        """matrices: gate and up together, then down, of each expert. sizes: of the hidden states,
+        and of an expert."""
+        self._kernels, self._sizes = kernels, sizes
+        self._kinds = [PRODUCTS.index(name) for name, _ in matrices[:2]]
+        self._args = [args for _, args in matrices]  # kept alive
+        own = np.array([addressof(args) for args in self._args], dtype=np.int64)
+        self._table = torch.from_numpy(own)
+
+    def run(self, x: Tensor, weights: Tensor, experts: Tensor, gates: Gates) -> Tensor:
+        names: tuple[str, ...] = get_args(ActivationName)
+        kernels, (size, inner) = self._kernels, self._sizes
+        tokens, top_k = experts.shape
+        widths = {"rows": size, "both": 2 * inner, "hidden": inner, "outs": size}
+        memory = {
+            name: kernels._empty((tokens * top_k, width), dtype=x.dtype)
+            for name, width in widths.items()
+        }
+        out = kernels._empty((tokens, size), dtype=x.dtype)
+        kernels._library.run_experts(
+            dtype=x.dtype,
+            activation=-1 if gates.activation == "clamped" else names.index(gates.activation),
+            alpha=gates.alpha,
+            limit=gates.limit,
+            x=x,
+            x_stride=x.stride(0),
+            weights=weights,
+            ids=experts,
+            matrices=self._table,
+            first_kind=self._kinds[0],
+            last_kind=self._kinds[1],
+            **memory,
+            out=out,
+            tokens=tokens,
+            experts=len(self._args) // 2,
+            top_k=top_k,
+            size=size,
+            inner=inner,
+        )
+        return out
