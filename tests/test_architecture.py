@@ -127,7 +127,13 @@ SHARED_BY_PLUGINS = {  # plugin -> what else of ours it may import
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.transformers_parts",
     ),
+    "mmdeploy_llm_plugins.git": (
+        "mmdeploy_llm_plugins.encoder_decoder",
+        "mmdeploy_llm_plugins.transformers_parts",
+    ),
+    "mmdeploy_llm_plugins.kosmos": ("mmdeploy_llm_plugins.encoder_decoder",),
     "mmdeploy_llm_plugins.mllama": ("mmdeploy_llm_plugins.transformers_parts",),
+    "mmdeploy_llm_plugins.pix2struct": ("mmdeploy_llm_plugins.encoder_decoder",),
     "mmdeploy_llm_plugins.t5gemma": (
         "mmdeploy_llm_plugins.encoder_decoder",
         "mmdeploy_llm_plugins.gemma",
@@ -473,8 +479,9 @@ NO_FAMILY = re.compile(
     r"|for kind in \(\"bert\", .* \"xlnet\"\)"
 )
 
-# A family with the name of a verb, and one whose tower the template of plugins builds.
-ORDINARY = {"clip", "siglip"}
+# Families with the name of a verb and of a program, and one whose tower the template of plugins
+# builds.
+ORDINARY = {"clip", "git", "siglip"}
 
 
 def family_names(root: Path) -> set[str]:

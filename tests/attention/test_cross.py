@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdeploy_llm.attention.cross import CrossItems, CrossRequest
+from mmdeploy_llm.attention.cross import CrossItems, CrossRequest, JoinedItems
 from mmdeploy_llm.hooks import MediaInput, MediaSpan, MediaView
 
 LAYERS, HEADS, SIZE = 2, 4, 16
@@ -89,3 +89,27 @@ def test_requests_with_one_item_share_a_call(monkeypatch):
     assert calls == [1, 4, 2, 1]
     CrossItems([asked(1, ["b"])] * 8, kept.__getitem__).attend(0, q[:8])
     assert calls[4:] == [8]
+
+
+def test_items_side_by_side_are_copied_once_for_the_steps_that_see_them(monkeypatch):
+    """The second step reads the first one's copy; after a step without them nothing is kept."""
+    kept, q = make()
+    joined, copies = JoinedItems(), []
+    cat = torch.cat
+    monkeypatch.setattr(torch, "cat", lambda own, *rest: copies.append(len(own)) or cat(own, *rest))
+
+    def step(*keys):
+        context = CrossItems([asked(1, own) for own in keys], kept.__getitem__, joined)
+        context.of(0, 1)
+        return context.attend(1, q[: len(keys)])
+
+    first = step("ab", "c", "bd")
+    assert copies == [2, 2]
+    assert torch.equal(step("ab", "c", "bd"), first)
+    assert torch.equal(step("ab"), first[:1])
+    assert copies == [2, 2]
+    step("bd")
+    assert copies == [2, 2, 2]
+    step("c")
+    step("bd")
+    assert copies == [2, 2, 2, 2]

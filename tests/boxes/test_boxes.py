@@ -12,6 +12,7 @@ from mmdeploy_llm_plugins.ernie.boxes import RULE as ERNIE
 from mmdeploy_llm_plugins.gemma.boxes import RULE as GEMMA
 from mmdeploy_llm_plugins.glm.boxes import RULE as GLM
 from mmdeploy_llm_plugins.internvl.boxes import RULE as INTERNVL
+from mmdeploy_llm_plugins.kosmos.boxes import RULE as KOSMOS
 from mmdeploy_llm_plugins.paddleocr.boxes import RULE as PADDLE
 from mmdeploy_llm_plugins.qwen.boxes import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 
@@ -40,6 +41,14 @@ JSON = '```json\n[{"bbox_2d": [100, 100, 300, 500], "label": "cat"}]\n```'
 def test_one_rule_for_each_family(rule, text):
     """Each family's way to write a box is read as the same box of the file."""
     assert read_boxes(text, rule, SIZE, SHOWN if rule is QWEN2_5_VL else None) == [CAT]
+
+
+def test_a_label_after_its_box():
+    """Kosmos-2.5 writes the place of a line before its text, which may have numbers."""
+    first, second = (f"<bbox><x_{x}><y_50><x_{x + 202}><y_252></bbox>" for x in (100, 302))
+    found = read_boxes(f"{first}45,455 yen\n{second}\n{first}", KOSMOS, SIZE, SHOWN)
+    assert [box.label for box in found] == ["45,455 yen", "", ""]
+    assert found[1] == Box(label="", x0=599.21, y0=99.21, x1=1000, y1=500)
 
 
 def test_every_rule_that_a_plugin_names_is_one():

@@ -22,6 +22,8 @@ from torch import Tensor
 from mmdeploy_llm.kernels import Kernels, VisibleKeys
 from mmdeploy_llm.request import MediaSpan
 
+Items = tuple[tuple[str, int | None], ...]  # keys, and how many tokens of each, None for all
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossRequest:
@@ -50,7 +52,7 @@ class CrossSight:
     none is meant for them."""
 
     count: int
-    items: tuple[tuple[str, int | None], ...]
+    items: Items
     is_blind: bool
 
 
@@ -65,12 +67,41 @@ class CrossRun:
     visible: VisibleKeys
 
 
+class JoinedItems:
+    """Keys and values of several items, one after the other, which a step keeps for the next one: a
+    decode step sees the items of the step before it, and would copy them all again."""
+
+    def __init__(self) -> None:
+        self._found: dict[Items, Tensor] = {}
+        self._before: dict[Items, Tensor] = {}
+
+    def begin(self) -> None:
+        """Begins a step: what the one before it did not use is dropped."""
+        self._before, self._found = self._found, {}
+
+    def of(self, items: Items, kept: Callable[[str], Tensor]) -> Tensor:
+        """Returns keys and values [layers, 2, L, K, D] of items, one after the other."""
+        own = [kept(key)[:, :, :count] for key, count in items]
+        if len(own) == 1:
+            return own[0]
+        known = self._found.get(items, self._before.get(items))
+        self._found[items] = torch.cat(own, 2) if known is None else known
+        return self._found[items]
+
+
 class CrossItems:
     """The items of one step; see forward.CrossContext."""
 
-    def __init__(self, requests: Sequence[CrossRequest], kept: Callable[[str], Tensor]) -> None:
-        """kept: key -> keys and values, see caches.CrossKV."""
+    def __init__(
+        self,
+        requests: Sequence[CrossRequest],
+        kept: Callable[[str], Tensor],
+        joined: JoinedItems | None = None,
+    ) -> None:
+        """kept: key -> keys and values, see caches.CrossKV. joined: of the step before this one."""
         self._requests, self._kept = requests, kept
+        self._joined = joined or JoinedItems()
+        self._joined.begin()
         self._runs: list[CrossRun] = []
         self._blind: list[range] = []
         self._is_whole = True  # every token has an item
@@ -83,15 +114,14 @@ class CrossItems:
             if not items:
                 self._is_whole = False
                 continue
-            own = [kept(key)[:, :, :count] for key, count in items]
-            self._runs.append(_run(start, row, own[0] if len(own) == 1 else torch.cat(own, 2)))
+            self._runs.append(_run(start, row, self._joined.of(items, kept)))
 
     def of(self, sequence: int, layer: int) -> tuple[Tensor, Tensor] | None:
         """See forward.CrossContext."""
-        own = [self._kept(span.item.key)[layer] for span in self._requests[sequence].media]
-        if not own:
+        items = tuple((span.item.key, None) for span in self._requests[sequence].media)
+        if not items:
             return None
-        keys, values = own[0] if len(own) == 1 else torch.cat(own, 1)
+        keys, values = self._joined.of(items, self._kept)[layer]
         return keys, values
 
     @property

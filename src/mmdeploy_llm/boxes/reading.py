@@ -101,8 +101,9 @@ def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
         before = text[max(end, match.start() - 2 * MAX_LABEL) : match.start()]
         line = TAG.sub("", before.rpartition("\n")[2]).strip(" \t,.:;-")[:MAX_LABEL]
         end = match.end()
-        for numbers in _groups(match[0], count):
-            yield line, numbers
+        named = match.groupdict()
+        for numbers in _groups(named.get("box", match[0]), count):
+            yield named.get("label", line).strip(), numbers
 
 
 def _groups(text: str, count: int | None) -> Iterator[list[float]]:

@@ -40,17 +40,17 @@ class ModelSpec:
         with it, on the CPU kernels; needed by LLM(deterministic=True). True of a model whose
         weights are all in the package's layers, and whose other operations compute each row or
         media item alone.
-    gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables that says how GGUF files of the
-        family are read; specs may share one. None: they are not.
+    gguf: "module:TABLE", a GGUFTable of mmdeploy_llm.gguf.tables; None: GGUF files are not read.
     boxes: "module:RULE", a BoxRule that says how the models write boxes; None: they write none.
     draft_head: "module:function", called as function(model, config): adds `Model.draft_head`.
-    speech: "module:Class", SpeechRules built as factory(checkpoint): how the models transcribe,
-        with the times of sentences; None: they do not.
+    speech: "module:Class", SpeechRules built as factory(checkpoint), with which sounds are
+        transcribed; None: they are not.
+    chat_template: of checkpoints without one; None: these take no conversations.
     vectors: "module:RULES", EmbeddingRules of mmdeploy_llm.pooling.rules that say how the family
         makes vectors and scores pairs, where a checkpoint's folder does not; None: as any model.
-    encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a model with encoder
-        and decoder divides a prompt between them. Its media have no placeholders, and its Model has
-        the attribute `cross`. None: media stand in the prompt.
+    encoder: "module:Class", EncoderPrompts built as factory(checkpoint): how a prompt is divided
+        between encoder and decoder. Media have no placeholders, and the Model has the attribute
+        `cross`. None: media stand in the prompt.
     tiny: "module:FAMILY", a Family of mmdeploy_llm.tiny: how to write a tiny checkpoint of
         the family, and how transformers takes its media; imported by tests only.
     sampling: what is usual for the family's answers, where a request does not say otherwise: values
@@ -72,6 +72,7 @@ class ModelSpec:
     encoder: str | None = None
     draft_head: str | None = None
     speech: str | None = None
+    chat_template: str | None = None
     vectors: str | None = None
     tiny: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -61,17 +61,17 @@ def transformers_chat(folder: Path, messages: Sequence[Any], num_tokens: int) ->
     try:
         inputs = _inputs(folder, messages)
         ids = inputs["input_ids"][0].tolist()  # none of a model that hears outside of its tokens
+        model = transformers_reference(folder).model
+        with torch.inference_mode():
+            out = model.generate(
+                **inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
+            )
     except Exception as error:  # transformers raises whatever its classes raise
         reason = str(error).strip().splitlines()[:1]
         raise CheckSkipped(
             f"transformers cannot be asked ({' '.join(reason)[:200]}); give its tokens yourself: "
             "add `chat_reference` to the test class"
         ) from error
-    model = transformers_reference(folder).model
-    with torch.inference_mode():
-        out = model.generate(
-            **inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
-        )
     if model.config.is_encoder_decoder:  # the encoder reads the prompt; the decoder has its own
         ids = out[0, :-num_tokens].tolist()
     return ChatAnswer(prompt_ids=ids, token_ids=out[0, len(ids) :].tolist())

@@ -85,7 +85,10 @@ class TransformersImages:
         self.processor: Any = None
         self.reason = ""
         base = _processor_class(checkpoint)
-        self._usual = dict(getattr(base, "images_kwargs", None) or {})
+        usual = getattr(base, "images_kwargs", None) or {}
+        # What the checkpoint's file says is its own, whatever is usual for the class.
+        known = {*checkpoint.preprocessor, "return_tensors"}
+        self._usual = {name: value for name, value in usual.items() if name not in known}
         try:
             self.processor = _assembled(base, checkpoint, image_processor=self.images)
         except Exception as error:

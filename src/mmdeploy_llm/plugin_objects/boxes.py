@@ -14,7 +14,8 @@ class BoxRule:
 
     keys: names of the coordinates in JSON objects; (): the models write no JSON.
     pattern: expression for the numbers of boxes in other text, which must take linear time; the
-        label is what stands before them in their line, without tags. None: there are none.
+        label is what stands before them in their line, without tags, or in the pattern's group
+        `label`, beside a group `box`. None: there are none.
     scale: the numbers go from 0 to this over the picture; None: they are pixels of the picture as
         the model sees it.
     order: of the four numbers of a box.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmdeploy_llm.adapting.served import ServedAdapters
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
-from mmdeploy_llm.attention.cross import CrossItems, CrossRequest
+from mmdeploy_llm.attention.cross import CrossItems, CrossRequest, JoinedItems
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.pooling.pooler import Pooler
@@ -85,7 +85,7 @@ class ForwardPass:
         self._backend = backend
         self._cache = cache
         self._slots = slots
-        self._encoder = encoder
+        self._encoder, self._joined = encoder, JoinedItems()
         self._device = cache.keys[0].device
         self._num_axes = model.num_axes
         own = spans_of_prompts if model.sees_prompts else spans_of_items
@@ -210,7 +210,7 @@ class ForwardPass:
             )
             for item in batch.scheduled
         ]
-        return CrossItems(rows, self._encoder.needed)
+        return CrossItems(rows, self._encoder.needed, self._joined)
 
     def _decode_states(
         self, num_rows: int, scheduled: Sequence[ScheduledTokens]

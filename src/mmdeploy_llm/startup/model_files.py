@@ -92,7 +92,7 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     if config.chat_template is not None:
         template: str | None = load_template(config.chat_template)
     else:
-        template = checkpoint_template(checkpoint.folder, tokenizer.raw)
+        template = checkpoint_template(checkpoint.folder, tokenizer.raw) or spec.chat_template
     parser = _reasoning_parser(config.reasoning_parser, plugins, spec, template)
     grammars = None
     if config.guided_decoding_backend != "off":

@@ -1,2 +1,2 @@
-"""The decoder of models whose layers attend to an encoder (BART, Whisper, TrOCR), for the families
-that have one."""
+"""The parts that families with an encoder share: the decoder of BART, Whisper and TrOCR, attention
+to text and encoder in one softmax, the tower of patches of Pix2Struct and Kosmos-2.5, prompts."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,8 @@ class CrossDecoderConfig:
     """Sizes and options of a CrossDecoder.
 
     encoder_size: channels of the encoder's output. encoder_positions: tokens of its longest item.
-    num_positions: tokens of the longest sequence. position_offset: rows of the table before the
-        first position's.
+    num_positions: tokens of the longest sequence; None: of any, where no position is learned.
+    position_offset: rows of the table before the first position's.
     norms_first: norms stand before the parts, with one at the end.
     has_embedding_norm: the embeddings are normed. key_bias: keys have a bias, as the others do.
     is_tied: the embeddings are the output head.
@@ -56,7 +56,7 @@ class CrossDecoderConfig:
     num_heads: int
     encoder_size: int
     encoder_positions: int
-    num_positions: int
+    num_positions: int | None
     position_offset: int = 0
     activation: str = "gelu"
     embedding_scale: float = 1.0
@@ -69,11 +69,7 @@ class CrossDecoderConfig:
     def __post_init__(self) -> None:
         """Raises ModelNotSupportedError for an unknown activation, and for heads that do not divide
         the hidden size."""
-        if self.activation not in ACTIVATIONS:
-            raise ModelNotSupportedError(
-                f"the activation {self.activation!r:.40} of this decoder is not supported, only "
-                f"{', '.join(ACTIVATIONS)}"
-            )
+        activation_of(self.activation)
         if self.hidden_size % self.num_heads:
             raise ModelNotSupportedError(
                 f"hidden_size {self.hidden_size} of this decoder is no multiple of its "
@@ -94,6 +90,16 @@ class CrossDecoderConfig:
             head_dim=self.head_dim,
             longest=self.encoder_positions,
         )
+
+
+def activation_of(name: str) -> Any:
+    """Returns the activation of our layers. Raises ModelNotSupportedError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise ModelNotSupportedError(
+            f"the activation {name!r:.40} of this decoder is not supported, only "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
 
 
 def embedding_scale(is_scaled: bool, hidden_size: int) -> float:
@@ -164,7 +170,7 @@ class CrossDecoderLayer(nn.Module):
         self.norms_first = config.norms_first
         self.self_attn = SelfAttention(config, layer)
         self.encoder_attn = CrossAttention(config, layer)
-        activation: Any = ACTIVATIONS[config.activation]
+        activation = activation_of(config.activation)
         self.mlp = MLP(size, config.intermediate_size, size, activation)
         self.self_norm, self.encoder_norm, self.mlp_norm = (
             LayerNorm(size, config.norm_eps) for _ in range(3)
@@ -191,6 +197,7 @@ class CrossDecoder(nn.Module):
         size = config.hidden_size
         self.scale, self.offset = config.embedding_scale, config.position_offset
         self.embed_tokens = Embedding(config.vocab_size, size)
+        assert config.num_positions is not None, "positions are learned"
         self.embed_positions = Embedding(config.num_positions + config.position_offset, size)
         has_norm = config.has_embedding_norm
         self.layernorm_embedding = LayerNorm(size, config.norm_eps) if has_norm else None
@@ -219,9 +226,15 @@ class CrossDecoder(nn.Module):
 class EncoderDecoderLM(nn.Module):
     """A decoder with an encoder, which a subclass adds and runs in `encode`."""
 
-    def __init__(self, config: CrossDecoderConfig) -> None:
+    def __init__(
+        self,
+        config: CrossDecoderConfig,
+        new_decoder: Callable[[CrossDecoderConfig], Any] = CrossDecoder,
+    ) -> None:
+        """new_decoder: builds another decoder, with embed_tokens and keys_values as CrossDecoder
+        has them."""
         super().__init__()
-        self.decoder = CrossDecoder(config)
+        self.decoder: Any = new_decoder(config)
         self.lm_head: Linear | None = None
         if not config.is_tied:
             self.lm_head = Linear(config.hidden_size, config.vocab_size)

@@ -9,6 +9,13 @@ from mmdeploy_llm.errors import CheckpointError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, EncoderPrompt, MediaInput
 
 MARKER = "<image>"
+# Of checkpoints without one, which read a picture and a text: one after the other.
+TEMPLATE = (
+    "{%- for m in messages -%}{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
+    "{%- for p in m.content -%}"
+    "{{- '<image>' if p.type in ['image', 'image_url'] else p.text -}}"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
 
 
 def one_item(media: Sequence[MediaInput], kind: str) -> MediaInput:
@@ -54,7 +61,12 @@ class BegunByText:
     ) -> EncoderPrompt:
         """Returns the tokens with which the answer begins, and the picture."""
         item = one_item(media, "image")
+        return EncoderPrompt(ids=self.begin(text, ids, encode), items=(item,))
+
+    def begin(
+        self, text: str | None, ids: Sequence[int], encode: Callable[[str], list[int]]
+    ) -> tuple[int, ...]:
+        """Returns the first tokens of the decoder; see divide."""
         own = ids if text is None else encode(text.replace(MARKER, "").strip())
         is_whole = bool(own) and (self._is_replaced or own[0] == self._start)
-        begin = own if is_whole else (self._start, *own)
-        return EncoderPrompt(ids=tuple(begin), items=(item,))
+        return tuple(own) if is_whole else (self._start, *own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TEMPLATE
 
 
 @hookimpl
@@ -16,6 +17,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             encoder="mmdeploy_llm_plugins.florence.prompts:FlorencePrompts",
             boxes="mmdeploy_llm_plugins.florence.boxes:RULE",
             tiny="mmdeploy_llm_plugins.florence.tiny:FLORENCE2",
+            chat_template=TEMPLATE,
             media=("image",),
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+from mmdeploy_llm_plugins.encoder_decoder.prompts import TEMPLATE
 
 
 @hookimpl
@@ -15,6 +16,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.formulanet.model:PPFormulaNetForConditionalGeneration",
             encoder="mmdeploy_llm_plugins.formulanet.prompts:FormulaPrompts",
             tiny="mmdeploy_llm_plugins.formulanet.tiny:FORMULANET",
+            chat_template=TEMPLATE,
             media=("image",),
         ),
     )

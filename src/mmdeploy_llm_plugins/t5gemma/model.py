@@ -5,7 +5,7 @@
     x = x + norm(mlp(norm(x)))
 
 One softmax over both needs both keys side by side, so that attention is computed for one sequence
-after the other. Shapes: T tokens, n tokens of a sequence in a step, L keys, H heads, D head size.
+after the other. Shapes: T tokens, L tokens of an item, H heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
 
 from mmdeploy_llm.caches import CrossKV, PagedKV
-from mmdeploy_llm.forward import CrossContext, ForwardInputs, SequenceAttention, SequenceRows
+from mmdeploy_llm.forward import CrossContext, ForwardInputs, SequenceAttention
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.layers import (
     Attention,
@@ -34,6 +33,7 @@ from mmdeploy_llm.layers import (
     to_device,
 )
 from mmdeploy_llm.weights.map import Target, WeightMap
+from mmdeploy_llm_plugins.encoder_decoder.merged import merged_attention
 from mmdeploy_llm_plugins.gemma import model3
 from mmdeploy_llm_plugins.gemma.text import decoder_config
 from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
@@ -81,33 +81,14 @@ class MergedAttention(Attention):
             own = slice(rows.start, rows.end)
             num_kept = None if self.window is None else self.window - 1
             kept = step.sequences.extend(number, self.layer, k[own], v[own], num_kept)
-            found.append(self._merged(q[own], kept, step.cross.of(number, self.layer), rows))
+            item = step.cross.of(number, self.layer)
+            found.append(
+                merged_attention(
+                    q[own], kept, item, rows.num_cached, window=self.window, scale=self.scale
+                )
+            )
         out: Tensor = self.o_proj(torch.cat(found).flatten(1))
         return out
-
-    def _merged(
-        self,
-        q: Tensor,
-        kept: tuple[Tensor, Tensor],
-        item: tuple[Tensor, Tensor] | None,
-        rows: SequenceRows,
-    ) -> Tensor:
-        """Computes the rows of one sequence, [n, H, D]; kept, item: keys and values [L, K, D]."""
-        end = rows.num_cached + q.shape[0]
-        queries = torch.arange(rows.num_cached, end, device=q.device)[:, None]
-        tokens = torch.arange(end - kept[0].shape[0], end, device=q.device)
-        seen = tokens <= queries
-        if self.window is not None:
-            seen &= tokens > queries - self.window
-        keys, values = kept
-        if item is not None:
-            keys, values = (torch.cat(pair) for pair in zip(kept, item, strict=True))
-            seen = F.pad(seen, (0, item[0].shape[0]), value=True)
-        q, keys, values = (part.transpose(0, 1)[None] for part in (q, keys, values))
-        out = F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=seen, scale=self.scale, enable_gqa=True
-        )
-        return out[0].transpose(0, 1)
 
     def keys_values(self, states: Tensor) -> Tensor:
         """Returns keys and values of an item, [L, hidden] -> [2, L, K, D]."""

@@ -20,6 +20,8 @@ MODELS = [
     ("Qwen2_5_VLForConditionalGeneration", "allenai/olmOCR-2-7B-1025", "olmocr"),
     ("Qwen2VLForConditionalGeneration", "models/olmocr-7b", "olmocr"),
     ("DotsOCRForCausalLM", "models/d", "dots-ocr"),
+    ("PPFormulaNetForConditionalGeneration", "models/f", "pp-formulanet"),
+    ("Kosmos2_5ForConditionalGeneration", "models/k", "kosmos-2.5"),
     (
         "GraniteDoclingForConditionalGeneration",
         "granite-docling-258M",
@@ -45,3 +47,17 @@ def test_a_preset_names_what_there_is(preset):
         convert("", ReadPage(task="page"))
     assert "page" in preset.tasks
     assert preset.source
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (r"\frac { a } { b } = \alpha x", r"\frac{a}{b}=\alpha x"),
+        (r"\sin x + { \mathrm { d } y }", r"\sin x+{\mathrm{d}y}"),
+        (r"\operatorname { s i n } ( x ) ^ { 2 }", r"\operatorname{s i n}(x)^{2}"),
+        ("  ", ""),
+    ],
+)
+def test_formulas_lose_the_spaces_that_latex_does_not_need(answer, found):
+    convert = PLUGINS.resolve(PLUGINS.reading_preset("pp-formulanet"))
+    assert convert(answer, ReadPage(task="page")) == (f"$$\n{found}\n$$" if found else "")

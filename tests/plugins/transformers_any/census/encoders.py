@@ -1,4 +1,4 @@
-"""Checkpoints and prompts of classes whose decoder attends to an encoder. Each has a plugin, whose
+"""Checkpoints and prompts of classes with an encoder of images that only their plugins know, whose
 small checkpoint is taken; every prompt has one image."""
 
 import torch
@@ -8,14 +8,18 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from mmdeploy_llm.tiny import write_tiny
 from mmdeploy_llm_plugins.gemma.tiny3 import START
+from mmdeploy_llm_plugins.kosmos.tiny import NUM_TOKENS
 from mmdeploy_llm_plugins.mllama.tiny import TOKEN as TILES
 
 REASON = "each prompt must have an image"
 FAMILIES = {
     "BlipForConditionalGeneration": ("blip", (" ", "The quick")),
     "Florence2ForConditionalGeneration": ("florence2", ("<CAPTION>", "<OD>")),
+    "GitForCausalLM": ("git", (" ", "The quick")),
+    "Kosmos2_5ForConditionalGeneration": ("kosmos2_5", ("<image><ocr>", "<image><md>The")),
     "MllamaForConditionalGeneration": ("mllama", (f"{TILES}What is it?", f"See {TILES}.")),
     "PPFormulaNetForConditionalGeneration": ("pp_formulanet", (" ", "The quick")),
+    "Pix2StructForConditionalGeneration": ("pix2struct", (" ", "The quick")),
     "T5Gemma2ForConditionalGeneration": ("t5gemma2", (f"See {START} it", f"{START} jumps")),
     "VisionEncoderDecoderModel": ("vision_encoder_decoder", (" ", "The quick")),
 }
@@ -27,6 +31,7 @@ NEED_AN_IMAGE = (
     "BlipForConditionalGeneration",
     "Florence2ForConditionalGeneration",
     "PPFormulaNetForConditionalGeneration",
+    "Pix2StructForConditionalGeneration",
     "VisionEncoderDecoderModel",
 )
 
@@ -92,6 +97,26 @@ def _formula(images, tokenizer, prompt):
     return {"pixel_values": made["pixel_values"], "decoder_input_ids": ids}
 
 
+def _git(images, tokenizer, prompt):
+    words = tokenizer(prompt["prompt"].strip(), add_special_tokens=False)["input_ids"]
+    made = images(prompt["multimodal_data"]["image"], return_tensors="pt")
+    return {**made, "input_ids": torch.tensor([[tokenizer.bos_token_id, *words]])}
+
+
+def _patches(images, tokenizer, prompt):
+    words = tokenizer(prompt["prompt"].strip(), add_special_tokens=False)["input_ids"]
+    made = images(prompt["multimodal_data"]["image"], return_tensors="pt")
+    return {**made, "decoder_input_ids": torch.tensor([[tokenizer.pad_token_id, *words]])}
+
+
+def _kosmos(images, tokenizer, prompt):
+    processor = transformers.Kosmos2_5Processor(images, tokenizer, num_image_tokens=NUM_TOKENS)
+    text = prompt["prompt"].removeprefix("<image>")
+    image = prompt["multimodal_data"]["image"]
+    made = dict(processor(text=text, images=image, max_patches=images.max_patches))
+    return {name: made[name] for name in made if name not in ("width", "height")}
+
+
 def _processed(processor):
     def inputs(images, tokenizer, prompt):
         made = processor(images, tokenizer)
@@ -109,15 +134,20 @@ def _gemma(images, tokenizer):
 
 
 IMAGES = {
+    "Kosmos2_5ForConditionalGeneration": transformers.Kosmos2_5ImageProcessorPil,
     "MllamaForConditionalGeneration": transformers.MllamaImageProcessorPil,
     "PPFormulaNetForConditionalGeneration": transformers.NougatImageProcessorPil,
+    "Pix2StructForConditionalGeneration": transformers.Pix2StructImageProcessorPil,
     "T5Gemma2ForConditionalGeneration": transformers.Gemma3ImageProcessorPil,
 }
 INPUTS = {
     "BlipForConditionalGeneration": _captioned,
     "Florence2ForConditionalGeneration": _florence,
+    "GitForCausalLM": _git,
+    "Kosmos2_5ForConditionalGeneration": _kosmos,
     "MllamaForConditionalGeneration": _processed(transformers.MllamaProcessor),
     "PPFormulaNetForConditionalGeneration": _formula,
+    "Pix2StructForConditionalGeneration": _patches,
     "T5Gemma2ForConditionalGeneration": _processed(_gemma),
     "VisionEncoderDecoderModel": _pictured,
 }

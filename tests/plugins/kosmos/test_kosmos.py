@@ -1,0 +1,143 @@
+"""Kosmos-2.5 against transformers: the model with the checks of every family, its images and whole
+answers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from transformers.models.kosmos2_5.image_processing_pil_kosmos2_5 import Kosmos2_5ImageProcessorPil
+from transformers.models.kosmos2_5.processing_kosmos2_5 import Kosmos2_5Processor
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.media import ImageHeader
+from mmdeploy_llm.model_folder import read_checkpoint
+from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
+from mmdeploy_llm_plugins import kosmos
+from mmdeploy_llm_plugins.kosmos.image import KosmosImages
+from mmdeploy_llm_plugins.kosmos.tiny import MOST, NUM_TOKENS
+
+(SPEC,) = kosmos.provide_models()
+(IMAGES,) = kosmos.provide_media_processors()
+
+
+@pytest.mark.full
+class TestModel(ModelConformance):
+    spec = SPEC
+    family = "kosmos2_5"
+
+
+@pytest.mark.full
+class TestImages(MediaProcessorConformance):
+    spec = IMAGES
+    other_options = {"max_patches": 12}  # noqa: RUF012 - never written to
+
+
+def picture(seed, size=(80, 50)):
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
+
+
+SIZES = [(80, 50), (33, 90), (7, 7), (1, 10), (300, 20), (24, 25)]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder):
+    return tiny_folder("kosmos2_5")
+
+
+def theirs(folder):
+    """Returns transformers' processor of the folder, on Pillow alone."""
+    processor = Kosmos2_5Processor(
+        Kosmos2_5ImageProcessorPil.from_pretrained(folder),
+        transformers.AutoTokenizer.from_pretrained(folder),
+        num_image_tokens=NUM_TOKENS,
+    )
+    return lambda text, image: processor(text=text, images=image, max_patches=MOST)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_patches_equal_those_of_transformers(folder, size):
+    processor = KosmosImages(read_checkpoint(folder), {})
+    made = processor.prepare(picture(1, size), {})
+    expected = theirs(folder)("<ocr>", picture(1, size))
+    assert torch.equal(made.tensors["flattened_patches"], expected["flattened_patches"])
+    shown = processor.shown_size(ImageHeader(size=size), {})
+    assert shown == (int(expected["width"][0]), int(expected["height"][0]))
+    assert made.text == processor.text(size, {}) == f"<s><image>{'<pad>' * NUM_TOKENS}</image>"
+
+
+def test_a_picture_with_more_columns_than_the_model_knows(folder):
+    wide = KosmosImages(read_checkpoint(folder), {"max_patches": 60})
+    with pytest.raises(MediaError, match=r"1 x 60 patches, but the model knows 47 rows and col"):
+        wide.prepare(picture(0, (900, 1)), {})
+
+
+PROMPTS = [("<ocr>", 0), ("<md>", 1), ("<ocr>", 2), ("<md>The quick brown fox", 3), ("", 4)]
+COUNT = 30
+SAMPLING = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, repetition_penalty=8)
+TIGHT = {"num_gpu_blocks_override": 5, "block_size": 16, "max_model_len": 64}
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    processor = theirs(folder)
+    model = transformers.Kosmos2_5ForConditionalGeneration.from_pretrained(folder).eval()
+    found = []
+    for text, seed in PROMPTS:
+        made = processor(text, picture(seed, SIZES[seed]))
+        made = {name: made[name] for name in made if name not in ("width", "height")}
+        out = model.generate(
+            **made,
+            max_new_tokens=COUNT,
+            eos_token_id=None,
+            do_sample=False,
+            repetition_penalty=8.0,  # tied embeddings would repeat the first token for ever
+        )
+        found.append(out[0].tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"native_kernels": False}, marks=pytest.mark.full),
+        pytest.param({"max_num_batched_tokens": 3, "max_num_seqs": 3}, marks=pytest.mark.full),
+        pytest.param(TIGHT, marks=pytest.mark.full, id="preempted"),
+    ],
+)
+def test_answers_equal_those_of_transformers(folder, expected, options):
+    starts = ("<image>", "<s><image>")
+    prompts = [
+        {
+            "prompt": starts[seed % 2] + text,
+            "multimodal_data": {"image": picture(seed, SIZES[seed])},
+        }
+        for text, seed in PROMPTS
+    ]
+    options = {"kv_cache_memory": 2**22, **options}
+    with LLM(str(folder), dtype="float32", use_warmup=False, **options) as llm:
+        for _ in range(2):  # the second time with prefixes that are cached
+            outputs = llm.generate(prompts, SAMPLING)
+            found = [[*out.prompt_token_ids, *out.outputs.token_ids] for out in outputs]
+            assert found == expected, [out.error_msg for out in outputs]
+        count = llm.count_tokens(prompts[0])
+        assert count.num_input_image_tokens == NUM_TOKENS
+        assert count.num_prompt_tokens == len(outputs[0].prompt_token_ids)
+    assert len({tuple(ids) for ids in expected}) == 5, "texts and pictures are read"
+
+
+def test_a_conversation_where_the_checkpoint_has_no_template(tiny_copy, tmp_path, expected):
+    tiny_copy("kosmos2_5", tmp_path)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "chat_template": ""}))
+    image = {"type": "image", "image": picture(0, SIZES[0])}
+    parts = [image, {"type": "text", "text": "<ocr>"}]
+    with LLM(str(tmp_path), dtype="float32", use_warmup=False, kv_cache_memory=2**22) as llm:
+        (found,) = llm.chat([{"role": "user", "content": parts}], SAMPLING)
+    assert [*found.prompt_token_ids, *found.outputs.token_ids] == expected[0], found.error_msg
