@@ -43,8 +43,10 @@ void run_rows(int32_t dtype, int32_t threads) {
                     1e-6f, 0, threads});
     run(mm::RmsNorm{dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f,
                     1, threads});
-    run(mm::NormHeads{dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, 1,
-                      threads});
+    for (const T* own : {static_cast<const T*>(weight.data()), static_cast<const T*>(nullptr)}) {
+        run(mm::NormHeads{dtype, x.data(), stride, 1, size, own, out.data(), size, size, rows, size,
+                          1e-6f, 1, threads});
+    }
     run(mm::GateHeads{dtype, x.data(), residual.data(), size, size, rows, 1, size, threads});
     run(mm::Activate{dtype, int32_t(between(0, 5)), out.data(), rows, size, threads});
     std::vector<int64_t> columns(size);
