@@ -46,6 +46,7 @@ LAYERS = (
     ("native", "cuda", "sharding"),
     ("gguf", "grammars", "rendering"),
     ("basic_layers",),
+    ("state_layers",),
     ("attention", "layers", "sampling", "weights"),
     ("draft_heads", "weight_cache"),
     ("adapters",),

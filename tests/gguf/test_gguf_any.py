@@ -11,7 +11,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.model_checks.reference import Reference
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer, randomize
-from mmdeploy_llm_plugins.transformers_any.gguf import TABLE
+from mmdeploy_llm_plugins.transformers_parts.gguf import TABLE
 
 from .gguf_writing import write_gguf
 

@@ -7,7 +7,7 @@ import torch
 
 from mmdeploy_llm.basic_layers.norm import RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet, Mamba2, Mamba2Config
-from mmdeploy_llm.layers.states.short_conv import GatedShortConv, ShortConv
+from mmdeploy_llm.state_layers.short_conv import GatedShortConv, ShortConv
 
 from .test_kernels import DTYPES, values
 

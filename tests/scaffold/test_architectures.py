@@ -16,7 +16,13 @@ COMMAND = "python -m mmdeploy_llm.scaffold.architectures src/mmdeploy_llm_plugin
 class Acme:
     @hookimpl
     def provide_models(self):
-        one = ModelSpec(name="z", architectures=("ZForCausalLM",), factory="a:b", media=("chart",))
+        one = ModelSpec(
+            name="z",
+            architectures=("ZForCausalLM",),
+            factory="a:b",
+            media=("chart",),
+            draft_head="a:c",
+        )
         any_other = ModelSpec(name="any", architectures=("*",), factory="a:b", tools="t")
         return [any_other, one]
 
@@ -38,8 +44,8 @@ def test_a_row_for_each_architecture_names_the_model_that_serves_it():
     manager.register(Acme(), "acme")
     manager.register(Spare(), "spare")
     assert architectures.table(manager).splitlines()[2:] == [
-        "| `ZForCausalLM` | `z` | `acme` | text, chart |  |  |",
-        "| any other of transformers | `any` | `acme` | text |  | `t` |",
+        "| `ZForCausalLM` | `z` | `acme` | text, chart |  |  | `mtp` |",
+        "| any other of transformers | `any` | `acme` | text |  | `t` |  |",
     ]
     assert len(architectures.table(manager, "other-package").splitlines()) == 2
 

@@ -25,10 +25,12 @@ def draft_head_of(
     if config.speculative != "mtp":
         return None
     if spec.draft_head is None:
-        families = sorted({one.name for one in plugins.models if one.draft_head is not None})
+        known = sorted(
+            name for one in plugins.models if one.draft_head for name in one.architectures
+        )
         raise ConfigError(
-            f"speculative='mtp', but no draft layers of models such as {spec.name} are known, only "
-            f"of {', '.join(families)}: {ELSE}"
+            f"speculative='mtp', but no draft layer of {checkpoint.architecture} is known, only of "
+            f"{', '.join(known)}: {ELSE}"
         )
     if checkpoint.gguf_files:
         raise ConfigError(f"speculative='mtp' reads no GGUF files: {ELSE}")
@@ -55,8 +57,8 @@ def _check_tensors(
             if any(_is_of_head(model, key) for key in file.entries):
                 return
     raise ConfigError(
-        f"speculative='mtp', but the files of this {spec.name} checkpoint have no tensors of draft "
-        f"layers (multi-token prediction), which its publisher may have left out: {ELSE}"
+        f"speculative='mtp', but the files of this {checkpoint.architecture} have no tensors of "
+        f"draft layers (multi-token prediction), which its publisher may have left out: {ELSE}"
     )
 
 

@@ -12,6 +12,9 @@ from mmdeploy_llm.basic_layers.mlp import MLP, Activation, GatedMLP, quick_gelu
 from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.basic_layers.rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from mmdeploy_llm.kernels.mixtures import Gates, RouteRule
+from mmdeploy_llm.state_layers.gated_delta import GatedDeltaConfig, GatedDeltaNet
+from mmdeploy_llm.state_layers.mamba2 import Mamba2, Mamba2Config
+from mmdeploy_llm.state_layers.short_conv import GatedShortConv
 from mmdeploy_llm.transfer import to_device
 
 from .decoder import Attention, CausalLM, Decoder, DecoderLayer, DecoderStep, NewLayer
@@ -26,6 +29,7 @@ from .from_config import (
 )
 from .gated_attention import GatedAttention
 from .grid_lm import GridLM, media_grid
+from .group_router import GroupRouter
 from .moe import MoEConfig, SoftmaxRouter
 from .plain_vision import (
     PlainVisionAttention,
@@ -34,9 +38,6 @@ from .plain_vision import (
     PlainVisionEncoder,
     in_blocks,
 )
-from .states.gated_delta import GatedDeltaConfig, GatedDeltaNet
-from .states.mamba2 import Mamba2, Mamba2Config
-from .states.short_conv import GatedShortConv
 from .vision import (
     Grid,
     PatchEmbed,
@@ -73,6 +74,7 @@ __all__ = [
     "Gates",
     "Grid",
     "GridLM",
+    "GroupRouter",
     "KernelLayer",
     "LayerNorm",
     "Linear",

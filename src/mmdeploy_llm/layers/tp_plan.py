@@ -17,12 +17,12 @@ from torch import nn
 from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
 from mmdeploy_llm.errors import ConfigError, PluginContractError
+from mmdeploy_llm.state_layers.gated_delta import GatedDeltaNet
+from mmdeploy_llm.state_layers.short_conv import GatedShortConv
 
 from .decoder import Attention, CausalLM, Decoder
 from .moe import ModalityMLP, SparseMLP
 from .plain_vision import PlainVisionAttention
-from .states.gated_delta import GatedDeltaNet
-from .states.short_conv import GatedShortConv
 from .vision import VisionAttention
 
 # Module -> styles of its submodules; "" is the module itself.

@@ -18,8 +18,8 @@ from mmdeploy_llm.records.files import Folder
 
 BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
 HEADER = (
-    "| architecture | family | plugin | input | reasoning parser | tool parser |",
-    "|---|---|---|---|---|---|",
+    "| architecture | family | plugin | input | reasoning parser | tool parser | draft layer |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -75,6 +75,7 @@ def _row(architecture: str, spec: ModelSpec, owner: str) -> str:
         f"`{owner}`",
         ", ".join(("text", *spec.media)),
         *(f"`{parser}`" if parser else "" for parser in (spec.reasoning, spec.tools)),
+        "`mtp`" if spec.draft_head else "",
     )
     return f"| {_named(architecture)} | {' | '.join(cells)} |"
 

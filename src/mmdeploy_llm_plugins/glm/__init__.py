@@ -7,6 +7,7 @@ from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 TEXT = "mmdeploy_llm_plugins.glm.text:GlmForCausalLM"
 MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
 GGUF = "mmdeploy_llm_plugins.glm.gguf:TABLE"
+DRAFT_HEAD = "mmdeploy_llm_plugins.glm.draft:add_head"
 CELLS = ("<table><tr><td></td></tr></table>", "<tr><th></th></tr>")  # of tables that GLM-OCR reads
 
 
@@ -55,6 +56,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="glm4v_moe",
             architectures=("Glm4vMoeForConditionalGeneration",),
             factory=MEDIA,
+            draft_head=DRAFT_HEAD,
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM4V_MOE",
             boxes="mmdeploy_llm_plugins.glm.boxes:RULE",
             media=("image", "video"),
@@ -65,6 +67,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="glm46v",
             architectures=("Glm46VForConditionalGeneration",),
             factory=MEDIA,
+            draft_head=DRAFT_HEAD,
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM46V",
             boxes="mmdeploy_llm_plugins.glm.boxes:RULE",
             media=("image", "video"),
@@ -74,6 +77,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             name="glm_ocr",
             architectures=("GlmOcrForConditionalGeneration",),
             factory=MEDIA,
+            draft_head=DRAFT_HEAD,
             tiny="mmdeploy_llm_plugins.glm.tiny_vl:GLM_OCR",
             deterministic=True,
             media=("image", "video"),

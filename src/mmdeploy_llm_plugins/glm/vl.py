@@ -64,8 +64,7 @@ class GlmVForConditionalGeneration(GridLM):
         self.visual = GlmTower(config.vision_config)
         ignored = [*IGNORED, *(["^lm_head"] if decoder.is_tied else [])]
         if type(config.text_config).model_type in (SPARSE, OCR):
-            # The layer after the last one predicts several tokens at once in training.
-            ignored.append(rf"^model\.(language_model\.)?layers\.{decoder.num_layers}\.")
+            ignored.append(draft_keys(decoder))
         self.weight_map = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
@@ -79,6 +78,11 @@ class GlmVForConditionalGeneration(GridLM):
         ((_, (frames, height, width), interval),) = super().grids_of(span)
         num = frames // len(span.runs)
         return [(start, (num, height, width), interval) for start, _ in span.runs]
+
+
+def draft_keys(decoder: DecoderConfig) -> str:
+    """Returns the pattern of the tensors of the draft layer, which is used on demand."""
+    return rf"^model\.(?:language_model\.)?layers\.{decoder.num_layers}\."
 
 
 def decoder_config(config: Any) -> DecoderConfig:

@@ -8,40 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import MLP, Activation, Experts, Linear
-
-MIN_SUM = 1e-20  # added to the sum that weights are divided by; not in the config
-
-
-class NemotronRouter(Linear):
-    """Chooses the experts with the largest sigmoid of score plus bias among the groups whose two
-    best experts have the largest sum, and weights them by their sigmoids. Computes in float32."""
-
-    fp32_parameters = ("weight", "e_score_correction_bias")
-    is_exact = True  # a rounded weight would choose other experts
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config.hidden_size, config.n_routed_experts)
-        values = torch.empty(config.n_routed_experts)
-        self.e_score_correction_bias = nn.Parameter(values, requires_grad=False)
-        self.num_groups, self.num_used = config.n_group, config.topk_group
-        self.top_k, self.is_normed = config.num_experts_per_tok, config.norm_topk_prob
-        self.scale = config.routed_scaling_factor
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Routes x [T, S]: weights [T, k] in float32, expert ids [T, k]."""
-        scores = self.product(x.float()).sigmoid()
-        choice = scores + self.e_score_correction_bias
-        groups = choice.view(len(choice), self.num_groups, -1)
-        best = groups.topk(2, -1).values.sum(-1).topk(self.num_used, -1).indices
-        is_left_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=x.device)
-        is_left_out.scatter_(1, best, False)
-        choice = groups.masked_fill(is_left_out[..., None], float("-inf")).flatten(1)
-        experts = choice.topk(self.top_k, -1).indices
-        weights = scores.gather(-1, experts)
-        if self.is_normed:
-            weights = weights / (weights.sum(-1, keepdim=True) + MIN_SUM)
-        return weights * self.scale, experts
+from mmdeploy_llm.layers import MLP, Activation, Experts, GroupRouter, Linear
 
 
 class PlainExperts(Experts):
@@ -73,7 +40,7 @@ class NemotronMoE(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         size, latent, bias = config.hidden_size, config.moe_latent_size, config.mlp_bias
-        self.gate = NemotronRouter(config)
+        self.gate = GroupRouter(config, rounds_weights=False)
         self.experts = PlainExperts(config)
         inner = config.moe_shared_expert_intermediate_size
         self.shared_experts = MLP(size, inner, size, config.mlp_hidden_act, bias=bias)

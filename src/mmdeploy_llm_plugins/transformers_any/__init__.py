@@ -12,6 +12,8 @@ BY_ITEM = ("Gemma3ForConditionalGeneration",)
 # All tokens of a prompt with images do.
 BY_PROMPT = ("PaliGemmaForConditionalGeneration",)
 ATOMIC = (*BY_ITEM, *BY_PROMPT)
+# Checkpoints hold a draft layer, as draft.py reads it.
+DRAFTING = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
 # Their picture stands before a prompt, and a Q-Former may read the prompt; see before.py.
 BY_QUERIES = ("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration")
 KOSMOS = ("Kosmos2ForConditionalGeneration",)
@@ -20,7 +22,7 @@ ANY = ModelSpec(
     name="transformers_any",
     architectures=("*",),
     factory=MODEL,
-    gguf="mmdeploy_llm_plugins.transformers_any.gguf:TABLE",
+    gguf="mmdeploy_llm_plugins.transformers_parts.gguf:TABLE",
     media=("image", "video", "audio"),
     priority=PRIORITY,
 )
@@ -30,6 +32,13 @@ ANY_ATOMIC = ModelSpec(
     factory=MODEL,
     media=("image", "video", "audio"),
     atomic_media=True,
+    priority=PRIORITY,
+)
+ANY_DRAFTING = ModelSpec(
+    name="transformers_any_drafting",
+    architectures=DRAFTING,
+    factory=MODEL,
+    draft_head="mmdeploy_llm_plugins.transformers_any.draft:add_head",
     priority=PRIORITY,
 )
 ANY_BEFORE = tuple(
@@ -71,9 +80,9 @@ SOUNDS = MediaProcessorSpec(
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns one spec for all models, one for those whose images are atomic, and those of models
-    whose picture stands before a prompt."""
-    return (ANY, ANY_ATOMIC, *ANY_BEFORE)
+    """Returns one spec for all models, one for those whose images are atomic, one for those with a
+    draft layer, and those of models whose picture stands before a prompt."""
+    return (ANY, ANY_ATOMIC, ANY_DRAFTING, *ANY_BEFORE)
 
 
 @hookimpl

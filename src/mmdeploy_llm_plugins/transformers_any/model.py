@@ -6,10 +6,12 @@ sequence after the other (by_sequence.py).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -35,6 +37,7 @@ class AnyModel(Wrapped):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         sizes: Sizes | None = None
+        self.draft_head: nn.Module | None = None  # see draft.py
         self._way: Together | BySequence
         try:
             self._way = Together(self.parts)
@@ -45,6 +48,11 @@ class AnyModel(Wrapped):
             self._way = self._by_sequence(error)
         self._prepare_weights()
         self._set_sizes(sizes or Sizes(layers=(PagedKV(num_kv_heads=1, head_dim=1),)))
+
+    @property
+    def way(self) -> Together | BySequence:
+        """How the tokens of a step are computed."""
+        return self._way
 
     @property
     def attends_itself(self) -> bool:
@@ -75,7 +83,7 @@ class AnyModel(Wrapped):
         try:
             sizes = self._way.check_on_weights()
         except ModelNotSupportedError as error:
-            if self.attends_itself:
+            if self.attends_itself or self.draft_head is not None:
                 raise
             self._way = self._by_sequence(error)
             sizes = self._way.check_on_weights()
@@ -85,6 +93,12 @@ class AnyModel(Wrapped):
         """Returns the hidden states after the final norm, [T, hidden]."""
         return self._way.forward(inputs)
 
+    def add_draft_head(self, head: nn.Module, names: Mapping[str, str]) -> None:
+        """Takes a draft head. names: see WeightTable.add."""
+        self.draft_head = head
+        self._weights.add(head, "draft_head.", names)
+        self._set_sizes(self._sizes)
+
     def _by_sequence(self, because: ModelNotSupportedError) -> BySequence:
         """Raises `because` where that way is closed too."""
         try:
@@ -93,9 +107,11 @@ class AnyModel(Wrapped):
             raise because from error
 
     def _set_sizes(self, sizes: Sizes) -> None:
+        self._sizes = sizes
         self.num_layers = len(sizes.layers)
         self.num_kv_heads = sizes.layers[0].num_kv_heads
         self.head_dim = sizes.layers[0].head_dim
         self.has_sinks = sizes.has_sinks
         states = () if sizes.states is None else (sizes.states,)
-        self.cache = (*sizes.layers, *states)
+        drafts = () if self.draft_head is None else (replace(sizes.layers[-1], window=None),)
+        self.cache = (*sizes.layers, *states, *drafts)

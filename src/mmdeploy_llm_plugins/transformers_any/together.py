@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import AttentionContext, ForwardInputs
@@ -71,6 +71,26 @@ class Together:
             return self._decode(embeds, inputs.positions, inputs.attn, **given)
         finally:
             self._step.is_long = None
+
+    def connect(self, layer: nn.Module) -> None:
+        """Gives a layer outside the decoder the engine's attention."""
+        interface.connect(layer, self._step)
+
+    def embedded(self, inputs: ForwardInputs) -> Tensor:
+        """Returns the embeddings of a step, those of media in place of their tokens."""
+        return self._parts.embed_inputs(inputs)
+
+    def run_layer(self, layer: nn.Module, x: Tensor, inputs: ForwardInputs) -> Tensor:
+        """Runs a layer that `connect` was given on [T, hidden]; returns [T, hidden]."""
+        positions = inputs.positions.unsqueeze(-2) + self._parts.first_position
+        x = x.unsqueeze(0)
+        self._step.attn, self._step.is_long = inputs.attn, inputs.is_long
+        try:
+            rope = self._parts.decoder.rotary_emb(x, position_ids=positions)
+            out: Tensor = layer(x, position_embeddings=rope, position_ids=positions)
+        finally:
+            self._step.attn = self._step.is_long = None
+        return out.squeeze(0)
 
     def _decode(
         self, embeds: Tensor, positions: Tensor, attn: AttentionContext, **kwargs: Any

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -41,11 +42,20 @@ class WeightTable:
         self._renamings = [item for item in table if isinstance(item, WeightRenaming)]
         self._converters = [item for item in table if isinstance(item, WeightConverter)]
         self._base = model.base_model_prefix
-        ignored = (*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ()))
+        own = model._keys_to_ignore_on_load_unexpected or ()
+        ignored = (*COMPUTED, *own, *_draft_layers(model.config.get_text_config()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
+        self._beside: dict[str, str] = {}  # see `add`
         self._reordered: dict[str, tuple[Any, str]] = {}  # name -> (operation, its own pattern)
         # names -> (operations on all of them, joined; their patterns)
         self._interleaved: dict[tuple[str, ...], tuple[Sequence[Any], list[str]]] = {}
+
+    def add(self, module: nn.Module, prefix: str, names: Mapping[str, str]) -> None:
+        """Maps keys to parameters of a module beside the model too, whose names have `prefix` in a
+        Target. names: what they would be called in the model -> their own."""
+        for name, own in names.items():
+            self._shapes[name], self._known[name] = tuple(module.get_parameter(own).shape), True
+            self._beside[name] = prefix + own
 
     def complete(self, model: Any) -> None:
         """Brings the rows of loaded parameters into the order of transformers' modules."""
@@ -72,10 +82,13 @@ class WeightTable:
             converter = next(c for c in self._converters if pattern in c.source_patterns)
             return self._converted(key, name, pattern, converter)
         if name in self._shapes:
-            return (Target(name=self._prefix + name),)
+            return (Target(name=self._name(name)),)
         if name in self._ties or name in self._computed or self._ignored.search(key):
             return ()
         return None
+
+    def _name(self, name: str) -> str:
+        return self._beside.get(name, self._prefix + name)
 
     def _renamed(self, key: str) -> tuple[str, str | None]:
         """Returns the name in the model and the source pattern of the converter, if one applies."""
@@ -110,7 +123,7 @@ class WeightTable:
         count = len(converter.source_patterns)
         size = self._shapes[name][1]
         rows = None if count == 1 else _chunk(size, position, count)
-        return (Target(name=self._prefix + name, index=_index(key, pattern), rows=rows),)
+        return (Target(name=self._name(name), index=_index(key, pattern), rows=rows),)
 
     def _joined(
         self, key: str, name: str, pattern: str, position: int, converter: Any
@@ -118,12 +131,12 @@ class WeightTable:
         sizes = self._projections(name, converter.source_patterns)
         size, count = self._shapes[name][0], len(converter.source_patterns)
         if sizes is None:
-            return (Target(name=self._prefix + name, rows=_chunk(size, position, count)),)
+            return (Target(name=self._name(name), rows=_chunk(size, position, count)),)
         rows = slice(sum(sizes[:position]), sum(sizes[: position + 1]))
         # save_pretrained cuts the joined parameter as torch.chunk does, whatever was joined in it.
         step = -(-size // count)
         cut = slice(position * step, min(size, (position + 1) * step))
-        return (Target(name=self._prefix + name, rows=rows, other_rows=cut),)
+        return (Target(name=self._name(name), rows=rows, other_rows=cut),)
 
     def _joined_experts(
         self, key: str, name: str, pattern: str, position: int, converter: Any
@@ -131,7 +144,7 @@ class WeightTable:
         """Maps one tensor of all experts to its rows of each."""
         count, size, *_ = self._shapes[name]
         rows = _chunk(size, position, len(converter.source_patterns))
-        target = Target(name=self._prefix + name, rows=rows, num_sources=count)
+        target = Target(name=self._name(name), rows=rows, num_sources=count)
         return [replace(target, index=expert, source_index=expert) for expert in range(count)]
 
     def _projections(self, name: str, patterns: Sequence[str]) -> list[int] | None:
@@ -150,7 +163,7 @@ class WeightTable:
     ) -> Sequence[Target]:
         """Maps one tensor to a parameter that `complete` changes."""
         self._reordered[name] = converter.operations[-1], converter.target_patterns[0]
-        return (Target(name=self._prefix + name),)
+        return (Target(name=self._name(name)),)
 
     def _float_experts(
         self, key: str, name: str, pattern: str, position: int, converter: Any
@@ -163,7 +176,7 @@ class WeightTable:
             )
         if len(converter.operations) > 1:
             return self._whole(key, name, pattern, position, converter)
-        return (Target(name=self._prefix + name),)
+        return (Target(name=self._name(name)),)
 
     def _queries(
         self, key: str, name: str, pattern: str, position: int, converter: Any
@@ -173,7 +186,7 @@ class WeightTable:
         places = (slice(1, 2), slice(2, 3)) if position else (slice(0, 1), slice(3, 4))
         return [
             Target(
-                name=self._prefix + name,
+                name=self._name(name),
                 index=layer,
                 rows=rows,
                 source=slice(2 * layer + i, 2 * layer + i + 1),
@@ -186,7 +199,7 @@ class WeightTable:
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
         """Maps the first rows of a padded tensor."""
-        return (Target(name=self._prefix + name, source=slice(0, self._shapes[name][0])),)
+        return (Target(name=self._name(name), source=slice(0, self._shapes[name][0])),)
 
     def _halves(
         self, key: str, name: str, pattern: str, position: int, converter: Any
@@ -200,10 +213,10 @@ class WeightTable:
         places = [slice(i * size, (i + 1) * size) for i in range(len(names))]
         if converter.operations[-1].dim == 0:
             pairs = zip(names, places, strict=True)
-            return [Target(name=self._prefix + own, source=rows) for own, rows in pairs]
+            return [Target(name=self._name(own), source=rows) for own, rows in pairs]
         count = self._shapes[name][0]
         targets = [
-            Target(name=self._prefix + own, source=rows, num_sources=count)
+            Target(name=self._name(own), source=rows, num_sources=count)
             for own, rows in zip(names, places, strict=True)
         ]
         return [
@@ -221,7 +234,7 @@ class WeightTable:
         start, found = 0, []
         for own in names:
             end = start + self._shapes[own][0]
-            found.append(Target(name=self._prefix + own, source=slice(start, end)))
+            found.append(Target(name=self._name(own), source=slice(start, end)))
             start = end
         if len(converter.operations) > 1:
             pairs = zip(names, patterns, strict=True)
@@ -247,6 +260,14 @@ _RULES: Mapping[tuple[tuple[str, int | None], ...], Rule] = {
     (("Inkling2LoopMergeMessageQueries", None),): WeightTable._queries,
     (("Inkling2UnpadVocab", None),): WeightTable._first_rows,
 }
+
+
+def _draft_layers(config: Any) -> tuple[str, ...]:
+    """Returns the patterns of the draft layers that a config counts. transformers names those of
+    published checkpoints only, by number."""
+    first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
+    numbers = range(first, first + count)
+    return tuple(rf"^model\.(?:language_model\.)?layers\.{number}\." for number in numbers)
 
 
 def _index(key: str, pattern: str) -> int:

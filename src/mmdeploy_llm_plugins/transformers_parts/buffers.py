@@ -41,10 +41,12 @@ def retie(model: nn.Module, ties: Mapping[str, str]) -> None:
         module._parameters[own] = model.get_parameter(kept)
 
 
-def prepare(model: Any) -> None:
-    """Makes parameters of the buffers that checkpoints hold, and marks what must stay float32."""
+def prepare(model: Any, part: nn.Module | None = None) -> None:
+    """Makes parameters of the buffers that checkpoints hold, and marks what must stay float32.
+    part: a module beside those of the model, which is prepared in place of these."""
     strict = tuple(model._keep_in_fp32_modules_strict or ())
-    for path, module in model.named_modules():
+    prepared: Any = model if part is None else part
+    for path, module in prepared.named_modules():
         for own, buffer in list(module.named_buffers(recurse=False)):
             is_kept = own not in module._non_persistent_buffers_set
             if is_kept and buffer.is_floating_point():

@@ -141,8 +141,8 @@ CONFIGS = {
 OWN = ("gemma2", "phi3_long")  # with a class of their own
 
 
-def write(name, folder):
-    kind, fields = CONFIGS[name]
+def write(name, folder, configs=CONFIGS):
+    kind, fields = configs[name]
     tokenizer = make_tokenizer()
     config = getattr(transformers, f"{kind}Config")(
         **{
