@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 TIE = "tie_word_embeddings"
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
 # What stands beside a head's matrix, which may be tied all the same (a bias, layers before it).
-BESIDE = re.compile(r"(^|\.)lm_head\.(bias$|dense\.|layer_norm\.)")
+BESIDE = re.compile(r"(^|\.)lm_head\.(bias$|dense\.|(layer_)?norm\.)")
 EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 CHUNK_VALUES = 2**22  # compared at once
 
