@@ -73,7 +73,7 @@ class TestList:
 
     def test_markdown(self, run):
         rows = run("list", "--markdown").stdout.splitlines()
-        assert rows[2] == "| `AcmeForCausalLM` | `acme` | `acme` | text | `a` |  |"
+        assert rows[2] == "| `AcmeForCausalLM` | `acme` | `acme` | text | `a` |  |  |"
         assert len(rows) == 4
 
     def test_an_unknown_subcommand_is_a_usage_error(self, run):
