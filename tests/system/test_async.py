@@ -379,7 +379,7 @@ class TestQueue:
         assert sorted(range(4), key=begins.__getitem__) == [3, 1, 0, 2]
 
     def test_a_request_has_a_deadline_wherever_it_is(self, narrow):
-        running = narrow.submit(TEXTS[0], LONG, timeout=0.2)
+        running = narrow.submit(TEXTS[0], LONG, timeout=0.08)
         running.get()
         queued = narrow.submit(TEXTS[1], LONG, timeout=0.02)
         started = time.monotonic()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.media import DecodedImage, ImageHeader
 from mmdeploy_llm_plugins.encoder_decoder.patches import check_grid, grid
@@ -37,6 +38,11 @@ class KosmosImages(TransformersImages):
     auto_tokens = None  # every image has the same number
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        if options.get("do_normalize") is False:
+            raise ConfigError(
+                "mm_processor_kwargs: do_normalize must be true, found False: transformers makes "
+                "no patches of pixels that are not normalised"
+            )
         super().__init__(checkpoint, options)
         texts = special_texts(checkpoint, TOKENS)
         # The tokens of a picture are those that begin a text, so that others mark its places.
