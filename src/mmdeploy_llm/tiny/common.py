@@ -12,6 +12,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
+from mmdeploy_llm.request import MediaInput, MediaSpan
+
 from .media import MediaForm
 
 # Of two ways in which families mark images and videos, so that a tokenizer without a family reads
@@ -265,3 +267,19 @@ def preprocessor_files(
             **(video or {}),
         },
     }
+
+
+def picture_prompt(
+    start: int, num_tokens: int, size: tuple[int, int], seed: int
+) -> tuple[list[int], list[MediaSpan]]:
+    """Returns random tokens after `start`, and a random picture that an encoder reads, of (height,
+    width)."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(VOCAB_SIZE // 10, VOCAB_SIZE, (30,), generator=generator)
+    item = MediaInput(
+        kind="image",
+        tensors={"pixel_values": torch.randn(1, 3, *size, generator=generator)},
+        num_tokens=num_tokens,
+        key=f"picture-{seed}",
+    )
+    return [start, *words.tolist()], [MediaSpan(offset=0, item=item, rows=())]

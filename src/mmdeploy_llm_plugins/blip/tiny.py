@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm, picture_prompt
 
 from .image import num_cells
 
@@ -63,16 +63,8 @@ def _prompt(
     config: Any, grids: Sequence[tuple[int, int, int]], seed: int
 ) -> tuple[list[int], list[MediaSpan]]:
     """Returns a random beginning of a caption, and a random picture."""
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(VOCAB_SIZE // 10, VOCAB_SIZE, (30,), generator=generator)
-    item = MediaInput(
-        kind="image",
-        tensors={"pixel_values": torch.randn(1, 3, SIDE, SIDE, generator=generator)},
-        num_tokens=num_cells(config.vision_config),
-        key=f"blip-{seed}",
-    )
-    start = config.text_config.bos_token_id
-    return [start, *words.tolist()], [MediaSpan(offset=0, item=item, rows=())]
+    start, tokens = config.text_config.bos_token_id, num_cells(config.vision_config)
+    return picture_prompt(start, tokens, (SIDE, SIDE), seed)
 
 
 BLIP = Family(

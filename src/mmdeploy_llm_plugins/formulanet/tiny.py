@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor
 
-from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm, picture_prompt
 
 from .image import num_cells
 
@@ -62,16 +61,8 @@ def _prompt(
     config: Any, grids: Sequence[tuple[int, int, int]], seed: int
 ) -> tuple[list[int], list[MediaSpan]]:
     """Returns a random beginning of an answer, and a random picture."""
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(VOCAB_SIZE // 10, VOCAB_SIZE, (30,), generator=generator)
-    item = MediaInput(
-        kind="image",
-        tensors={"pixel_values": torch.randn(1, 3, SIDE, SIDE, generator=generator)},
-        num_tokens=num_cells(config.vision_config),
-        key=f"formula-{seed}",
-    )
-    start = config.text_config.decoder_start_token_id
-    return [start, *words.tolist()], [MediaSpan(offset=0, item=item, rows=())]
+    start, tokens = config.text_config.decoder_start_token_id, num_cells(config.vision_config)
+    return picture_prompt(start, tokens, (SIDE, SIDE), seed)
 
 
 FORMULANET = Family(

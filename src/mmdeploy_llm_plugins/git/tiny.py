@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor
 
-from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm, picture_prompt
 
 from .image import num_cells
 
@@ -51,16 +50,9 @@ def _prompt(
     config: Any, grids: Sequence[tuple[int, int, int]], seed: int
 ) -> tuple[list[int], list[MediaSpan]]:
     """Returns a random text, and a random picture where there is a grid."""
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(VOCAB_SIZE // 10, VOCAB_SIZE, (30,), generator=generator)
-    item = MediaInput(
-        kind="image",
-        tensors={"pixel_values": torch.randn(1, 3, SIDE, SIDE, generator=generator)},
-        num_tokens=num_cells(config.vision_config),
-        key=f"picture-{seed}",
-    )
-    media = [MediaSpan(offset=0, item=item, rows=())] if grids else []
-    return [config.bos_token_id, *words.tolist()], media
+    tokens = num_cells(config.vision_config)
+    ids, media = picture_prompt(config.bos_token_id, tokens, (SIDE, SIDE), seed)
+    return ids, media if grids else []
 
 
 GIT = Family(

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor
 
-from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.tiny import VOCAB_SIZE, Family, MediaForm, picture_prompt
 
 from .cells import num_cells
 
@@ -79,17 +78,8 @@ def _prompt(
     config: Any, grids: Sequence[tuple[int, int, int]], seed: int, *, width: int = SIDE
 ) -> tuple[list[int], list[MediaSpan]]:
     """Returns a random beginning of an answer, and a random picture."""
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(VOCAB_SIZE // 10, VOCAB_SIZE, (30,), generator=generator)
-    item = MediaInput(
-        kind="image",
-        tensors={"pixel_values": torch.randn(1, 3, SIDE, width, generator=generator)},
-        num_tokens=num_cells(config.encoder),
-        key=f"picture-{seed}",
-    )
-    return [config.decoder_start_token_id, *words.tolist()], [
-        MediaSpan(offset=0, item=item, rows=())
-    ]
+    start, tokens = config.decoder_start_token_id, num_cells(config.encoder)
+    return picture_prompt(start, tokens, (SIDE, width), seed)
 
 
 SHARED = {
