@@ -155,7 +155,7 @@ def routed(num_rows, dtype):
 @pytest.mark.parametrize("quantization", [None, "int8", "int8a8", "int4"])
 @pytest.mark.parametrize("num_threads", [1, 2, 16])
 def test_one_call_has_the_bits_of_a_loop(kernels, monkeypatch, dtype, quantization, num_threads):
-    """With threads that have experts of their own, and with threads that share each."""
+    """Threads compute the same with experts of their own and with shares of each."""
     experts = experts_of(kernels, dtype, quantization)
     if not experts.is_packed:
         pytest.skip("torch multiplies float32 on this processor")

@@ -90,7 +90,7 @@ def test_answers_equal_those_of_transformers(folder, expected, options):
 
 @pytest.mark.full
 def test_an_answer_ends_at_the_separator(tiny_copy, tmp_path):
-    """Where the checkpoint's files name another token as the end, as those of BLIP do."""
+    """A checkpoint's files may name another token as the end, as those of BLIP do."""
     folder = tiny_copy("blip", tmp_path, tie_word_embeddings=False)
     with LLM(str(folder), dtype="float32", use_warmup=False, kv_cache_memory=2**22) as llm:
         (whole,) = llm.generate([asked("", 0)], SAMPLING)

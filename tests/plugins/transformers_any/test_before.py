@@ -69,7 +69,7 @@ def divide(rule, tokenizer, text, media):
 
 
 def test_the_picture_stands_before_the_first_token(tmp_path):
-    """As Blip2Processor writes it."""
+    """The ids are those that Blip2Processor writes."""
     tokenizer = tokenizer_with_start()
     found = divide(rule(tmp_path), tokenizer, f"{MARKER}What is it?", [item()])
     theirs = transformers.Blip2Processor(
@@ -93,7 +93,7 @@ def test_ids_of_the_caller(tmp_path):
 
 
 def test_a_prompt_of_kosmos_2():
-    """As its processor writes it, without the end that a tokenizer may add."""
+    """The ids are those of its processor, without the end that a tokenizer may add."""
     tokenizer = make_tokenizer()
     special = ["<image>", "</image>", "</line>"]
     tokenizer.add_special_tokens({"additional_special_tokens": special})

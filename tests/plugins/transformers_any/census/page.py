@@ -29,7 +29,7 @@ KINDS = {  # what stops a class -> what its reason says; the first that matches
 
 
 class Result(NamedTuple):
-    """What came of a class with one kind of prompts. served: the mechanisms that served it."""
+    """Says what came of a class with one kind of prompts. served: the mechanisms that ran."""
 
     outcome: str = ""
     reason: str = ""
