@@ -3,10 +3,8 @@ answers."""
 
 import json
 
-import numpy as np
 import pytest
 import transformers
-from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import CheckpointError
@@ -14,6 +12,7 @@ from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import CheckSkipped, MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import blip
 from mmdeploy_llm_plugins.blip.image import BlipImages, num_cells
+from tests.plugins.pictures import picture
 
 (SPEC,) = blip.provide_models()
 (IMAGES,) = blip.provide_media_processors()
@@ -37,11 +36,6 @@ class TestModel(ModelConformance):
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
     other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])

@@ -3,11 +3,9 @@ and whole answers."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.florence2.processing_florence2 import Florence2Processor
 
@@ -27,6 +25,7 @@ from mmdeploy_llm_plugins.florence.prompts import (
     FlorencePrompts,
     question,
 )
+from tests.plugins.pictures import picture
 
 (SPEC,) = florence.provide_models()
 (IMAGES,) = florence.provide_media_processors()
@@ -36,11 +35,6 @@ from mmdeploy_llm_plugins.florence.prompts import (
 class TestModel(ModelConformance):
     spec = SPEC
     family = "florence2"
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 def theirs(folder):

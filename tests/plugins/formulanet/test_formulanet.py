@@ -1,10 +1,8 @@
 """PP-FormulaNet against transformers: the model with the checks of every family, its images and
 whole answers."""
 
-import numpy as np
 import pytest
 import transformers
-from PIL import Image
 from transformers.models.nougat.image_processing_pil_nougat import NougatImageProcessorPil
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -13,6 +11,7 @@ from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import formulanet
 from mmdeploy_llm_plugins.formulanet.image import FormulaImages, num_cells
+from tests.plugins.pictures import picture
 
 (SPEC,) = formulanet.provide_models()
 (IMAGES,) = formulanet.provide_media_processors()
@@ -28,11 +27,6 @@ class TestModel(ModelConformance):
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
     other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """GIT against transformers: the model with the checks of every family, its images and whole
 answers, with pictures and without."""
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -14,6 +12,7 @@ from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import git
 from mmdeploy_llm_plugins.git.image import GitImages, num_cells
+from tests.plugins.pictures import picture
 
 (SPEC,) = git.provide_models()
 (IMAGES,) = git.provide_media_processors()
@@ -29,11 +28,6 @@ class TestModel(ModelConformance):
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
     other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,9 @@ answers."""
 
 import json
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from transformers.models.kosmos2_5.image_processing_pil_kosmos2_5 import Kosmos2_5ImageProcessorPil
 from transformers.models.kosmos2_5.processing_kosmos2_5 import Kosmos2_5Processor
 
@@ -19,6 +17,7 @@ from mmdeploy_llm.testing import MediaProcessorConformance, ModelConformance
 from mmdeploy_llm_plugins import kosmos
 from mmdeploy_llm_plugins.kosmos.image import KosmosImages
 from mmdeploy_llm_plugins.kosmos.tiny import MOST, NUM_TOKENS
+from tests.plugins.pictures import picture
 
 (SPEC,) = kosmos.provide_models()
 (IMAGES,) = kosmos.provide_media_processors()
@@ -34,11 +33,6 @@ class TestModel(ModelConformance):
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
     other_options = {"max_patches": 12}  # noqa: RUF012 - never written to
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 SIZES = [(80, 50), (33, 90), (7, 7), (1, 10), (300, 20), (24, 25)]

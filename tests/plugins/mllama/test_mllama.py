@@ -3,11 +3,9 @@ which tokens see which picture, and whole answers."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 from transformers.models.mllama.processing_mllama import (
     MllamaProcessor,
@@ -23,6 +21,7 @@ from mmdeploy_llm_plugins import mllama
 from mmdeploy_llm_plugins.mllama.image import MllamaImages
 from mmdeploy_llm_plugins.mllama.prompts import MllamaPrompts
 from mmdeploy_llm_plugins.mllama.tiny import TOKEN
+from tests.plugins.pictures import picture
 
 (SPEC,) = mllama.provide_models()
 (IMAGES,) = mllama.provide_media_processors()
@@ -38,11 +37,6 @@ class TestModel(ModelConformance):
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
     other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 SIZES = [(80, 50), (20, 20), (25, 90), (100, 30), (1, 300), (56, 56)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image, ImageFont
+from PIL import ImageFont
 from transformers.models.pix2struct.image_processing_pil_pix2struct import (
     Pix2StructImageProcessorPil,
 )
@@ -22,6 +22,7 @@ from mmdeploy_llm_plugins import pix2struct
 from mmdeploy_llm_plugins.pix2struct.image import Pix2StructImages
 from mmdeploy_llm_plugins.pix2struct.model import distance_buckets
 from mmdeploy_llm_plugins.pix2struct.prompts import FONT, Pix2StructPrompts
+from tests.plugins.pictures import picture
 
 (SPEC,) = pix2struct.provide_models()
 (IMAGES,) = pix2struct.provide_media_processors()
@@ -37,11 +38,6 @@ class TestModel(ModelConformance):
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
     other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module")

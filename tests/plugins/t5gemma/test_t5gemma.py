@@ -1,10 +1,8 @@
 """T5Gemma 2 against transformers: the model with the checks of every family, and whole answers to
 texts and pictures."""
 
-import numpy as np
 import pytest
 import transformers
-from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
@@ -15,6 +13,7 @@ from mmdeploy_llm.testing import ModelConformance
 from mmdeploy_llm_plugins import t5gemma
 from mmdeploy_llm_plugins.gemma.tiny3 import START
 from mmdeploy_llm_plugins.t5gemma.prompts import T5GemmaPrompts
+from tests.plugins.pictures import picture
 
 (SPEC,) = t5gemma.provide_models()
 
@@ -23,11 +22,6 @@ from mmdeploy_llm_plugins.t5gemma.prompts import T5GemmaPrompts
 class TestModel(ModelConformance):
     spec = SPEC
     family = "t5gemma2"
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module")

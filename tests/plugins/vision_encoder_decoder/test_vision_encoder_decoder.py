@@ -3,10 +3,8 @@ and whole answers."""
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import transformers
-from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -20,6 +18,7 @@ from mmdeploy_llm_plugins.vision_encoder_decoder.image import PictureProcessor
 from mmdeploy_llm_plugins.vision_encoder_decoder.model import decoder_config
 from mmdeploy_llm_plugins.vision_encoder_decoder.prompts import PicturePrompts
 from mmdeploy_llm_plugins.vision_encoder_decoder.tiny import DONUT, TASK, TROCR
+from tests.plugins.pictures import picture
 
 (SPEC,) = vision_encoder_decoder.provide_models()
 (IMAGES,) = vision_encoder_decoder.provide_media_processors()
@@ -36,11 +35,6 @@ class TestModel(ModelConformance):
 class TestImages(MediaProcessorConformance):
     spec = IMAGES
     other_options = {"do_normalize": False}  # noqa: RUF012 - never written to
-
-
-def picture(seed, size=(80, 50)):
-    rng = np.random.default_rng(seed)
-    return Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
