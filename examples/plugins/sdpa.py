@@ -63,9 +63,9 @@ class Step:
         for number, mask in enumerate(self.masks[window]):
             rows = slice(int(self.starts[number]), int(self.starts[number + 1]))
             known = [self.gathered(pages, number).to(q.dtype) for pages in (keys, values)]
-            heads_first = [x.transpose(0, 1) for x in (q[rows], *known)]
+            query, key, value = (x.transpose(0, 1) for x in (q[rows], *known))
             found = scaled_dot_product_attention(
-                *heads_first, attn_mask=mask, scale=scale, enable_gqa=True
+                query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
             )
             out[rows] = found.transpose(0, 1)
         return out

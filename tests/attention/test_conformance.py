@@ -65,8 +65,8 @@ BUGS = {  # name -> text of the example, what stands there instead, the check th
         "windows_are_computed_or_refused",
     ),
     "heads are swapped": (
-        "*heads_first, attn_mask=mask, scale=scale, enable_gqa=True",
-        "heads_first[0], *(x.repeat(q.shape[1] // len(x), 1, 1) for x in heads_first[1:]), "
+        "query, key, value, attn_mask=mask, scale=scale, enable_gqa=True",
+        "query, *(x.repeat(q.shape[1] // len(x), 1, 1) for x in (key, value)), "
         "attn_mask=mask, scale=scale",
         "equals_plain_attention",
     ),

@@ -357,8 +357,9 @@ def _shorten(config: Any) -> None:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, min(NUM_LAYERS, getattr(config, name)))
     for name in ("layer_types", "mlp_layer_types"):
-        if isinstance(getattr(config, name, None), list):
-            setattr(config, name, getattr(config, name)[:NUM_LAYERS])
+        kinds = getattr(config, name, None)
+        if isinstance(kinds, list) and len(kinds) > NUM_LAYERS:  # a computed one has followed
+            setattr(config, name, kinds[:NUM_LAYERS])
 
 
 def _has_grids(config: Any) -> bool:

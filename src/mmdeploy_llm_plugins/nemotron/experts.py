@@ -24,7 +24,7 @@ class PlainExperts(Experts):
         self.gate_up_proj = nn.Parameter(torch.empty(count, inner, size), requires_grad=False)
         self.act = Activation(config.mlp_hidden_act)
         self.expert_parts = {
-            "up_proj": ("gate_up_proj", None),
+            "up_proj": ("gate_up_proj", slice(0, inner)),  # rows that ranks divide
             "down_proj": ("down_proj", None),
         }
 
