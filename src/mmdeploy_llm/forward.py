@@ -141,6 +141,22 @@ class SequenceAttention(Protocol):
         cached ones the last `num_kept` only, unless that is None."""
 
 
+@runtime_checkable
+class SideBySideAttention(SequenceAttention, Protocol):
+    """The KV cache of several sequences at once, which a context may have besides `extend`."""
+
+    def extend_each(
+        self,
+        sequences: Sequence[int],
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        num_kept: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Does what `extend` does for sequences that get one token each, `k`, `v` [B, K, D].
+        Returns [B, L, K, D]: those of shorter sequences come last, after finite values."""
+
+
 class StateContext(Protocol):
     """The states of this step's B sequences, for layers whose cache is a caches.State.
 

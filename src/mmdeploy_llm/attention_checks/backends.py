@@ -10,7 +10,7 @@ from torch import Tensor
 from mmdeploy_llm.attention import int4
 from mmdeploy_llm.attention.base import NO_SLOT, KVCache
 from mmdeploy_llm.attention.layouts import decode_layout
-from mmdeploy_llm.forward import SequenceAttention
+from mmdeploy_llm.forward import SequenceAttention, SideBySideAttention
 from mmdeploy_llm.model_checks.base import Check, CheckSkipped, demand
 
 from .cases import Shape, Step, random_shape, split
@@ -317,6 +317,25 @@ def gives_the_cache_by_sequence(subject: BackendSubject) -> None:
             found = context.extend(number, 0, *own)
             same = all(map(torch.equal, found, step.known[number]))
             demand(same, f"extend of sequence {number} of {step.shape} returns other keys")
+        if isinstance(context, SideBySideAttention):
+            _extends_each(context, step)
+
+
+def _extends_each(context: SideBySideAttention, step: Step) -> None:
+    """Compares `extend_each` with `extend`, for sequences that get one token."""
+    single = [n for n, rows in enumerate(context.sequences) if rows.end - rows.start == 1]
+    if not single:
+        return
+    own = [context.sequences[number].start for number in single]
+    for num_kept in (None, 3):
+        keys, values = context.extend_each(single, 0, step.k[own], step.v[own], num_kept)
+        demand(bool(keys.isfinite().all() & values.isfinite().all()), "extend_each returns NaN")
+        for row, number in enumerate(single):
+            known_k, known_v = step.known[number]
+            count = len(known_k) if num_kept is None else min(len(known_k), num_kept + 1)
+            pairs = (keys[row, -count:], known_k[-count:]), (values[row, -count:], known_v[-count:])
+            same = all(torch.equal(*pair) for pair in pairs)
+            demand(same, f"extend_each of sequence {number} of {step.shape} returns other keys")
 
 
 CHECKS: tuple[Check, ...] = (

@@ -67,7 +67,8 @@ class Placeholders:
 
     def in_ids(self, ids: Sequence[int]) -> list[int]:
         """Returns `ids` with every marker made of added tokens replaced by its placeholder's id. A
-        marker with a run of placeholders after it begins an item that is written out, and stays."""
+        marker before a run of placeholders, or of the tokens that stand for them in a final prompt,
+        begins an item that is written out, and stays."""
         found: list[int] = []
         lengths = sorted({len(alias) for alias in self._aliases}, reverse=True)
         start = 0
@@ -75,12 +76,22 @@ class Placeholders:
             pieces = (tuple(ids[start : start + length]) for length in lengths)
             alias = next((piece for piece in pieces if piece in self._aliases), None)
             if alias is not None:
-                rest = start + len(alias)
-                run = [self._aliases[alias]] * 2  # a single one may be the next item's marker
-                alias = None if list(ids[rest : rest + 2]) == run else alias
+                rest, own = start + len(alias), self._aliases[alias]
+                end = self._written_end(ids, rest, own)
+                if end > rest + 1:  # a single one may be the next item's marker
+                    found += [*alias, *[own] * (end - rest)]
+                    start = end
+                    continue
             found.append(ids[start] if alias is None else self._aliases[alias])
             start += 1 if alias is None else len(alias)
         return found
+
+    def _written_end(self, ids: Sequence[int], start: int, placeholder: int) -> int:
+        """Returns the end of a run at `start` of one kind's placeholders, or of what replaces them
+        in the end, which no other kind is told by; `start` without any."""
+        own = [placeholder, self._written.get(self._kinds[placeholder], placeholder)]
+        own = [each for each in own if each == placeholder or each not in self._kinds]
+        return _run_end(ids, start) if start < len(ids) and ids[start] in own else start
 
     def count_in_text(self, text: str) -> Counter[str]:
         """Counts the markers in a text by kind."""

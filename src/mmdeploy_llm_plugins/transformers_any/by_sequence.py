@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
+from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows, SideBySideAttention
 from mmdeploy_llm_plugins.transformers_parts.cache import carriers, pages, side_by_side, states
 
 from . import limits, masks, mechanisms, rope, structure, trial
@@ -112,25 +112,28 @@ class BySequence:
         parts = self._parts
         is_text = inputs.media_rows is None and not parts.has_indicators
         embeds = None if is_text else parts.embed_inputs(inputs)
-        stores = [self._store(inputs, number) for number in range(len(attn.sequences))]
         given = inputs.token_ids, inputs.positions, embeds
+        found: dict[int, Tensor] = {}
         shared = self._sharing(attn)
-        found = dict(zip(shared, self._shared_pass(attn, shared, stores, *given), strict=True))
-        for number, store in enumerate(stores):
+        if shared:
+            passed = self._shared_pass(attn, shared, self._store(inputs, shared), *given)
+            found = dict(zip(shared, passed, strict=True))
+        for number in range(len(attn.sequences)):
             if number not in found:
+                store = self._store(inputs, [number])
                 found[number] = self._run(attn, number, store, *given, inputs)
-        return torch.cat([found[number] for number in range(len(stores))])
+        return torch.cat([found[number] for number in range(len(found))])
 
-    def _store(self, inputs: ForwardInputs, number: int) -> states.Store | None:
-        """Returns what holds the states of a sequence; None for a model without any."""
+    def _store(self, inputs: ForwardInputs, numbers: Sequence[int]) -> states.Store | None:
+        """Returns what holds the states of sequences; None for a model without any."""
         if not self._slots.index:
             return None
         assert inputs.states is not None, "the model has a cache with states"
-        return states.Rows(self._slots, inputs.states, self._num_paged, number)
+        return states.Rows(self._slots, inputs.states, self._num_paged, numbers)
 
     def _sharing(self, attn: SequenceAttention) -> list[int]:
         """Returns the sequences of a step that share a pass: none or several."""
-        if self._alone is not None:
+        if self._alone is not None or not isinstance(attn, SideBySideAttention):
             return []
         found = [
             number
@@ -233,24 +236,22 @@ class BySequence:
 
     def _shared_pass(
         self,
-        attn: SequenceAttention,
+        attn: SideBySideAttention,
         numbers: Sequence[int],
-        stores: Sequence[states.Store | None],
+        store: states.Store | None,
         token_ids: Tensor,
         positions: Tensor,
         embeds: Tensor | None = None,
     ) -> Sequence[Tensor]:
         """Runs the decoder on one token of each of these sequences. Returns [1, n] of each."""
-        if not numbers:
-            return ()
         rows = torch.tensor(
             [attn.sequences[number].start for number in numbers], device=token_ids.device
         )
         ids, new = token_ids[rows], positions[..., rows]
-        cache = side_by_side.cache_of(self._kept, self._places, attn, numbers, new)
-        own = [store for number in numbers if (store := stores[number]) is not None]
+        cache = side_by_side.cache_of(self._kept, self._places, attn, numbers)
+        before = {} if store is None else store.load()
         given: dict[str, Any] = {
-            **self._carrier.arguments(cache, states.joined([store.load() for store in own])),
+            **self._carrier.arguments(cache, before),
             "position_ids": new.unsqueeze(-1) + self._parts.first_position,
             "use_cache": True,
             "return_dict": True,
@@ -264,8 +265,8 @@ class BySequence:
             given["inputs_embeds"] = embeds.unsqueeze(1)
             given |= self._parts.of_tokens(ids, axis=1)
         out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
-        for store, after in zip(own, states.divided(self._carrier.states(cache, out)), strict=True):
-            store.save(after)
+        if store is not None:
+            store.save(self._carrier.states(cache, out))
         hidden: Tensor = out.last_hidden_state
         return hidden.unbind(0)
 
@@ -282,7 +283,7 @@ class BySequence:
                 one, other = self._begun_trial(shares=False), self._begun_trial(shares=True)
                 difference = float((one - other).float().norm() / one.float().norm())
         except Exception as error:  # transformers' code: anything may come
-            return f"a trial failed ({type(error).__name__}: {str(error):.200})"
+            return f"a trial failed ({type(error).__name__}: {error!s:.200})"
         if difference <= (ROUNDING_OF_HALF if is_half else ROUNDING):
             return None
         return f"hidden states differ by {difference:.2%} in a trial"
@@ -297,6 +298,8 @@ class BySequence:
         for memory, store, length in zip(memories, stores, BEGUN, strict=True):
             memory.begin(0, length)
             self._pass(memory, 0, store, ids[:length], parts.count_up(0, length, ids.device))
+        own = [store for store in stores if store is not None]
+        both = states.SideBySideStores(own) if own else None
         found = []
         for step in range(NUM_SHARED):
             starts = [length + step for length in BEGUN]
@@ -306,7 +309,7 @@ class BySequence:
             positions = torch.cat([parts.count_up(n, n + 1, ids.device) for n in starts], -1)
             if shares:
                 several, numbers = trial.Several(memories), range(len(BEGUN))
-                hidden = self._shared_pass(several, numbers, stores, new, positions)
+                hidden = self._shared_pass(several, numbers, both, new, positions)
             else:
                 hidden = [
                     self._pass(memory, 0, store, new[n : n + 1], positions[..., n : n + 1])

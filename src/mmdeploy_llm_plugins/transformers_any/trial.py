@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 from mmdeploy_llm.forward import SequenceRows
@@ -109,6 +110,25 @@ class Several:
     ) -> tuple[Tensor, Tensor]:
         """See forward.SequenceAttention."""
         return self._memories[sequence].extend(0, layer, k, v, num_kept)
+
+    def extend_each(
+        self,
+        sequences: Sequence[int],
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        num_kept: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See forward.SideBySideAttention."""
+        pairs = [
+            self.extend(number, layer, k[row : row + 1], v[row : row + 1], num_kept)
+            for row, number in enumerate(sequences)
+        ]
+        keys, values = (
+            pad_sequence([pair[which] for pair in pairs], batch_first=True, padding_side="left")
+            for which in range(2)
+        )
+        return keys, values
 
 
 def _joined(old: Tensor, new: Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Set
-from typing import cast
+from collections.abc import Collection, Set
+from typing import Any, cast
 
 from torch import Tensor, nn
 
+from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
 from mmdeploy_llm.layers import Linear
 
 from .experts import engine_experts, has_experts
@@ -35,33 +36,98 @@ class AnyLinear(Linear):
         return super().forward(x if x.stride(-1) == 1 else x.contiguous())
 
 
-def use_engine_layers(model: nn.Module) -> None:
-    """Replaces the linear layers of `model` in place, and its experts where the engine's compute
-    the same.
+class AnyEmbedding(nn.Embedding):
+    """Has the attributes and the parameter of the torch.nn.Embedding that it replaces. packed: the
+    weight as its TiedLinear has packed it."""
 
-    Two kinds stay: layers that share their weight, since packing changes its layout, and layers
-    whose values the parent module reads itself, or may read because its source is unavailable.
+    packed: PackedWeight | None = None
+
+    def __init__(self, plain: nn.Embedding) -> None:
+        sizes = plain.num_embeddings, plain.embedding_dim, plain.padding_idx
+        super().__init__(*sizes, _weight=plain.weight)
+        self.weight = plain.weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Looks up embeddings, [..] -> [.., hidden]."""
+        if self.packed is None:
+            return super().forward(input)
+        rows = self.packed.rows(input.flatten().long(), self.weight.dtype)
+        return rows.view(*input.shape, -1)
+
+
+class TiedLinear(AnyLinear):
+    """A head whose weight is that of an embedding; it packs both, and rounds neither."""
+
+    def __init__(self, plain: nn.Linear, embedding: AnyEmbedding) -> None:
+        super().__init__(plain)
+        self.__dict__["_embedding"] = embedding  # its parent has it as a submodule
+
+    def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
+        """See Matrix."""
+        super().pack(kernels, None)
+        if self.packed is not None:
+            embedding: AnyEmbedding = self.__dict__["_embedding"]
+            embedding.packed, embedding.weight = self.packed, self.weight
+
+
+def use_engine_layers(model: nn.Module) -> None:
+    """Replaces the linear layers of `model` in place, a head that is the embedding too, and its
+    experts where the engine's compute the same.
+
+    Two kinds stay: other layers that share their weight, since packing changes its layout, and
+    layers whose values the parent module reads itself, or may read because its source is
+    unavailable.
     """
+    sources = {kind: _source(kind) for kind in {type(module) for module in model.modules()}}
+    _replace_tied(model, sources.values())
     shared = _shared(model)
-    sources: dict[type[nn.Module], str | None] = {}  # finding one takes milliseconds
     for parent in list(model.modules()):
+        code = sources.get(type(parent))
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear and not has_experts(child):
+            if code is None or (type(child) is not nn.Linear and not has_experts(child)):
                 continue
-            if type(parent) not in sources:
-                sources[type(parent)] = _source(type(parent))
-            code = sources[type(parent)]
-            found = None if code is None else _engine_layer(child, code, name)
+            found = _engine_layer(child, code, name)
             if found is not None and not shared & {id(own) for own in child.parameters()}:
                 setattr(parent, name, found)
+
+
+def _replace_tied(model: nn.Module, codes: Collection[str | None]) -> None:
+    """Replaces heads and embeddings that are each other's only sharers, where no class of the model
+    reads their values."""
+    owners: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for param in module.parameters(recurse=False):
+            owners.setdefault(id(param), []).append(module)
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is not None:
+                places.setdefault(child, []).append((parent, name))
+    for pair in owners.values():
+        kinds: dict[type, Any] = {type(module): module for module in pair}
+        if len(pair) != 2 or kinds.keys() != {nn.Linear, nn.Embedding}:
+            continue
+        head, embedding = kinds[nn.Linear], kinds[nn.Embedding]
+        names = {name for own in (head, embedding) for _, name in places[own]}
+        if embedding.max_norm is not None or any(_is_read(codes, name) for name in names):
+            continue
+        made = AnyEmbedding(embedding)
+        for old, new in ((embedding, made), (head, TiedLinear(head, made))):
+            for parent, name in places[old]:
+                setattr(parent, name, new)
 
 
 def _engine_layer(plain: nn.Module, parent_code: str, name: str) -> nn.Module | None:
     """Returns what takes the place of a layer, which the parent has by this name; None: nothing."""
     if type(plain) is not nn.Linear:
         return engine_experts(plain, parent_code, name)
-    own = rf"\b{re.escape(name)}\.weight\b"
-    return None if re.search(own + KEPT, parent_code) else AnyLinear(plain)
+    return None if _is_read((parent_code,), name) else AnyLinear(plain)
+
+
+def _is_read(codes: Collection[str | None], name: str) -> bool:
+    """Whether source code, or one that is unavailable, may read values of a layer's weight."""
+    pattern = re.compile(rf"\b{re.escape(name)}\.weight\b{KEPT}")
+    return any(code is None or pattern.search(code) for code in codes)
 
 
 def _shared(model: nn.Module) -> Set[int]:

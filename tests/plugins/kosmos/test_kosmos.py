@@ -135,3 +135,24 @@ def test_a_conversation_where_the_checkpoint_has_no_template(tiny_copy, tmp_path
     with LLM(str(tmp_path), dtype="float32", use_warmup=False, kv_cache_memory=2**22) as llm:
         (found,) = llm.chat([{"role": "user", "content": parts}], SAMPLING)
     assert [*found.prompt_token_ids, *found.outputs.token_ids] == expected[0], found.error_msg
+
+
+def test_a_prompt_of_ids_that_are_written_out_is_taken_as_it_is(folder):
+    """Those that transformers' processor returns, those of a prompt in text, and one too few."""
+    images = [picture(1, (80, 50))]
+    options = {"use_warmup": False, "num_threads": 1, "kv_cache_memory": 2**24}
+    one = SamplingParams(temperature=0, max_tokens=1)
+    with LLM(model=str(folder), **options) as llm:
+
+        def answered(**prompt):
+            request = {**prompt, "multimodal_data": {"image": images}}
+            return llm.generate(request, one, use_tqdm=False)[0]
+
+        text = answered(prompt="<image><ocr>")
+        ids = list(text.prompt_token_ids)
+        assert ids == theirs(folder)("<ocr>", images[0])["input_ids"][0].tolist()
+        again = answered(prompt_token_ids=ids)
+        assert list(again.prompt_token_ids) == ids
+        assert again.outputs.token_ids == text.outputs.token_ids
+        wrong = answered(prompt_token_ids=ids[:4] + ids[5:])
+        assert "placeholder" in wrong.error_msg

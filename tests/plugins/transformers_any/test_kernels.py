@@ -11,7 +11,7 @@ from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm_plugins.transformers_parts.experts import AnyExperts
-from mmdeploy_llm_plugins.transformers_parts.linear import AnyLinear, use_engine_layers
+from mmdeploy_llm_plugins.transformers_parts.linear import AnyLinear, TiedLinear, use_engine_layers
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
 LIMITS = {None: 0.15, "int8": 0.3}  # mean difference of log-probabilities
@@ -61,14 +61,14 @@ def test_transposed_inputs(kernels):
 
 
 @pytest.mark.full
-def test_a_head_is_replaced_unless_it_is_tied():
+def test_a_head_is_replaced():
     """A class that lists tied weights by name does not read them."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
     for is_tied in (False, True):
         config = transformers.LlamaConfig(**sizes, tie_word_embeddings=is_tied)
         model = transformers.LlamaForCausalLM(config)
         use_engine_layers(model)
-        assert isinstance(model.lm_head, AnyLinear) != is_tied
+        assert type(model.lm_head) is (TiedLinear if is_tied else AnyLinear)
         assert isinstance(model.model.layers[0].mlp.up_proj, AnyLinear)
 
 
@@ -149,3 +149,20 @@ def test_other_experts_stay(name, options):
     block = Block(experts_of(name, **options))
     use_engine_layers(block)
     assert not isinstance(block.experts, AnyExperts)
+
+
+def test_a_tied_head_is_packed_with_its_embedding(kernels):
+    """Both read one packed weight, and neither keeps another copy."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 64}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, tie_word_embeddings=True)
+    plain = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    fast = copy.deepcopy(plain)
+    use_engine_layers(fast)
+    install_kernels(fast, kernels)
+    assert fast.lm_head.packed is fast.model.embed_tokens.packed is not None
+    assert not len(fast.lm_head.weight)
+    assert fast.lm_head.weight is fast.model.embed_tokens.weight
+    ids = torch.tensor([[1, 5, 63, 0]])
+    assert torch.equal(fast.model.embed_tokens(ids), plain.model.embed_tokens(ids))
+    torch.testing.assert_close(fast(ids).logits, plain(ids).logits, atol=1e-4, rtol=1e-4)

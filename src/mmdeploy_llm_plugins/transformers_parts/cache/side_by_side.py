@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
-from mmdeploy_llm.forward import SequenceAttention
+from mmdeploy_llm.forward import SideBySideAttention
 
-from .pages import Kept, PagedLayer, Places, sequence_cache
+from .pages import Kept, PagedLayer, Places
 from .states import StateLayer
 
 
@@ -28,28 +28,20 @@ def can_hold(kept: Sequence[Kept]) -> bool:
 
 
 def cache_of(
-    kept: list[Kept],
-    places: Places,
-    attn: SequenceAttention,
-    sequences: Sequence[int],
-    positions: Tensor,
+    kept: list[Kept], places: Places, attn: SideBySideAttention, sequences: Sequence[int]
 ) -> Cache:
-    """Returns the cache of these sequences of the step. positions: of their tokens, one each, [B]
-    or [axes, B]."""
-    own = [
-        sequence_cache(kept, places, attn, number, positions[..., index : index + 1]).layers
-        for index, number in enumerate(sequences)
-    ]
+    """Returns the cache of these sequences of the step, which get one token each."""
     made: list[Any] = []
-    for one, layers in zip(kept, zip(*own, strict=True), strict=True):
-        if one.has_keys:
-            made.append(SideBySideStates(one, layers) if one.num_states else SideBySide(layers))
+    for number, own in enumerate(kept):
+        if own.has_keys:
+            kind = SideBySideStates if own.num_states else SideBySide
+            made.append(kind(own, places, attn, sequences, number))
         else:
-            made.append(StateLayer(one.num_states) if one.num_states else DummyLayer())
+            made.append(StateLayer(own.num_states) if own.num_states else DummyLayer())
     return Cache(layers=made)
 
 
-def mask_of(attn: SequenceAttention, sequences: Sequence[int], device: torch.device) -> Tensor:
+def mask_of(attn: SideBySideAttention, sequences: Sequence[int], device: torch.device) -> Tensor:
     """Returns what transformers takes as attention_mask, [B, L]: 0 for padding, 1 for tokens."""
     lengths = torch.tensor([attn.sequences[number].num_cached for number in sequences])
     longest = int(lengths.max())
@@ -57,15 +49,21 @@ def mask_of(attn: SequenceAttention, sequences: Sequence[int], device: torch.dev
     return is_token.long().to(device)
 
 
-class SideBySide(DynamicLayer):  # type: ignore[misc]
-    """Holds one layer of the cache, for several sequences. layers: that of each."""
+class SideBySide(PagedLayer):
+    """Holds one layer of the cache, for several sequences. It counts as the longest one's."""
 
-    def __init__(self, layers: Sequence[PagedLayer]) -> None:
-        super().__init__()
-        self._layers = layers
-        self._longest = max(layers, key=lambda layer: layer.get_seq_length())
-        self.is_sliding = self._longest.is_sliding
-        self.sliding_window = self._longest.sliding_window
+    def __init__(
+        self,
+        kept: Kept,
+        places: Places,
+        attn: SideBySideAttention,
+        sequences: Sequence[int],
+        layer: int,
+    ) -> None:
+        longest = max(sequences, key=lambda number: attn.sequences[number].num_cached)
+        super().__init__(kept, places, attn, longest, layer, iter(()))
+        self._all = attn
+        self._sequences = sequences
 
     def __deepcopy__(self, _: object) -> SideBySide:
         """Refuses: layers of a model with loops are copied for one sequence only."""
@@ -73,30 +71,24 @@ class SideBySide(DynamicLayer):  # type: ignore[misc]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         """Stores [B, K, 1, D] and returns those of all tokens that the layer keeps."""
-        count: int = self._longest.get_mask_sizes(key_states.shape[-2])[0]
-        pairs = [
-            layer.update(key_states[index : index + 1], value_states[index : index + 1])
-            for index, layer in enumerate(self._layers)
-        ]
+        window, rows = self._kept.window, [x.flatten(1) for x in (key_states, value_states)]
+        place, width = self._places.of(self._layer, "attention", *rows), self._places.width
+        k, v = (F.pad(x, (0, width - x.shape[1])).unsqueeze(1) for x in rows)
+        found = self._all.extend_each(self._sequences, place, k, v, window and window - 1)
+        self._length += 1
         self.is_initialized = True
         self.keys, self.values = (
-            torch.cat([F.pad(x, (0, 0, count - int(x.shape[-2]), 0)) for x in column])
-            for column in zip(*pairs, strict=True)
+            kept[:, :, 0, : own.shape[1]]
+            .reshape(*kept.shape[:2], like.shape[1], like.shape[3])
+            .transpose(1, 2)
+            for kept, own, like in zip(found, rows, (key_states, value_states), strict=True)
         )
         return self.keys, self.values
-
-    def get_seq_length(self) -> int:
-        """Returns the tokens of the longest sequence so far."""
-        return self._longest.get_seq_length()
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """See PagedLayer: those of the longest sequence."""
-        return self._longest.get_mask_sizes(query_length)
 
 
 class SideBySideStates(StateLayer, SideBySide):
     """A layer with attention and states."""
 
-    def __init__(self, kept: Kept, layers: Sequence[PagedLayer]) -> None:
-        SideBySide.__init__(self, layers)
+    def __init__(self, kept: Kept, *given: Any) -> None:
+        SideBySide.__init__(self, kept, *given)
         LinearAttentionLayer.__init__(self, kept.num_states)

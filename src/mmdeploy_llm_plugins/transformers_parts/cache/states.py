@@ -55,10 +55,10 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
 
 class Store(Protocol):
-    """Holds the states of one sequence between steps."""
+    """Holds the states of a pass between steps, of one sequence or several."""
 
     def load(self) -> States:
-        """Returns copies of the states after the sequence's last step."""
+        """Returns copies of the states after the last step."""
 
     def save(self, states: States) -> None:
         """Keeps the states after this step."""
@@ -108,17 +108,21 @@ class Remembered:
 
 
 class Rows:
-    """Holds the states of one sequence of a step in two rows of the engine's tensors; see Store."""
+    """Holds the states of sequences of a step in two rows each of the engine's tensors; see
+    Store."""
 
-    def __init__(self, slots: Slots, context: StateContext, layer: int, sequence: int) -> None:
+    def __init__(
+        self, slots: Slots, context: StateContext, layer: int, sequences: Sequence[int]
+    ) -> None:
         """layer: that of `Slots.cache` in the engine's cache."""
         self._columns = dict(zip(slots.index, context.tensors(layer), strict=True))
-        self._read, self._write = context.read[sequence], context.write[sequence]
+        own = list(sequences)
+        self._read, self._write = context.read[own], context.write[own]
 
     def load(self) -> States:
         """See Store."""
         return {
-            key: column.index_select(0, self._read.view(1))[0]
+            key: column.index_select(0, self._read).flatten(0, 1)
             for key, column in self._columns.items()
         }
 
@@ -127,20 +131,26 @@ class Rows:
         ones."""
         assert states.keys() == self._columns.keys(), "the same states as in the trial"
         for key, column in self._columns.items():
-            column.index_copy_(0, self._write.view(1), states[key].unsqueeze(0))
+            column.index_copy_(0, self._write, states[key].reshape(-1, *column.shape[1:]))
         self._read = self._write
 
 
-def joined(found: Sequence[Mapping[Key, Tensor]]) -> States:
-    """Returns the states of several sequences as those of one pass."""
-    first = found[0] if found else {}
-    return {key: torch.cat([own[key] for own in found]) for key in first}
+class SideBySideStores:
+    """Holds the states of several stores as those of one pass; see Store."""
 
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores = stores
 
-def divided(found: Mapping[Key, Tensor]) -> list[States]:
-    """Returns the states after a pass by sequence; [] without any."""
-    count = min((len(state) for state in found.values()), default=0)
-    return [{key: state[n : n + 1] for key, state in found.items()} for n in range(count)]
+    def load(self) -> States:
+        """See Store."""
+        found = [store.load() for store in self._stores]
+        return {key: torch.cat([own[key] for own in found]) for key in found[0]}
+
+    def save(self, states: States) -> None:
+        """See Store."""
+        parts = {key: state.chunk(len(self._stores)) for key, state in states.items()}
+        for index, store in enumerate(self._stores):
+            store.save({key: own[index] for key, own in parts.items()})
 
 
 def give(cache: Any, states: Mapping[Key, Tensor]) -> None:
