@@ -12,6 +12,12 @@ from mmdeploy_llm.hooks import Checkpoint
 # In the configs of transformers.
 POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 NO_LIMIT = -1  # XLNet's
+# Says how many tokens a head gives; the first that the config has.
+VOCABULARIES = (
+    "unpadded_vocab_size",  # Inkling's: its embeddings have rows for none
+    "decoder_vocab_size",  # Marian's, whose encoder may have another
+    "vocab_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +87,9 @@ def _whole_number(config: Any, name: str, architecture: str) -> int:
 
 
 def _vocabulary(text: Any) -> str:
-    """Returns the field with the tokens of a head: Marian's decoder may have its own."""
-    own = "decoder_vocab_size"
-    return "vocab_size" if _uniform(text, own) is None else own
+    """Returns the field that says how many tokens the head gives."""
+    stated = (field for field in VOCABULARIES if _uniform(text, field) is not None)
+    return next(stated, VOCABULARIES[-1])
 
 
 def _uniform(config: Any, name: str) -> Any:

@@ -7,6 +7,8 @@ import transformers
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.model_folder.text_sizes import read_text_sizes
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins.transformers_any import again
@@ -24,13 +26,14 @@ SETTINGS = {
     "max_model_len": 32,
 }
 # Its attention has no cache; its cache is of its own kind; its last token is a mask; its cache
-# holds hidden states; its prompt sees itself in both directions.
+# holds hidden states; its prompt sees itself in both directions; it predicts several tokens.
 CLASSES = {
     "OpenAIGPTLMHeadModel": RECOMPUTED,
     "ReformerModelWithLMHead": RECOMPUTED,
     "XLMWithLMHeadModel": REPEATED,
     "XLNetLMHeadModel": REPEATED,
     "CpmAntForCausalLM": REPEATED,
+    "ProphetNetForCausalLM": REPEATED,
 }
 QUICK = ("OpenAIGPTLMHeadModel", "XLNetLMHeadModel")
 
@@ -122,3 +125,20 @@ def test_media_and_several_heads_are_refused(name, census):
         return
     with torch.device("meta"), pytest.raises((ModelNotSupportedError, AttributeError)):
         again.Again(AnyModel(config).parts, ModelNotSupportedError("the reason"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "count"),
+    [
+        ("Marian", {"vocab_size": 40, "decoder_vocab_size": 50}, 50),
+        ("Marian", {"vocab_size": 40}, 40),
+        ("Inkling2", {"vocab_size": 48, "unpadded_vocab_size": 40}, 40),
+        ("XLNet", {"vocab_size": 40}, 40),
+    ],
+)
+def test_sizes_of_old_configs(kind, fields, count, tmp_path):
+    """The vocabulary is the head's; XLNet's -1 stands for no longest sequence."""
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    sizes = read_text_sizes(Checkpoint(folder=tmp_path, config=config))
+    assert sizes.vocab_size == count
+    assert sizes.max_position_embeddings != -1
