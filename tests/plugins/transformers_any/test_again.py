@@ -132,7 +132,7 @@ def test_media_and_several_heads_are_refused(name, census):
     [
         ("Marian", {"vocab_size": 40, "decoder_vocab_size": 50}, 50),
         ("Marian", {"vocab_size": 40}, 40),
-        ("Inkling2", {"vocab_size": 48, "unpadded_vocab_size": 40}, 40),
+        ("Inkling2", {"text_config": {"vocab_size": 48, "unpadded_vocab_size": 40}}, 40),
         ("XLNet", {"vocab_size": 40}, 40),
     ],
 )

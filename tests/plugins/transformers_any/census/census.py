@@ -97,6 +97,7 @@ NATIVE = (
 )
 WHOLE = (
     "CpmAntForCausalLM",
+    "ProphetNetForCausalLM",
     "XLMWithLMHeadModel",
     "XLNetLMHeadModel",
 )  # their `generate` is repeated
