@@ -103,10 +103,10 @@ inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float e
     }
 }
 
-// out = norm(x + residual) * weight, residual += x; without a residual out = norm(x) * weight.
-template <typename T>
-void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out, int64_t rows,
-              int64_t size, float eps, bool is_centred, int num_threads) {
+// residual += x, unless there is none, and then norm(row of the sum, or of x, row of out).
+template <typename T, typename Norm>
+void add_and_norm(const T* x, int64_t x_stride, T* residual, T* out, int64_t rows, int64_t size,
+                  int num_threads, const Norm& norm) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             const T* in = x + row * x_stride;
@@ -116,9 +116,30 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out
                 for (int64_t c = 0; c < size; ++c) sum[c] = store<T>(load(in[c]) + load(sum[c]));
                 in = sum;
             }
-            norm_row(in, weight, out + row * size, size, eps, is_centred);
+            norm(in, out + row * size);
         }
     });
+}
+
+// out = (in - mean) / deviation * weight + bias, rounded once; without a weight times 1, without a
+// bias plus 0. is_centred: times 1 + weight, which is rounded to T as torch rounds it.
+template <typename T>
+inline void layer_norm_row(const T* in, const T* weight, const T* bias, T* out, int64_t size,
+                           float eps, bool is_centred) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < size; ++c) sum += load(in[c]);
+    const float mean = sum / float(size);
+#pragma omp simd reduction(+ : squares)
+    for (int64_t c = 0; c < size; ++c) squares += (load(in[c]) - mean) * (load(in[c]) - mean);
+    const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
+    const float more = is_centred ? 1.0f : 0.0f;
+#pragma omp simd
+    for (int64_t c = 0; c < size; ++c) {
+        const float factor = weight == nullptr ? 1.0f : rounded<T>(load(weight[c]) + more);
+        const float shift = bias == nullptr ? 0.0f : load(bias[c]);
+        out[c] = store<T>((load(in[c]) - mean) * scale * factor + shift);
+    }
 }
 
 // sum = (sum + norm(x) * weight) * factor, rounded to T after each operation; no factor is 1.
