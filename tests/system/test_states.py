@@ -70,7 +70,7 @@ def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kerne
         return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], recorded
 
     found, recorded = run()
-    assert len(recorded) == 4
+    assert recorded  # how many numbers of sequences there were depends on when pictures are ready
     assert all(recording is not None for recording in recorded)
     monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, recorded = run()

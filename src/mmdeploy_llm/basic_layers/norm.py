@@ -72,15 +72,6 @@ class RMSNorm(KernelLayer):
         stream.add_(self(x))
         return stream if factor is None else stream.mul_(factor)
 
-    def of_heads(self, x: Tensor) -> Tensor:
-        """Returns every head of x [T, heads, size] normed, with kernels in the memory of `x`, of
-        which only the channels of a head need be contiguous."""
-        own = self.kernels
-        if own is None or own.norms is None or not own.takes(x, self.weight):
-            return self(x.contiguous())
-        own.norms.norm_heads(x, self.weight, self.eps, is_centred=self.is_centred)
-        return x
-
     def _can_join(self, x: Tensor, residual: Tensor) -> bool:
         """Whether one kernel does both the addition and the norm."""
         if self.kernels is None or x.dim() != 2 or not residual.is_contiguous():
@@ -120,6 +111,17 @@ class ZeroCenteredRMSNorm(RMSNorm):
         return self.kernels.norms
 
 
+def heads_normed(norm: RMSNorm, x: Tensor) -> Tensor:
+    """Returns every head of x [T, heads, size] normed, with kernels in the memory of `x`, of which
+    only the channels of a head need be contiguous."""
+    own = norm.kernels
+    if own is None or own.norms is None or not own.takes(x, norm.weight):
+        out: Tensor = norm(x.contiguous())
+        return out
+    own.norms.norm_heads(x, norm.weight, norm.eps, is_centred=norm.is_centred)
+    return x
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Computes the formula in plain torch, without writing to `x`."""
     wide = x.float()
@@ -133,7 +135,6 @@ class LayerNorm(KernelLayer):
     float32. is_centred: whether it multiplies by 1 + weight."""
 
     weight: nn.Parameter | None
-    bias: nn.Parameter | None
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, added, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
 from mmdeploy_llm.basic_layers.mapped_weights import MappedWeights
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
-from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
+from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm, heads_normed
 from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
 from mmdeploy_llm.basic_layers.rotary import NoRope, Rope, Rotary
 from mmdeploy_llm.basic_layers.softcap import Softcap
@@ -142,7 +142,7 @@ class Attention(nn.Module):
         assert self.k_norm is not None
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts = torch.split(qkv.view(qkv.shape[0], 1, -1), [q_size, kv_size, kv_size], 2)
-        q, k = self.q_norm.of_heads(parts[0]), self.k_norm.of_heads(parts[1])
+        q, k = heads_normed(self.q_norm, parts[0]), heads_normed(self.k_norm, parts[1])
         is_in_place = q.data_ptr() == qkv.data_ptr()
         return qkv if is_in_place else torch.cat([q, k, parts[2]], 2).view_as(qkv)
 
