@@ -36,10 +36,14 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-# How compilers are told of OpenMP, and linkers that its runtime, torch's, comes later. The oldest
-# macOS on processors of Apple is 11.
+# How compilers are told of OpenMP, and linkers that its runtime, torch's, comes later, and to leave
+# out the names of functions that nobody calls from outside. The oldest macOS on processors of Apple
+# is 11.
 OPENMP = {"darwin": ("-Xclang", "-fopenmp", "-mmacosx-version-min=11.0")}
-LINKING = {"darwin": ("-undefined", "dynamic_lookup", "-mmacosx-version-min=11.0")}
+LINKING = {
+    "darwin": ("-undefined", "dynamic_lookup", "-mmacosx-version-min=11.0"),
+    "linux": ("-Wl,--strip-all",),
+}
 TIMEOUT = 600.0  # seconds: minutes on a machine that is slow and busy
 
 
