@@ -5,6 +5,7 @@ import asyncio
 import gc
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -53,7 +54,20 @@ class Pause:
     @hookimpl
     def on_step(self, stats):
         self.has_begun.set()
-        self.may_go_on.wait(20)
+        assert self.may_go_on.wait(60)
+
+
+@contextmanager
+def paused(llm, **options):
+    """The engine stands still after the first step of a request until `may_go_on`, or the end."""
+    pause = Pause()
+    llm.plugins.register(pause, name=f"pause {id(pause)}")
+    first = llm.submit(TEXTS[0], GREEDY, **options)
+    try:
+        assert pause.has_begun.wait(60)
+        yield pause, first
+    finally:
+        pause.may_go_on.set()
 
 
 def drain(handle):
@@ -166,27 +180,22 @@ class TestReading:
             drain(handle)
         assert handle.result().is_ok
 
-    def test_two_readers_are_refused(self, llm):
-        handle = llm.submit("x" * 300, LONG)
-        reader = threading.Thread(target=list, args=(handle,))
+    def test_two_readers_are_refused(self, narrow):
+        """Nothing of the request is there to be read before the engine goes on."""
+        with paused(narrow) as (pause, _):
+            handle = narrow.submit(TEXTS[0], LONG)
 
-        async def main():
-            first = asyncio.create_task(anext(handle))
-            await asyncio.sleep(0)
-            with pytest.raises(RuntimeError, match="is being read by another thread or task"):
-                await anext(handle)
-            await first
+            async def main():
+                first = asyncio.create_task(anext(handle))
+                await asyncio.sleep(0)
+                with pytest.raises(RuntimeError, match="is being read by another thread or task"):
+                    await anext(handle)
+                with pytest.raises(RuntimeError, match="give each handle one reader"):
+                    handle.get_nowait()
+                pause.may_go_on.set()
+                await first
 
-        asyncio.run(main())
-        refused = []
-        reader.start()
-        while reader.is_alive() and not refused:
-            try:
-                handle.get_nowait()
-            except RuntimeError as error:
-                refused.append(str(error))
-        reader.join()
-        assert not refused or "give each handle one reader" in refused[0]
+            asyncio.run(main())
         assert handle.result().is_ok  # waiting for the whole output is no reading
 
     def test_n_completions(self, llm):
@@ -366,26 +375,19 @@ class TestQueue:
 
     def test_smaller_priorities_come_first(self, tiny_folder):
         with AsyncLLM(str(tiny_folder("mistral")), **{**OPTIONS, "max_num_seqs": 1}) as llm:
-            pause = Pause()
-            llm.plugins.register(pause, name="pause")
-            first = llm.submit(TEXTS[0], GREEDY)
-            assert pause.has_begun.wait(20)
-            priorities = [5, 0, 5, -1]
-            handles = [llm.submit(TEXTS[0], GREEDY, priority=number) for number in priorities]
-            time.sleep(0.3)  # until all are prepared
-            pause.may_go_on.set()
-            assert first.result(20).is_ok
-            begins = [handle.result(20) and handle.stats.first_token_time for handle in handles]
+            with paused(llm):
+                priorities = [5, 0, 5, -1]
+                handles = [llm.submit(TEXTS[0], GREEDY, priority=number) for number in priorities]
+                until(lambda: llm._desk._inbox.qsize() == len(handles))  # all are prepared
+            begins = [handle.result(60) and handle.stats.first_token_time for handle in handles]
         assert sorted(range(4), key=begins.__getitem__) == [3, 1, 0, 2]
 
     def test_a_request_has_a_deadline_wherever_it_is(self, narrow):
-        running = narrow.submit(TEXTS[0], LONG, timeout=0.08)
-        running.get()
-        queued = narrow.submit(TEXTS[1], LONG, timeout=0.02)
-        started = time.monotonic()
-        assert queued.result(20).error_code == 408
-        assert running.result(20).error_code == 408
-        assert time.monotonic() - started < 5
+        with paused(narrow, timeout=1) as (_, running):
+            queued = narrow.submit(TEXTS[1], LONG, timeout=0.02)
+            time.sleep(1)  # until both are late
+        assert queued.result(60).error_code == 408
+        assert running.result(60).error_code == 408
         assert queued.status == running.status == "interrupted"
         assert running.generated_length > 0
         assert queued.generated_length == 0
