@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
+from mmdeploy_llm.portable.machine import num_cpus
+
 from .sealed import BuildError, check_owner, is_intact, write_sealed
 
 logger = logging.getLogger(__name__)
@@ -180,7 +182,7 @@ def _compile(command: Sequence[str], folder: Path) -> Path:
         [*command, "-c", str(unit), "-o", str(built)]
         for unit, built in zip(UNITS, objects, strict=True)
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(num_cpus()) as pool:
         list(pool.map(_run, compiling))
     linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]
     linking += LINKING.get(sys.platform, ())
