@@ -63,8 +63,8 @@ class AnyModel(Wrapped):
     @property
     def mechanisms(self) -> tuple[str, ...]:
         """Names what serves the model, as the census lists it; complete with its weights."""
-        is_together = isinstance(self._way, Together)
-        own = (mechanisms.TOGETHER,) if is_together else self._way.mechanisms
+        way = self._way
+        own = (mechanisms.TOGETHER,) if isinstance(way, Together) else way.mechanisms
         more = (*mechanisms.of_caches(self, self.cache), *mechanisms.of_parts(self.parts))
         return tuple(dict.fromkeys((*own, *more)))
 
@@ -103,8 +103,9 @@ class AnyModel(Wrapped):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits: [N, hidden] -> [N, vocab]."""
-        own = self._way.logits if isinstance(self._way, Again) else super().logits
-        return own(hidden)
+        if isinstance(self._way, Again):
+            return self._way.logits(hidden)
+        return super().logits(hidden)
 
     def add_draft_head(self, head: nn.Module, names: Mapping[str, str]) -> None:
         """Takes a draft head. names: see WeightTable.add."""
