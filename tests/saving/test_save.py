@@ -34,7 +34,7 @@ def tensors(folder):
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 @pytest.mark.parametrize(
     "quantization",
-    ["int4", *(pytest.param(n, marks=pytest.mark.full) for n in ("int8wo", "int4a8", "int8a8"))],
+    ["int4", *(pytest.param(n, marks=pytest.mark.full) for n in ("int8wo", "int4wo", "int8a8"))],
 )
 @pytest.mark.parametrize(
     ("family", "sizes"),
