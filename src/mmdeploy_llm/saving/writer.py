@@ -18,7 +18,6 @@ from tqdm import tqdm
 from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.errors import CheckpointError, ConfigError
-from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.tensor_file import Entry
 from mmdeploy_llm.weight_formats import MAX_GROUP
@@ -204,8 +203,9 @@ def places_of(model: nn.Module) -> Mapping[nn.Module, Place]:
     places: dict[nn.Module, Place] = dict.fromkeys(decoder_modules(model), "layers")
     places |= {own: "experts" for own in places if isinstance(own, Experts)}
     for module in model.modules():
-        if isinstance(module, CausalLM) and module.lm_head is not None:
-            places[module.lm_head] = "head"
+        head = getattr(module, "lm_head", None)
+        if hasattr(type(module), "text_layers") and head is not None:
+            places[head] = "head"
     return places
 
 
