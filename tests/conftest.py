@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,7 +113,12 @@ def load_file():
 @pytest.fixture(scope="session")
 def run_program(load_file):
     """run_program(code, *words, cwd=, env=, timeout=): runs Python in another process, where torch
-    and transformers have been imported already; see programs.py."""
+    and transformers have been imported already; see programs.py. Kernels have been compiled, so
+    that what a program prints has no line about that."""
+    from mmdeploy_llm.native import BuildError, load
+
+    with suppress(BuildError):
+        load()
     programs = load_file("programs.py").Programs()
     yield programs.run
     programs.close()

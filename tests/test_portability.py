@@ -21,10 +21,11 @@ FAKE = Path(__file__).parent / "fake_system"
 MODULES = """
     crypt curses fcntl grp msvcrt posix pty pwd readline resource spwd syslog termios tty winreg
 """
-# Of modules that every system has, the names that only some have.
+# Of modules that every system has, the names that only some have; and cpu_count, which knows no
+# affinity and no control groups: machine.num_cpus does.
 NAMES = {
     "os": """
-        O_ACCMODE O_BINARY O_CLOEXEC O_DIRECT O_DIRECTORY O_NOCTTY O_NOFOLLOW O_NONBLOCK
+        cpu_count O_ACCMODE O_BINARY O_CLOEXEC O_DIRECT O_DIRECTORY O_NOCTTY O_NOFOLLOW O_NONBLOCK
         O_PATH O_SYNC O_TMPFILE RTLD_GLOBAL RTLD_LAZY RTLD_NOLOAD RTLD_NOW WEXITSTATUS
         WIFEXITED WIFSIGNALED WNOHANG WTERMSIG chown chroot confstr copy_file_range ctermid
         eventfd fchdir fchmod fchown fdatasync fork forkpty fstatvfs geteuid getegid getgid
@@ -52,6 +53,7 @@ FOLDERS = ("/proc", "/sys", "/dev")
 ALONE = {
     "mmdeploy_llm/doctor/examination.py": "/proc",
     "mmdeploy_llm/media/beneath.py": "dir_fd",  # openat2
+    "mmdeploy_llm/native/cores.py": "cpu_count",  # as many threads as torch chooses
     "mmdeploy_llm/native/crowd.py": "/proc",
     "mmdeploy_llm/native/memory.py": "/sys MADV_DONTNEED MAP_ANONYMOUS MAP_PRIVATE",
     "mmdeploy_llm/native/openmp.py": "register_at_fork",

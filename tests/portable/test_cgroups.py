@@ -104,6 +104,13 @@ def test_the_quota_of_cpus_in_version_1(tree, quota, expected):
     assert cgroups.cpu_quota(tree(V1, files)) == expected
 
 
+@pytest.mark.parametrize(("quota", "expected"), [(2.5, 2), (0.2, 1), (64.0, 8), (None, 8)])
+def test_the_number_of_cpus_is_what_machine_and_groups_both_leave(monkeypatch, quota, expected):
+    monkeypatch.setattr(machine, "usable_cpus", lambda: tuple(range(8)))
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda root: quota)
+    assert machine.num_cpus() == expected
+
+
 @pytest.mark.parametrize("left", [0, 123, 2**60, None])
 def test_free_ram_is_what_machine_and_groups_both_leave(monkeypatch, left):
     monkeypatch.setattr(machine, "memory_left", lambda: left)

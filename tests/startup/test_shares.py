@@ -120,7 +120,7 @@ def test_a_container_has_threads_for_its_share(machine, monkeypatch):
     """OMP_NUM_THREADS of a job script may be that of another machine."""
     many = machine(num_cpus=64, host_threads=48)
     assert (many.num_threads, many.num_cpus) == (48, 64)
-    monkeypatch.setattr("mmdeploy_llm.native.within_quota", lambda count: min(count, 2))
+    monkeypatch.setattr("mmdeploy_llm.portable.cgroups.within_quota", lambda count: min(count, 2))
     assert (many.num_threads, many.num_cpus, many.limits.num_cpus) == (2, 2, 2)
     assert machine(num_cpus=2, host_threads=8).num_threads == 2
 

@@ -150,7 +150,7 @@ class TestCores:
 
     @pytest.mark.full
     def test_shares_need_a_number_and_do_not_exceed_the_cpus(self, folder, monkeypatch):
-        monkeypatch.setattr("mmdeploy_llm.native.usable_cpus", lambda: (0, 1))
+        monkeypatch.setattr("mmdeploy_llm.portable.machine.num_cpus", lambda: 2)
         with ModelPool(cores="shares") as pool:
             pool.install("none", folder, **OPTIONS)
             with pytest.raises(ConfigError, match="'none' has no num_threads"):

@@ -53,8 +53,6 @@ def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kerne
     """Sequences come and go, so that numbers of sequences and rows of states change; every token
     and logprob is that of steps that are computed layer by layer."""
     assert isinstance(kernels, CpuKernels)
-    if dtype == "float32" and not kernels.has_wide_registers:
-        pytest.skip("torch multiplies float32 on this processor")
     folder = str(tiny_folder("qwen3_5", linear_value_head_dim=16))
     prompts = [[30 + 7 * i, 40, 41 + i] * (i + 1) for i in range(5)] + captions(make_picture, 2)
     lengths = (5, 9, 14, 3, 20, 6, 8)
@@ -70,8 +68,11 @@ def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kerne
         return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], recorded
 
     found, recorded = run()
-    assert len(recorded) == 4
-    assert all(recording is not None for recording in recorded)
+    # At the portable level torch multiplies float32, with bits that depend on the number of rows.
+    is_ours = dtype == "bfloat16" or kernels.has_wide_registers
+    assert {recording is not None for recording in recorded} == {is_ours}
+    if not is_ours:
+        return
     monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, recorded = run()
     assert not recorded

@@ -243,7 +243,7 @@ class ModelPool(Belonging):
         )
 
     def _check_threads(self, entry: _Entry, needs: MemoryNeeds) -> None:
-        from mmdeploy_llm.native import usable_cpus
+        from mmdeploy_llm.portable.machine import num_cpus
 
         config, name = entry.config, entry.name
         if self._cores == "turns":
@@ -258,11 +258,11 @@ class ModelPool(Belonging):
                 f"model {name!r} has no num_threads; with cores='shares' each model needs its "
                 "own, or make the pool with cores='turns'"
             )
-        used, num_cpus = sum(other.num_threads for other in self._on_cpu()), len(usable_cpus())
-        if used + needs.num_threads > num_cpus:
+        used, cpus = sum(other.num_threads for other in self._on_cpu()), num_cpus()
+        if used + needs.num_threads > cpus:
             raise ConfigError(
                 f"model {name!r} computes with {needs.num_threads} threads and the running ones "
-                f"with {used}, but there are {num_cpus} CPUs; lower num_threads, stop another "
+                f"with {used}, but there are {cpus} CPUs; lower num_threads, stop another "
                 "model, or make the pool with cores='turns'"
             )
 

@@ -11,6 +11,7 @@ import typer
 
 from mmdeploy_llm.command_options.effort import MaxNumSeqs
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_model
 from mmdeploy_llm.command_options.model import ModelOptions, NumThreads
 from mmdeploy_llm.command_options.single import IsJson
 from mmdeploy_llm.command_options.values import engine_options
@@ -117,6 +118,7 @@ def bench(
         num_threads=num_threads,
         load_format="dummy" if dummy else None,
     )
+    check_model(model.model, options)
     from mmdeploy_llm.bench.results import BenchSettings
 
     settings = BenchSettings(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import sys
 from collections import deque
@@ -31,6 +30,7 @@ from mmdeploy_llm.command_options.values import (
     text_value,
 )
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+from mmdeploy_llm.portable.machine import num_cpus
 
 from .exits import SOME_FAILED, print_error
 
@@ -191,7 +191,7 @@ def single_item(text: str, images: list[str], is_raw: bool, kwargs: dict[str, An
 def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[dict[str, Any]]:
     """Yields the result of each item, in order. Threads read a bounded number of items ahead."""
     pending: deque[Future[dict[str, Any]]] = deque()
-    num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+    num_threads = min(MAX_THREADS, num_cpus())
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="count")
     try:
         for item in items:

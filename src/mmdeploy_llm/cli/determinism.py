@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_model
 from mmdeploy_llm.command_options.model import DType, Engine, Model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 from mmdeploy_llm.command_options.single import IsJson
@@ -93,6 +94,7 @@ def check_determinism(
         deterministic=mode or None,
         **providers.to_engine(),
     )
+    check_model(model, options)
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.determinism.check import check_determinism
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_model
 from mmdeploy_llm.command_options.model import known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 
@@ -37,15 +38,11 @@ def merge(
     providers: ProviderOptions,
 ) -> None:
     """Write a copy of a model with a LoRA adapter merged into its weights."""
+    choice = providers.choice(ctx.obj)
+    check_model(model, choice)
     from mmdeploy_llm.saving import merge_adapter
 
-    found = merge_adapter(
-        model,
-        adapter,
-        output,
-        **{name: value for name, value in providers.to_engine().items() if value is not None},
-        **ctx.obj,
-    )
+    found = merge_adapter(model, adapter, output, **choice)
     if found.taken:
         typer.echo(f"{', '.join(found.taken)}: from {adapter}")
     if found.is_untied:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
+from mmdeploy_llm.command_options.missing import check_model
 from mmdeploy_llm.command_options.model import known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 
@@ -90,6 +91,8 @@ def quantize(
     providers: ProviderOptions,
 ) -> None:
     """Write a copy of a model with its decoder in 4 or 8 bits."""
+    choice = providers.choice(ctx.obj)
+    check_model(model, choice)
     from mmdeploy_llm.quantize import quantize_checkpoint
 
     found = quantize_checkpoint(
@@ -100,8 +103,7 @@ def quantize(
         calibrate_with=calibrate,
         rounds_towers=towers is Towers.INT8,
         overwrite=overwrite,
-        **{name: value for name, value in providers.to_engine().items() if value is not None},
-        **ctx.obj,
+        **choice,
     )
     _report(found, scheme)
 

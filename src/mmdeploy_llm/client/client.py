@@ -20,7 +20,7 @@ from mmdeploy_llm.intake.defaults import usual_params
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.messages import Conversation, Prompt
-from mmdeploy_llm.model_folder import fetch_unknown
+from mmdeploy_llm.model_folder import look_up
 from mmdeploy_llm.output_forms import table_of, told
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
@@ -45,7 +45,7 @@ class EngineClient(Belonging):
         self._open(config.quiet)
 
     def _open(self, quiet: bool) -> None:
-        fetch_unknown(self._config)
+        look_up(self._config)
         read_ahead(self._config.model, self._config)
         with without_collections():
             # They import torch, which `from mmdeploy_llm import LLM` need not wait for.

@@ -9,7 +9,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
-from mmdeploy_llm.model_folder import PROMPT_FILES, fetch_unknown
+from mmdeploy_llm.model_folder import PROMPT_FILES, look_up
 from mmdeploy_llm.signatures import takes
 
 from .arguments import as_prompt
@@ -31,7 +31,7 @@ class TokenCounter(Belonging):
     @takes(EngineConfig)
     def __init__(self, model: str | PathLike[str], **options: Unpack[EngineOptions]) -> None:
         config = EngineConfig.from_options(model, options)
-        fetch_unknown(config, PROMPT_FILES)
+        look_up(config, PROMPT_FILES)
         from mmdeploy_llm.startup.counting import open_intake  # which imports torch
 
         super().__init__()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.nowhere import is_gone, no_corpus, nowhere
@@ -36,6 +37,15 @@ def check_pictures(paths: Iterable[str]) -> None:
     for path in paths:
         if _is_plain(path) and is_gone(path):
             raise ConfigError(f"image file {path!r} does not exist")
+
+
+def check_model(name: str, options: Mapping[str, Any]) -> None:
+    """Fetches a model, and its tokenizer, of which the hub's cache has nothing, so that a wrong id
+    is told before torch is imported. options: of LLM(). Raises CheckpointError."""
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.model_folder import look_up
+
+    look_up(EngineConfig.from_options(name, options))
 
 
 def _is_plain(name: str) -> bool:

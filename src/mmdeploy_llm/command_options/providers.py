@@ -49,11 +49,15 @@ class ProviderOptions(Group):
         """Returns the files of plugins, and which plugin serves what."""
         return {"plugin_files": self.plugin, "use": self.use}
 
+    def choice(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what is given of these options and of `chosen`, which the environment says of
+        plugins, see cli.plugin_names."""
+        return {name: value for name, value in self.to_engine().items() if value} | dict(chosen)
+
     def kinds(self, chosen: Mapping[str, Any]) -> KindTable:
-        """Returns the kinds and formats of these plugins and the installed ones. chosen: what the
-        environment says of plugins, see cli.plugin_names. Raises PluginError."""
+        """Returns the kinds and formats of these plugins and the installed ones. Raises
+        PluginError."""
         from mmdeploy_llm.hooks import PluginManager
         from mmdeploy_llm.plugin_choice import PluginChoice
 
-        given = {name: value for name, value in self.to_engine().items() if value}
-        return PluginManager.of(PluginChoice(**given, **chosen)).kinds
+        return PluginManager.of(PluginChoice(**self.choice(chosen))).kinds

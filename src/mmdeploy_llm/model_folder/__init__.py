@@ -61,9 +61,10 @@ def resolve_model(
     return _from_hub(name, revision, patterns) if place is None else place
 
 
-def fetch_unknown(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> None:
-    """Fetches a model and a tokenizer of which the hub's cache has nothing, so that a wrong id is
-    told before torch is imported; does nothing for others. Raises CheckpointError."""
+def look_up(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> None:
+    """Fetches a model and a tokenizer of which the hub's cache has nothing, and looks whether a
+    folder is that of a model, so that a wrong name is told before torch is imported. Raises
+    CheckpointError."""
     for name, kind, own in (
         (config.model, "model", patterns),
         (config.tokenizer, "tokenizer", TOKENIZER_FILES),
@@ -73,6 +74,9 @@ def fetch_unknown(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES)
         with naming(name, kind=kind):
             if find_model(name) is None and not is_cached(name):
                 _from_hub(name, config.revision, own)
+    place = find_model(config.model)
+    if place is not None and not os.path.lexists(place / "config.json") and not find_gguf(place):
+        raise _no_model(place)
 
 
 def resolve_adapter(name: str) -> Path:
@@ -170,12 +174,16 @@ def _read_config(folder: Path) -> Any:
     check_files(folder)
     config = read_object(folder / "config.json")
     if not config and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"the folder {str(folder)!r} has no config.json and no GGUF file; give the folder of a "
-            "model in transformers' format, or a GGUF file"
-        )
+        raise _no_model(folder)
     check_config(config, "config.json")
     return _config(folder)
+
+
+def _no_model(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"the folder {str(folder)!r} has no config.json and no GGUF file; give the folder of a "
+        "model in transformers' format, or a GGUF file"
+    )
 
 
 def _config(folder: Path) -> Any:

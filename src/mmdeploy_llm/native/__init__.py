@@ -16,7 +16,6 @@ from .cores import (
     own_choice,
     usable_cpus,
     usable_nodes,
-    within_quota,
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .crowd import watch_crowd
@@ -53,5 +52,4 @@ __all__ = [
     "usable_cpus",
     "usable_nodes",
     "watch_crowd",
-    "within_quota",
 ]

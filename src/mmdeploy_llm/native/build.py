@@ -19,13 +19,16 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
+from mmdeploy_llm.portable.machine import num_cpus
+
 from .sealed import BuildError, check_owner, is_intact, write_sealed
 
 logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent.parent
 CALLS = PACKAGE / "cpp_layers"
-SOURCES = (CALLS, *(PACKAGE / name for name in ("cpp_experts", "cpp_products", "cpp_states")))
+ROOMS = ("cpp_experts", "cpp_products", "cpp_sampling", "cpp_states")
+SOURCES = (CALLS, *(PACKAGE / name for name in ROOMS))
 UNITS = tuple(sorted(CALLS.glob("*.cpp")))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -36,10 +39,14 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-# How compilers are told of OpenMP, and linkers that its runtime, torch's, comes later. The oldest
-# macOS on processors of Apple is 11.
+# How compilers are told of OpenMP, and linkers that its runtime, torch's, comes later, and to leave
+# out the names of functions that nobody calls from outside. The oldest macOS on processors of Apple
+# is 11.
 OPENMP = {"darwin": ("-Xclang", "-fopenmp", "-mmacosx-version-min=11.0")}
-LINKING = {"darwin": ("-undefined", "dynamic_lookup", "-mmacosx-version-min=11.0")}
+LINKING = {
+    "darwin": ("-undefined", "dynamic_lookup", "-mmacosx-version-min=11.0"),
+    "linux": ("-Wl,--strip-all",),
+}
 TIMEOUT = 600.0  # seconds: minutes on a machine that is slow and busy
 
 
@@ -176,7 +183,7 @@ def _compile(command: Sequence[str], folder: Path) -> Path:
         [*command, "-c", str(unit), "-o", str(built)]
         for unit, built in zip(UNITS, objects, strict=True)
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(num_cpus()) as pool:
         list(pool.map(_run, compiling))
     linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]
     linking += LINKING.get(sys.platform, ())

@@ -160,13 +160,7 @@ def one_of_each_core(cpus: Sequence[int], root: Path = ROOT) -> tuple[int, ...]:
 
 def num_suitable_threads(cpus: Sequence[int], root: Path = ROOT) -> int:
     """Returns one thread per core of `cpus`, but no more than the CPU quota of the container."""
-    return within_quota(len(one_of_each_core(cpus, root)), root)
-
-
-def within_quota(count: int, root: Path = ROOT) -> int:
-    """Returns a number of threads, but no more than the CPU quota of the container."""
-    quota = cgroups.cpu_quota(root)
-    return count if quota is None else max(1, min(count, round(quota)))
+    return cgroups.within_quota(len(one_of_each_core(cpus, root)), root)
 
 
 def usable_nodes(cpus: Sequence[int], root: Path = ROOT) -> tuple[NumaNode, ...]:

@@ -41,6 +41,12 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     return min(quotas, default=None)
 
 
+def within_quota(count: int, root: Path = ROOT) -> int:
+    """Returns a number of threads, but no more than the groups give CPUs' time for."""
+    quota = cpu_quota(root)
+    return count if quota is None else max(1, min(count, round(quota)))
+
+
 def _groups(controller: str, root: Path) -> Iterator[Path]:
     """Yields the folders of the process's groups, with those that they are in, up to the mount. In
     a container the mount may be its own group, whatever path the process is told."""

@@ -6,7 +6,7 @@ import ctypes
 import os
 from contextlib import suppress
 
-from .cgroups import memory_left
+from .cgroups import memory_left, within_quota
 
 UNKNOWN_RAM = 4 * 2**30  # bytes; what a machine that runs models has at least
 
@@ -49,6 +49,12 @@ def usable_cpus() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def num_cpus() -> int:
+    """Returns how many CPUs' time the calling thread and those that it starts can have: those that
+    it may run on, and no more than its control groups give."""
+    return within_quota(len(usable_cpus()))
 
 
 def run_on(cpus: tuple[int, ...]) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmdeploy_llm import native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.portable.machine import free_ram
+from mmdeploy_llm.portable.machine import free_ram, num_cpus
 from mmdeploy_llm.runtime_config import max_num_seqs_of
 from mmdeploy_llm.startup.needs import count_needs
 
@@ -105,7 +104,7 @@ def actor_size(model: str, options: Mapping[str, Any], *, has_gpus: bool) -> Act
             options=chosen,
         )
     config = config.model_copy(update={"device": "cpu"})
-    cpus = len(native.usable_cpus())
+    cpus = num_cpus()
     share = min(1.0, (config.num_threads or cpus) / cpus)
     needs = count_needs(config, int(free_ram() * share))
     chosen = {**options, "device": "cpu", "num_threads": needs.num_threads}

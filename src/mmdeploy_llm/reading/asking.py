@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import ReadingPreset, ReadPage, ReadText
-from mmdeploy_llm.startup.model_files import ModelFiles
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.startup.model_files import ModelFiles
 
 OWN = "prompt"  # the task where the caller asks something else
 CARD_BYTES = 64 * 1024

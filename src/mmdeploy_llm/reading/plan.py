@@ -15,13 +15,12 @@ from mmdeploy_llm.finding.files import find_media
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.finding.words import listed
-from mmdeploy_llm.model_folder import PROMPT_FILES
+from mmdeploy_llm.model_folder import PROMPT_FILES, look_up
 from mmdeploy_llm.paging.documents import Documents
 from mmdeploy_llm.paging.pages import find_pages
 from mmdeploy_llm.paging.source import PageSource
 from mmdeploy_llm.paging.text_layers import TextLayers
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.startup.model_files import read_model_files
 
 from .asking import Asking, choose_asking
 from .finishing import Finishing
@@ -78,6 +77,9 @@ class Reader:
 def open_reader(config: EngineConfig, wish: Wish) -> Reader:
     """Reads a model's files, not its weights, and chooses how it is asked. Raises ConfigError,
     ModelError, PluginError."""
+    look_up(config, PROMPT_FILES)
+    from mmdeploy_llm.startup.model_files import read_model_files  # which imports torch
+
     files = read_model_files(config, PROMPT_FILES)
     asking = choose_asking(
         files, wish.preset, wish.task, wish.prompt, wish.tables, wish.options, config.model

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from mmdeploy_llm.batch.job import BatchSettings
 from mmdeploy_llm.batch.summary import BatchSummary
 from mmdeploy_llm.opening.merged import MergedOutputs
+from mmdeploy_llm.portable.machine import num_cpus
 from mmdeploy_llm.progress_bars import UseTqdm, open_bar
 from mmdeploy_llm.questions.asks import description_of
 from mmdeploy_llm.records.files import Folder, OutputLostError
@@ -353,7 +354,7 @@ def _encoded(texts: Iterable[str]) -> Iterator[bytes]:
 
 
 def _num_threads() -> int:
-    return min(MAX_THREADS, os.cpu_count() or 1)
+    return min(MAX_THREADS, num_cpus())
 
 
 def _rows(

@@ -15,9 +15,9 @@ def known_kinds(config: EngineConfig) -> KindTable:
 def accepted_kinds(config: EngineConfig) -> tuple[str, ...]:
     """Returns the kinds that the model takes, without its weights. Raises what `read_model_files`
     raises."""
-    from mmdeploy_llm.model_folder import PROMPT_FILES, fetch_unknown, naming
+    from mmdeploy_llm.model_folder import PROMPT_FILES, look_up, naming
 
-    fetch_unknown(config, PROMPT_FILES)
+    look_up(config, PROMPT_FILES)
     from .media import build_media  # which imports torch
     from .model_files import read_model_files
 

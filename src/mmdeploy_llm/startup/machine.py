@@ -14,6 +14,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.native import NumaNode, Placement
+from mmdeploy_llm.portable import cgroups
 from mmdeploy_llm.runtime_config import MachineLimits
 from mmdeploy_llm.weight_formats import with_group_size
 
@@ -47,7 +48,7 @@ class Machine:
     @property
     def num_cpus(self) -> int:
         """CPUs that may be busy at the same time, within the container's quota."""
-        return native.within_quota(len(self.cpus))
+        return cgroups.within_quota(len(self.cpus))
 
     @property
     def num_threads(self) -> int:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, PluginError
@@ -14,12 +15,14 @@ from mmdeploy_llm.finding.files import FoundFile, find_media
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.hooks import MediaLimits, SpeechRules
 from mmdeploy_llm.hooks.factories import imported_for
-from mmdeploy_llm.model_folder import PROMPT_FILES
-from mmdeploy_llm.startup.model_files import ModelFiles, read_model_files
+from mmdeploy_llm.model_folder import PROMPT_FILES, look_up
 from mmdeploy_llm.startup.reader import media_limits
 
 from .run import Transcript
 from .writing import FORMATS, write
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.startup.model_files import ModelFiles
 
 KINDS = ("audio", "video")  # of a video its sound track
 
@@ -50,6 +53,9 @@ class Plan:
 def open_rule(config: EngineConfig) -> tuple[SpeechRules, MediaLimits]:
     """Returns how the model transcribes, and the limits on sounds; reads no weights. Raises
     ConfigError for a model that does not transcribe."""
+    look_up(config, PROMPT_FILES)
+    from mmdeploy_llm.startup.model_files import read_model_files  # which imports torch
+
     files = read_model_files(config, PROMPT_FILES)
     return _rule_of(files), media_limits(config)
 
