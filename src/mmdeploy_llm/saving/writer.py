@@ -199,7 +199,7 @@ def target_of(model: Any, key: str) -> tuple[nn.Module | None, Target | None]:
 
 
 def places_of(model: nn.Module) -> Mapping[nn.Module, Place]:
-    """Returns the places of the modules of a model, where these are not towers. None for a model
+    """Returns the places of the modules of a model, where these are not towers: none for one
     whose modules compute while it is loaded, when weights in few bits are not laid out yet."""
     if not getattr(model, "is_cacheable", True):
         return {}

@@ -196,14 +196,13 @@ def _install(model: Model, machine: Machine, runtime: RuntimeConfig) -> None:
 
 def _limits(model: Model, runtime: RuntimeConfig) -> dict[str, Any]:
     """Returns the options that the model lowers, with a line in the log."""
-    length = model_length(model, runtime)
-    if length < runtime.max_model_len:
-        logger.info("max_model_len is reduced to %d, which the model can compute", length)
+    most = model_length(model, runtime)
+    if most < runtime.max_model_len:
+        logger.info("max_model_len is reduced to %d, which the model can compute", most)
     if not has_whole_prompts(model):
-        return {"max_model_len": length}
+        return {"max_model_len": most}
     # Each prompt is computed in one step, and no part of it is like that of another prompt.
-    whole = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
-    return {"max_model_len": length, **whole}
+    return {"max_model_len": most, "enable_prefix_caching": False, "enable_chunked_prefill": False}
 
 
 def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
