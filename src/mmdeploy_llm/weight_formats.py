@@ -79,7 +79,7 @@ FORMATS = _table(
         on_cuda="int4wo",
         elsewhere="int8",
         tied_head="int8a8",
-        summary="4 bits, on CPUs activations in 8",
+        summary="4 bits, activations 8 on CPUs",
     ),
     WeightFormat(
         name="int8wo",
@@ -115,7 +115,7 @@ FORMATS = _table(
         activation_bits=8,
         elsewhere="int8",
         tied_head="int8a8",
-        summary="4 bits, activations in 8",
+        summary="4 bits, activations 8",
     ),
 )
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
