@@ -6,7 +6,7 @@ after the other (by_sequence.py), or all of each sequence again at each step (ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 
-from . import BY_PROMPT, masks, mechanisms
+from . import BY_PROMPT, masks, mechanisms, structure
 from .again import Again
 from .by_sequence import BySequence
 from .interface import NotCausal
@@ -49,6 +49,12 @@ class AnyModel(Wrapped):
             self._way = self._by_sequence(error)
         self._prepare_weights()
         self._set_sizes(sizes or Sizes(layers=(PagedKV(num_kv_heads=1, head_dim=1),)))
+
+    @property
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        drafts = () if self.draft_head is None else (self.draft_head,)
+        return (*structure.decoder_layers(self.parts.decoder).values(), *drafts)
 
     @property
     def way(self) -> Together | BySequence | Again:
