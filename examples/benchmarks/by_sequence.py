@@ -126,7 +126,7 @@ def compare(name: str, rounds: int, folder: Path) -> None:
         other = write("LlamaConfig", "LlamaForCausalLM", GROUPED, folder / "llama")
     native, shared, alone = started(other, None), started(own, plugin), started(own, plugin)
     assert shared.model.attends_itself, f"{name} is not served by sequence"
-    alone.model._way._shares_passes = False
+    alone.model._way._alone = "to compare"
     engines = {"native": native, "transformers_any": shared, "alone": alone}
     found: dict[str, list[float]] = {engine: [] for engine in engines}
     for seed in range(-1, rounds):

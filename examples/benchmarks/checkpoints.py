@@ -1,11 +1,13 @@
 """Writes checkpoints of real architectures with random bf16 weights.
 
-    python examples/benchmarks/checkpoints.py FOLDER [ernie03] [qwen05] [qwen25vl] [qwen35] [gemma4]
+    python examples/benchmarks/checkpoints.py FOLDER [ernie03] [qwen05] [qwen25vl] [qwen35] [gemma3]
+        [gemma4]
 
 ernie03     ERNIE-4.5-0.3B, 361 M parameters
 qwen05      Qwen2-0.5B, 494 M parameters
 qwen25vl    Qwen2.5-VL with a decoder of 0.5 B and a vision tower of 16 layers, 621 M parameters
 qwen35      Qwen3.5-0.8B: 18 layers of Gated DeltaNet, 6 of attention, and its vision tower
+gemma3      the first 6 of the 34 layers of Gemma-3-4B and its vision tower
 gemma4      the first 15 of the 35 layers of Gemma-4-E2B (the last 10 share keys and values) and its
             vision tower
 
@@ -27,6 +29,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
     PreTrainedTokenizerFast,
@@ -44,7 +48,12 @@ MEDIA_TOKENS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
 }
-GEMMA_MEDIA_TOKENS = {
+GEMMA3_MEDIA_TOKENS = {
+    "boi_token_index": "<start_of_image>",
+    "image_token_index": "<image_soft_token>",
+    "eoi_token_index": "<end_of_image>",
+}
+GEMMA4_MEDIA_TOKENS = {
     "boi_token_id": "<|image>",
     "image_token_id": "<|image|>",
     "eoi_token_id": "<image|>",
@@ -59,6 +68,10 @@ CHAT_TEMPLATE = """\
 {%- else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+
+# Where the template of a model says that a picture is, if not as Qwen's do.
+PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+PICTURES = {"gemma3": "<start_of_image>"}
 
 QWEN = {
     "vocab_size": 151936,
@@ -96,6 +109,24 @@ QWEN35_VISION = {
     "num_heads": 12,
     "out_hidden_size": 1024,
     "patch_size": 16,
+}
+GEMMA3 = {
+    "vocab_size": 262208,
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+}
+GEMMA3_VISION = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 896,
+    "patch_size": 14,
 }
 GEMMA4 = {
     "vocab_size": 262144,
@@ -141,6 +172,15 @@ QWEN35_IMAGES = IMAGES | {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
+GEMMA3_IMAGES = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "processor_class": "Gemma3Processor",
+    "size": {"height": 896, "width": 896},
+    "image_seq_length": 256,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+}
 GEMMA4_IMAGES = {
     "image_processor_type": "Gemma4ImageProcessor",
     "processor_class": "Gemma4Processor",
@@ -156,7 +196,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     files = sorted(str(path) for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:150]
-    special = [*SPECIAL, *MEDIA_TOKENS.values(), *GEMMA_MEDIA_TOKENS.values()]
+    media = [MEDIA_TOKENS, GEMMA4_MEDIA_TOKENS, GEMMA3_MEDIA_TOKENS]
+    special = [*SPECIAL, *(token for kinds in media for token in kinds.values())]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=16000, special_tokens=special, show_progress=False, initial_alphabet=alphabet
@@ -179,8 +220,12 @@ def build(name: str, words: PreTrainedTokenizerFast) -> torch.nn.Module:
         return Ernie4_5ForCausalLM(Ernie4_5Config(**ids))  # the defaults are ERNIE-4.5-0.3B
     if name == "qwen05":
         return Qwen2ForCausalLM(Qwen2Config(**QWEN, **ids))
+    if name == "gemma3":
+        media = {key: words.convert_tokens_to_ids(it) for key, it in GEMMA3_MEDIA_TOKENS.items()}
+        config = Gemma3Config(text_config=GEMMA3 | ids, vision_config=GEMMA3_VISION, **media)
+        return Gemma3ForConditionalGeneration(config)
     if name == "gemma4":
-        media = {key: words.convert_tokens_to_ids(it) for key, it in GEMMA_MEDIA_TOKENS.items()}
+        media = {key: words.convert_tokens_to_ids(it) for key, it in GEMMA4_MEDIA_TOKENS.items()}
         vision = {"pooling_kernel_size": 3}  # the other defaults are those of the model
         config = Gemma4Config(text_config=GEMMA4 | ids, vision_config=vision, **media)
         return Gemma4ForConditionalGeneration(config)
@@ -207,11 +252,13 @@ def write_processors(name: str, folder: Path) -> None:
     kinds = {
         "qwen25vl": (IMAGES, "Qwen2VLVideoProcessor"),
         "qwen35": (QWEN35_IMAGES, "Qwen3VLVideoProcessor"),
+        "gemma3": (GEMMA3_IMAGES, None),
         "gemma4": (GEMMA4_IMAGES, "Gemma4VideoProcessor"),
     }
-    if name in kinds:
-        images, videos = kinds[name]
+    images, videos = kinds.get(name, (None, None))
+    if images:
         (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    if videos:
         video = images | {"video_processor_type": videos}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
 
@@ -241,10 +288,11 @@ def main(folder: str, names: list[str]) -> None:
     words = tokenizer()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    for name in names or ["ernie03", "qwen05", "qwen25vl", "qwen35", "gemma4"]:
+    for name in names or ["ernie03", "qwen05", "qwen25vl", "qwen35", "gemma3", "gemma4"]:
         path = Path(folder) / name
         model = build(name, words)
         model.save_pretrained(path)
+        words.chat_template = CHAT_TEMPLATE.replace(PICTURE, PICTURES.get(name, PICTURE))
         words.save_pretrained(path)
         write_processors(name, path)
         if name == "qwen25vl":

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class Meter:
     def __init__(self, llm: LLM) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._llm, self._engine = llm, llm._desk.engine
-        self._clocks = [_clock(thread) for thread in _computing(llm._desk.thread)]
+        # The seconds of each thread, by its clock: one that wrote the cache of weights may end.
+        self._seen = {_clock(thread): 0.0 for thread in _computing(llm._desk.thread)}
         self._lock = threading.Lock()
         self._stats: StepStats | None = None
         self._tower = 0.0
@@ -71,7 +72,10 @@ class Meter:
         stack.callback(setattr, owner, name, own) if own else stack.callback(delattr, owner, name)
 
     def _used(self) -> float:
-        return sum(map(time.clock_gettime, self._clocks))
+        for clock in self._seen:
+            with suppress(OSError):
+                self._seen[clock] = time.clock_gettime(clock)
+        return sum(self._seen.values())
 
     def _step(self, call: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:

@@ -9,6 +9,7 @@ that get one token each share a pass, where a trial has shown that this changes 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from . import limits, masks, mechanisms, rope, structure, trial
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
+
+logger = logging.getLogger(__name__)
 
 # Tokens of the trial's passes. Many layers with a state continue from it for one token only.
 STEPS = (4, 1, 2, 5)
@@ -59,7 +62,8 @@ class BySequence:
         self._slots = states.Slots()
         self._carrier = carriers.carrier_of(decoder)
         self._is_one_by_one = False
-        self._shares_passes = False
+        # Why sequences that get one token each do not share a pass; None: they do.
+        self._alone: str | None = "it was not tried yet"
         self._accepted = frozenset(inspect.signature(decoder.forward).parameters)
         if not self._accepted.intersection(CACHES):
             raise refused(parts.name, f"its decoder ({type(decoder).__name__})", "takes no cache")
@@ -71,7 +75,13 @@ class BySequence:
         the sizes of the engine's cache."""
         rope.fix(self._parts.decoder)
         self._try()
-        self._shares_passes = self._can_share_passes()
+        self._alone = self._why_alone()
+        if self._alone is not None:
+            logger.warning(
+                "%s computes each sequence of a step in a pass of its own, which is slower: %s",
+                self._parts.name,
+                self._alone,
+            )
         # transformers' own attention reads whole sequences, whatever its windows.
         paged = PagedKV(num_kv_heads=1, head_dim=self._places.width)
         return Sizes(
@@ -86,8 +96,8 @@ class BySequence:
         copies = sum(layer >= len(self._kept) for layer in layers)
         config = self._parts.decoder.config
         own = mechanisms.of_kept(config, self._kept, copies)
-        shared = (mechanisms.SHARED,) if self._shares_passes else ()
-        return (mechanisms.ONE_AFTER_THE_OTHER, *shared, *own)
+        shared = mechanisms.SHARED if self._alone is None else mechanisms.ALONE
+        return (mechanisms.ONE_AFTER_THE_OTHER, shared, *own)
 
     @property
     def _num_paged(self) -> int:
@@ -120,7 +130,7 @@ class BySequence:
 
     def _sharing(self, attn: SequenceAttention) -> list[int]:
         """Returns the sequences of a step that share a pass: none or several."""
-        if not self._shares_passes:
+        if self._alone is not None:
             return []
         found = [
             number
@@ -259,19 +269,23 @@ class BySequence:
         hidden: Tensor = out.last_hidden_state
         return hidden.unbind(0)
 
-    def _can_share_passes(self) -> bool:
-        """Returns whether sequences of several lengths get the same hidden states in one pass, by a
-        trial."""
-        if not side_by_side.can_hold(self._kept) or self._parts.name in masks.KNOWN:
-            return False
+    def _why_alone(self) -> str | None:
+        """Returns why sequences of several lengths cannot share a pass; None where they get the
+        same hidden states in one, by a trial."""
+        if not side_by_side.can_hold(self._kept):
+            return "its layers keep what counts tokens from the first of a sequence"
+        if self._parts.name in masks.KNOWN:
+            return "its masks are made for one sequence"
         is_half = next(self._parts.decoder.parameters()).dtype.itemsize < 4
         try:
             with torch.inference_mode():
                 one, other = self._begun_trial(shares=False), self._begun_trial(shares=True)
                 difference = float((one - other).float().norm() / one.float().norm())
-        except Exception:  # transformers' code: anything may come
-            return False
-        return difference <= (ROUNDING_OF_HALF if is_half else ROUNDING)
+        except Exception as error:  # transformers' code: anything may come
+            return f"a trial failed ({type(error).__name__}: {str(error):.200})"
+        if difference <= (ROUNDING_OF_HALF if is_half else ROUNDING):
+            return None
+        return f"hidden states differ by {difference:.2%} in a trial"
 
     def _begun_trial(self, *, shares: bool) -> Tensor:
         """Returns the hidden states [passes, sequences, n] of sequences that have begun alone."""

@@ -12,7 +12,8 @@ from . import ATOMIC, masks, media
 from .wrapped import Parts
 
 TOGETHER, ONE_AFTER_THE_OTHER = "attention of the engine", "by sequence"  # the first of each model
-SHARED = "one pass for decoding"  # of all sequences, where the rest is by sequence
+# How sequences that get one token each are computed where the rest is by sequence; the log says why.
+SHARED, ALONE = "one pass for decoding", "a pass for each sequence"
 CHUNKED = "chunked_attention"  # in a config's layer_types
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.core_model_loading import build_glob_alternation
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 
@@ -42,9 +43,11 @@ def retie(model: nn.Module, ties: Mapping[str, str]) -> None:
 
 
 def prepare(model: Any, part: nn.Module | None = None) -> None:
-    """Makes parameters of the buffers that checkpoints hold, and marks what must stay float32.
+    """Makes parameters of the buffers that checkpoints hold, and marks what must stay float32: what
+    the model makes so, whatever dtype it is built in, and what a pattern of its class finds.
     part: a module beside those of the model, which is prepared in place of these."""
-    strict = tuple(model._keep_in_fp32_modules_strict or ())
+    strict = sorted(model._keep_in_fp32_modules_strict or ())
+    pattern = build_glob_alternation(strict)[0] if strict else None  # as transformers loads them
     prepared: Any = model if part is None else part
     for path, module in prepared.named_modules():
         for own, buffer in list(module.named_buffers(recurse=False)):
@@ -52,9 +55,10 @@ def prepare(model: Any, part: nn.Module | None = None) -> None:
             if is_kept and buffer.is_floating_point():
                 del module._buffers[own]
                 setattr(module, own, nn.Parameter(buffer, requires_grad=False))
-        names = [name for name, _ in module.named_parameters(recurse=False)]
         module.fp32_parameters = tuple(
-            name for name in names if any(word in f"{path}.{name}".split(".") for word in strict)
+            name
+            for name, param in module.named_parameters(recurse=False)
+            if param.dtype == torch.float32 or (pattern and pattern.search(f"{path}.{name}"))
         )
 
 

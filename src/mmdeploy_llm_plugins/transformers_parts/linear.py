@@ -15,6 +15,8 @@ from mmdeploy_llm.layers import Linear
 from .experts import engine_experts, has_experts
 
 TEXTS = re.compile(r"""(["'])[\w.]*\1""")  # names, quoted
+# Not after a weight of which only this is asked: a packed one keeps it (T5's MLPs ask).
+KEPT = r"(?!\.(?:dtype|device)\b|, torch\.Tensor\))"
 
 
 class AnyLinear(Linear):
@@ -38,7 +40,7 @@ def use_engine_layers(model: nn.Module) -> None:
     the same.
 
     Two kinds stay: layers that share their weight, since packing changes its layout, and layers
-    whose weight the parent module reads itself, or may read because its source is unavailable.
+    whose values the parent module reads itself, or may read because its source is unavailable.
     """
     shared = _shared(model)
     sources: dict[type[nn.Module], str | None] = {}  # finding one takes milliseconds
@@ -58,7 +60,8 @@ def _engine_layer(plain: nn.Module, parent_code: str, name: str) -> nn.Module | 
     """Returns what takes the place of a layer, which the parent has by this name; None: nothing."""
     if type(plain) is not nn.Linear:
         return engine_experts(plain, parent_code, name)
-    return None if f"{name}.weight" in parent_code else AnyLinear(plain)
+    own = rf"\b{re.escape(name)}\.weight\b"
+    return None if re.search(own + KEPT, parent_code) else AnyLinear(plain)
 
 
 def _shared(model: nn.Module) -> Set[int]:

@@ -72,6 +72,24 @@ def test_a_head_is_replaced_unless_it_is_tied():
         assert isinstance(model.model.layers[0].mlp.up_proj, AnyLinear)
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_layers_that_are_asked_for_the_dtype_of_their_weight(kernels, is_packed):
+    """T5's MLPs ask for it, and compute the same once the weight is packed and empty."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2}
+    config = transformers.T5Config(**sizes, vocab_size=64, feed_forward_proj="gated-gelu")
+    torch.manual_seed(0)
+    plain = transformers.T5EncoderModel(config).eval().requires_grad_(False)
+    fast = copy.deepcopy(plain)
+    use_engine_layers(fast)
+    outputs = [module for name, module in fast.named_modules() if name.endswith(".wo")]
+    assert [type(module) for module in outputs] == [AnyLinear] * 2
+    if is_packed:
+        install_kernels(fast, kernels)
+        assert all(module.packed is not None and not len(module.weight) for module in outputs)
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(fast(ids)[0], plain(ids)[0], atol=1e-4, rtol=1e-4)
+
+
 def experts_of(name, **options):
     """Returns a block of experts of a class of transformers, with random weights."""
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")

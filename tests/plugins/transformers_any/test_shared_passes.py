@@ -8,7 +8,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins.transformers_any.by_sequence import BySequence
-from mmdeploy_llm_plugins.transformers_any.mechanisms import SHARED
+from mmdeploy_llm_plugins.transformers_any.mechanisms import ALONE, SHARED
 
 PROMPTS = [[45, 59, 33, 47, 71], [301, 52, 105, 77] * 5 + [48, 60, 61], list(range(40, 71)), [44]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -76,7 +76,7 @@ def test_answers_are_those_of_a_pass_for_each(folder, census, monkeypatch):
             assert answers(llm) == wanted
         assert max(counts) > 2
     with LLM(model=str(made), **SETTINGS) as llm:
-        llm.model._way._shares_passes = False
+        llm.model._way._alone = "to compare"
         counts.clear()
         assert answers(llm) == wanted
         assert not any(counts)
@@ -89,3 +89,17 @@ def test_a_model_that_counts_entries_shares_nothing(census, tmp_path):
     with LLM(model=str(tmp_path), **SETTINGS) as llm:
         assert "chosen keys" in llm.model.mechanisms
         assert SHARED not in llm.model.mechanisms
+
+
+def test_why_passes_are_not_shared_is_said(census, tmp_path, monkeypatch, caplog):
+    """An error of transformers' code in the trial of a shared pass is in the log."""
+    config = census.config_of("BloomForCausalLM")
+    write_checkpoint(config, tmp_path, tokenizer=make_tokenizer("qwen2"), dtype=torch.float32)
+
+    def fails(*_):
+        raise RuntimeError("no two sequences")
+
+    monkeypatch.setattr(BySequence, "_shared_pass", fails)
+    with LLM(model=str(tmp_path), **SETTINGS) as llm:
+        assert llm.model.mechanisms[:2] == ("by sequence", ALONE)
+    assert "a trial failed (RuntimeError: no two sequences)" in caplog.text

@@ -173,3 +173,22 @@ def test_convolutions_of_different_widths(tmp_path, is_saved_by_transformers):
         stored |= {own: part.clone() for own, part in zip(names, parts, strict=True)}
         safetensors.torch.save_file(stored, path, {"format": "pt"})
     assert_same(load(tmp_path), model)
+
+
+@pytest.mark.parametrize("name", ["Dots1ForCausalLM", "FlintForCausalLM"])
+def test_what_transformers_keeps_in_float32(load_file, tmp_path, name):
+    """Routers by a pattern of the end of their names, and what is made in float32."""
+    shrink = load_file("plugins/transformers_any/census/shrink.py")
+    architecture = getattr(transformers, name)
+    config = shrink.shrunk(architecture.config_class)
+    config.architectures = [name]
+    write_checkpoint(config, tmp_path, tokenizer=make_tokenizer(), dtype=torch.bfloat16)
+    model = architecture.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    wanted = {key: tensor.dtype for key, tensor in model.state_dict().items()}
+    checkpoint = Checkpoint(folder=tmp_path, config=model.config)
+    found = build_model(AnyModel, checkpoint, torch.bfloat16, torch.device("cpu"))
+    ours = {key: param.dtype for key, param in found.inner.named_parameters()}
+    assert ours == {key: wanted[key] for key in ours}
+    routers = [dtype for key, dtype in ours.items() if key.endswith(".gate.weight")]
+    assert routers
+    assert set(routers) == {torch.float32}
