@@ -113,8 +113,8 @@ def load_file():
 @pytest.fixture(scope="session")
 def run_program(load_file):
     """run_program(code, *words, cwd=, env=, timeout=): runs Python in another process, where torch
-    and transformers have been imported already; see programs.py. Kernels have been compiled, so that
-    what a program prints has no line about that."""
+    and transformers have been imported already; see programs.py. Kernels have been compiled, so
+    that what a program prints has no line about that."""
     from mmdeploy_llm.native import BuildError, load
 
     with suppress(BuildError):

@@ -1,6 +1,7 @@
 """What a batch will take: drawn, counted, measured and told in words."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from mmdeploy_llm.estimate.census import Kind, Tokens
 from mmdeploy_llm.estimate.draw import draw
 from mmdeploy_llm.estimate.faster import Faster, fewer_answer_tokens
 from mmdeploy_llm.estimate.result import Estimate, Range
-from mmdeploy_llm.estimate.steps import Machine, StepCosts, Work
+from mmdeploy_llm.estimate.steps import Machine, StepCosts, Work, share_filled
 from mmdeploy_llm.estimate.words import outliers, sized
 from mmdeploy_llm.records.ids import Selection
 from mmdeploy_llm.records.record import ItemError, Record, Timings
@@ -136,6 +137,16 @@ class TestSteps:
         """20 items, one of them of 1,000 tokens: the end of the sample is slow, the run is not."""
         seconds = self.COSTS.seconds(work(output_tokens=50_000, longest=1000), self.ALONE)
         assert seconds == pytest.approx(0.01 * (50_000 / 32 + 500) + 50, rel=0.01)
+
+    def test_places_that_are_empty_between_two_sequences_make_more_steps(self):
+        """Those of the begin and the end of the sample are no such places."""
+        used = [1, 4, 16, 12, 8, 12, 16, 3, 1]
+        filled = share_filled([SimpleNamespace(num_scheduled_requests=own) for own in used])
+        assert filled == pytest.approx(64 / 80)
+        assert share_filled([]) == 1.0
+        machine = replace(self.ALONE, filled=filled)
+        seconds = self.COSTS.seconds(work(output_tokens=50_000), machine)
+        assert seconds == pytest.approx(0.01 * 50_000 / (32 * 0.8) + 50)
 
     def test_preparing_media_counts_where_it_takes_longer(self):
         both = work(output_tokens=32_000, preprocess=500)

@@ -16,8 +16,8 @@ from mmdeploy_llm import AsyncLLM, SamplingParams, WorkerDiedError
 from mmdeploy_llm.tiny import write_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
-LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-OPTIONS = {"block_size": 16, "max_model_len": 512, "use_warmup": False, "quiet": True}
+LONG = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+OPTIONS = {"block_size": 16, "max_model_len": 1100, "use_warmup": False, "quiet": True}
 
 BEGIN = """
 import asyncio, os, sys, time

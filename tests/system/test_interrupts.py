@@ -15,7 +15,8 @@ import torch
 from mmdeploy_llm.terminal import interrupts
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else ignored where nohup has started the tests
 from mmdeploy_llm.cli import main
 sys.argv[0] = "mmdeploy-llm"
 print("ready", file=sys.stderr, flush=True)

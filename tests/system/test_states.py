@@ -68,9 +68,11 @@ def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kerne
         return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], recorded
 
     found, recorded = run()
-    # At the portable level torch multiplies float32.
+    # At the portable level torch multiplies float32, with bits that depend on the number of rows.
     is_ours = dtype == "bfloat16" or kernels.has_wide_registers
     assert {recording is not None for recording in recorded} == {is_ours}
+    if not is_ours:
+        return
     monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     expected, recorded = run()
     assert not recorded

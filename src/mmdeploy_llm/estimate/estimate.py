@@ -29,7 +29,7 @@ from .draw import Chosen, Drawn, draw
 from .faster import fewer_answer_tokens, fewer_image_tokens
 from .left import LeftSource
 from .result import Estimate, Range
-from .steps import Machine, StepCosts, StepLog, Work
+from .steps import Machine, StepCosts, StepLog, Work, share_filled
 
 MIN_SECONDS = 5.0  # of measuring, as long as there are items
 NUM_DRAWS = 400  # samples drawn from the sample, for the range
@@ -71,7 +71,8 @@ def estimate(
         spent = time.perf_counter() - begin
         steps = list(log.steps)
         costs = StepCosts.of(steps) or _without_steps(found, spent, llm)
-        total = _Total(drawn.total, tokens, costs, _machine(llm, found))
+        machine = replace(_machine(llm, found), filled=share_filled(steps))
+        total = _Total(drawn.total, tokens, costs, machine)
         records = found[: len(drawn.items)]
         faster = (
             *fewer_image_tokens(drawn.items, records, total, lambda asked: _answered(asked, llm)),

@@ -17,6 +17,8 @@ import numpy as np
 from mmdeploy_llm.hooks import hookimpl
 from mmdeploy_llm.metrics import StepStats
 
+NEARLY = 0.9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -35,10 +37,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The engine: most sequences at once, and the threads of the intake."""
+    """The engine: most sequences at once, and the threads of the intake. filled: see
+    `share_filled`."""
 
     max_seqs: int
     num_threads: int
+    filled: float = 1.0
 
 
 class StepLog:
@@ -89,7 +93,7 @@ class StepCosts:
     def seconds(self, work: Work, machine: Machine) -> float:
         """Returns the seconds of all steps, or of preparing media where that takes longer. What
         is prepared during a step on the same cores makes the step longer, and is in its cost."""
-        at_once = max(1, min(machine.max_seqs, work.num_items))
+        at_once = max(1.0, machine.filled * min(machine.max_seqs, work.num_items))
         # At the end of the run the longest answers are computed with few others.
         num_steps = max(work.output_tokens / at_once + work.longest / 2, work.longest)
         engine = (
@@ -100,6 +104,17 @@ class StepCosts:
         )
         intake = work.preprocess / machine.num_threads
         return max(engine, intake)
+
+
+def share_filled(steps: Sequence[StepStats]) -> float:
+    """Returns which share of the places for sequences steps use, from the first to the last that
+    uses nearly all: the place of one that has ended is empty until the next is prepared, and
+    prompts, which are prepared at the same time, begin in different steps."""
+    used = [step.num_scheduled_requests for step in steps]
+    most = max(used, default=0)
+    full = [number for number, own in enumerate(used) if own >= NEARLY * most]
+    between = used[full[0] : full[-1] + 1] if most else []
+    return sum(between) / (len(between) * most) if between else 1.0
 
 
 def _not_negative(rows: np.ndarray, times: np.ndarray) -> list[float]:

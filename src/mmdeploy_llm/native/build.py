@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent.parent
 CALLS = PACKAGE / "cpp_layers"
-SOURCES = (CALLS, *(PACKAGE / name for name in ("cpp_experts", "cpp_products", "cpp_states")))
+ROOMS = ("cpp_experts", "cpp_products", "cpp_sampling", "cpp_states")
+SOURCES = (CALLS, *(PACKAGE / name for name in ROOMS))
 UNITS = tuple(sorted(CALLS.glob("*.cpp")))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (
@@ -38,10 +39,14 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-# How compilers are told of OpenMP, and linkers that its runtime, torch's, comes later. The oldest
-# macOS on processors of Apple is 11.
+# How compilers are told of OpenMP, and linkers that its runtime, torch's, comes later, and to leave
+# out the names of functions that nobody calls from outside. The oldest macOS on processors of Apple
+# is 11.
 OPENMP = {"darwin": ("-Xclang", "-fopenmp", "-mmacosx-version-min=11.0")}
-LINKING = {"darwin": ("-undefined", "dynamic_lookup", "-mmacosx-version-min=11.0")}
+LINKING = {
+    "darwin": ("-undefined", "dynamic_lookup", "-mmacosx-version-min=11.0"),
+    "linux": ("-Wl,--strip-all",),
+}
 TIMEOUT = 600.0  # seconds: minutes on a machine that is slow and busy
 
 

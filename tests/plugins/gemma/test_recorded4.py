@@ -52,15 +52,19 @@ def answers(folder, asked, **options):
 
 @pytest.fixture
 def compare(monkeypatch, kernels):
-    """Compares the answers of recorded steps with those of others."""
+    """Compares the answers of recorded steps with those of others. At the portable level torch
+    multiplies float32, with bits that depend on the number of rows, and no call computes all
+    experts: such steps are not recorded."""
     assert isinstance(kernels, CpuKernels)
 
-    def run(folder, asked, **options):
-        # At the portable level torch multiplies float32.
-        is_ours = options.get("dtype") != "float32" or kernels.has_wide_registers
+    def run(folder, asked, has_experts=False, **options):
+        is_torchs = options["dtype"] == "float32" or has_experts
+        if is_torchs and not kernels.has_wide_registers:
+            assert answers(folder, asked, **options)[1] == {False}
+            return
         with monkeypatch.context() as context:
             found, are_recorded = answers(folder, asked, **options)
-            assert are_recorded == {is_ours}
+            assert are_recorded == {True}
             context.setattr(recordings, "MAX_RECORDED_ROWS", 0)
             expected, are_recorded = answers(folder, asked, **options)
             assert not are_recorded
@@ -77,7 +81,7 @@ def compare(monkeypatch, kernels):
 def test_decode_steps_are_recorded(tiny_folder, noise, compare, name, dtype):
     """Sequences come and go, with images and without."""
     folder = tiny_folder("gemma4", **SMALL[name])
-    compare(folder, prompts(noise), dtype=dtype)
+    compare(folder, prompts(noise), has_experts=name == "experts", dtype=dtype)
 
 
 ENGINES = {
