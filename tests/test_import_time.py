@@ -129,14 +129,14 @@ def test_plain_mistakes_are_told_before_anything_is_read(tmp_path):
     assert "mmdeploy_llm.cli.program" in modules
 
 
-def test_a_folder_that_is_no_model_is_told_before_torch_is_imported(tmp_path):
+def test_folders_that_cannot_be_used_are_told_before_torch_is_imported(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
     commands = ("generate hi", "batch rows.jsonl -o out.jsonl", "count rows.jsonl", "bench")
     lines = [f"{command} --model empty" for command in commands]
-    _, modules = loaded(
-        MISTAKES, *lines, "quantize empty out", "merge empty lora out", cwd=tmp_path
-    )
+    lines += ["quantize empty out", "quantize shapes-vl empty", "merge empty . out"]
+    lines += ["merge shapes-vl . empty", "merge shapes-vl nowhere out"]
+    _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not {"torch", "transformers"} & modules
     assert "mmdeploy_llm.model_folder" in modules
 
@@ -195,7 +195,7 @@ def test_a_wrong_id_of_the_hub_is_told_before_torch_is_imported(tmp_path, monkey
         "transcribe rows.jsonl",
     )
     lines = [f"{command} --model nobody/nothing" for command in commands]
-    lines += ["quantize nobody/nothing out", "merge nobody/nothing adapter out"]
+    lines += ["quantize nobody/nothing out", "merge nobody/nothing . out"]
     lines.append("generate hi --engine tokenizer=nobody/nothing")
     _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
     assert not {"torch", "transformers"} & modules

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -122,10 +123,30 @@ def test_weights_that_the_memory_does_not_hold_stay_in_their_file(
     for free, is_mapped in ((size, False), (size - 1, True)):
         monkeypatch.setattr(file, "free_ram", lambda free=free: free)
         monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.free_ram", lambda free=free: free)
-        own = cache()
-        assert own.restore(on_meta(), kernels, kernels.memory)
+        own, model = cache(), on_meta()
+        assert own.restore(model, kernels, kernels.memory)
         assert own.mapped_bytes == (size if is_mapped else 0)
         assert ("is read from" in caplog.text) is is_mapped
+        assert model.experts.is_in_file is is_mapped
+
+
+def test_a_step_has_the_pages_read_of_its_experts_alone(cache, kernels, kept, monkeypatch):
+    """The pages of an expert lie together; asking for them changes no answer. The portable level
+    loops over experts."""
+    monkeypatch.setattr("mmdeploy_llm.weight_cache.cache.free_ram", lambda: 0)
+    monkeypatch.setattr(file, "free_ram", lambda: 0)
+    model, ids = restored(cache, kernels), torch.tensor([0, 5, 95])
+    experts = model.experts
+    experts.kernels, model.table = kernels, torch.arange(3.0)
+    found = model(ids)
+    mixture = experts._mixtures[torch.float32]
+    assert (mixture is None) is kernels.leaves_many_rows_to_torch
+    if mixture is not None:
+        (first, size), (second, _) = mixture._pages.tolist()
+        assert first % mmap.PAGESIZE == second % mmap.PAGESIZE == 0
+        assert first < first + size <= second < first + size + mmap.PAGESIZE
+    experts.kernels = None
+    assert torch.equal(found, model(ids))
 
 
 def test_a_buffer_that_depends_on_packed_weights_is_seen(cache, kernels, kept):

@@ -12,9 +12,11 @@ from mmdeploy_llm.kernels.mixtures import Mixture, MixtureKernels
 
 
 class PackedPairs:
-    """Holds gate and up of each expert as one packed matrix, and down as another."""
+    """Holds gate and up of each expert as one packed matrix, and down as another. is_in_file: set
+    where they are pages of a file, see MixtureKernels.mixture."""
 
     _packed: list[tuple[PackedWeight, PackedWeight]] | None = None
+    is_in_file = False
     _mixtures: dict[torch.dtype, Mixture | None]  # of all experts, by the dtype of x
 
     def take_pairs(
@@ -45,7 +47,9 @@ class PackedPairs:
             return None
         if dtype not in self._mixtures:
             own = [biases(expert) for expert in range(len(self._packed))]
-            self._mixtures[dtype] = kernels.mixture(self._packed, sizes, dtype, own)
+            self._mixtures[dtype] = kernels.mixture(
+                self._packed, sizes, dtype, own, is_in_file=self.is_in_file
+            )
         return self._mixtures[dtype]
 
     def packed_parts(self) -> Mapping[str, PackedWeight]:

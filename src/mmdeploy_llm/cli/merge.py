@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
-from mmdeploy_llm.command_options.missing import check_model
+from mmdeploy_llm.command_options.missing import check_copy
 from mmdeploy_llm.command_options.model import known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 
@@ -39,7 +39,7 @@ def merge(
 ) -> None:
     """Write a copy of a model with a LoRA adapter merged into its weights."""
     choice = providers.choice(ctx.obj)
-    check_model(model, choice)
+    check_copy(model, output, choice, adapter=adapter)
     from mmdeploy_llm.saving import merge_adapter
 
     found = merge_adapter(model, adapter, output, **choice)

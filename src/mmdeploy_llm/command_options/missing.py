@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.nowhere import is_gone, no_corpus, nowhere
+from mmdeploy_llm.guarding.new_folder import check_new_folder
 
 MAGIC = "*?[{:"  # of globs, patterns, URLs and names that plugins read
 
@@ -46,6 +48,22 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     from mmdeploy_llm.model_folder import look_up
 
     look_up(EngineConfig.from_options(name, options))
+
+
+def check_copy(
+    name: str,
+    output: Path,
+    options: Mapping[str, Any],
+    *,
+    adapter: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Checks a model as check_model does, the folder that a copy of it is written to, and an
+    adapter's. Raises ConfigError too."""
+    check_new_folder(output, overwrite=overwrite)
+    if adapter is not None and not adapter.is_dir():
+        raise ConfigError(f"{adapter} is no folder of an adapter")
+    check_model(name, options)
 
 
 def _is_plain(name: str) -> bool:

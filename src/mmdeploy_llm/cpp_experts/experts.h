@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <vector>
+#if __has_include(<sys/mman.h>)
+#include <sys/mman.h>
+#endif
 
 #include "../cpp_layers/calls.h"
 #include "../cpp_layers/rows.h"
@@ -75,6 +78,18 @@ struct Routes {
     }
 };
 
+// Has the system read the experts of a step from their file, all at once and no others: where a
+// product comes to a page that is not in memory, it waits for that, and more than it needs is read.
+inline void read_pages(const RunExperts& args, const Routes& routes) {
+#ifdef MADV_WILLNEED
+    if (args.pages == nullptr) return;
+    for (const int64_t expert : routes.active) {
+        const int64_t* own = args.pages + expert * 2;
+        madvise(reinterpret_cast<void*>(own[0]), size_t(own[1]), MADV_WILLNEED);
+    }
+#endif
+}
+
 // Computes one expert for the rows of all its tokens.
 template <typename T>
 void run_expert(const RunExperts& args, const Routes& routes, int64_t expert, int num_threads) {
@@ -126,6 +141,7 @@ void add_experts(const RunExperts& args, const Routes& routes, int64_t token) {
 template <typename T>
 void run_experts(const RunExperts& args) {
     const Routes routes(args);
+    read_pages(args, routes);
     const int64_t num = int64_t(routes.active.size());
     const bool is_apart = num >= 2 * args.num_threads;
     parallel_for(num, is_apart ? args.num_threads : 1, [&](int64_t i) {

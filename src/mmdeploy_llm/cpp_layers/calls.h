@@ -540,6 +540,7 @@ struct RunExperts {
     const void* weights;     // [tokens][top_k]
     const int64_t* ids;      // [tokens][top_k]
     const int64_t* matrices; // [experts][2], arguments of gate and up together, and of down
+    const int64_t* pages;    // [experts][2], address and bytes in a file; null: all are in memory
     int32_t first_kind;      // of gate and up: 0 Linear, 1 LinearS8, 2 LinearCodes
     int32_t last_kind;       // of down
     void* rows;              // [tokens * top_k][size]: memory to compute in, as the next three

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "numbers.h"
@@ -14,18 +13,33 @@
 
 namespace mm {
 
-// Writes the codes of one group, `count` values, and returns the sum of their squared errors. scale
+// How a group is rounded: code - zero is the nearest integer to w / scale between low and high. scale
 // may be 0 where all values are.
-MM_INLINE float round_group(const float* w, int64_t count, float scale, float zero, float largest,
-                            uint8_t* codes) {
-    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+struct Range {
+    float scale = 0.0f, inverse = 0.0f, low = 0.0f, high = 0.0f;
+
+    Range() = default;
+    Range(float smallest, float largest, float ratio, float levels)
+        : scale(rounded<bf16>((largest - smallest) * ratio / levels)) {
+        inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        const float zero = scale > 0.0f ? std::nearbyint(-smallest * ratio / scale) : 0.0f;
+        low = -(zero < 0.0f ? 0.0f : (zero > levels ? levels : zero));
+        high = levels + low;
+    }
+
+    MM_INLINE float nearest(float w) const {
+        const float code = std::nearbyint(w * inverse);
+        return code < low ? low : (code > high ? high : code);
+    }
+};
+
+// Returns the sum of the squared errors of one group, `count` values.
+MM_INLINE float error_of(const float* w, int64_t count, const Range& range) {
+    const Range own = range;
     float error = 0.0f;
 #pragma omp simd reduction(+ : error)
     for (int64_t i = 0; i < count; ++i) {
-        float code = std::nearbyint(w[i] * inverse) + zero;
-        code = code < 0.0f ? 0.0f : (code > largest ? largest : code);
-        const float off = w[i] - (code - zero) * scale;
-        codes[i] = uint8_t(int32_t(code));
+        const float off = w[i] - own.nearest(w[i]) * own.scale;
         error += off * off;
     }
     return error;
@@ -33,28 +47,31 @@ MM_INLINE float round_group(const float* w, int64_t count, float scale, float ze
 
 constexpr float RATIOS[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 
-// Rounds one group to `bits` bits with the best of these ranges, or the whole range of 8 bits.
-// own: memory for as many codes.
-inline void round_best(const float* w, int64_t count, int32_t bits, uint8_t* own, uint8_t* codes,
-                       float* scale, uint8_t* zero) {
+// Rounds one group to `bits` bits with the best of these ranges, or the whole range of 8 bits. The
+// codes are written once, when the range is known.
+inline void round_best(const float* w, int64_t count, int32_t bits, uint8_t* codes, float* scale,
+                       uint8_t* zero) {
     float low = 0.0f, high = 0.0f;
 #pragma omp simd reduction(min : low) reduction(max : high)
     for (int64_t i = 0; i < count; ++i) {
         low = w[i] < low ? w[i] : low;
         high = w[i] > high ? w[i] : high;
     }
-    const float largest = bits == 4 ? 15.0f : 255.0f;
-    float best = INFINITY;
-    for (int ratio = 0; ratio < (bits == 4 ? 6 : 1); ++ratio) {
-        const float step = rounded<bf16>((high - low) * RATIOS[ratio] / largest);
-        const float at = step > 0.0f ? std::nearbyint(-low * RATIOS[ratio] / step) : 0.0f;
-        const float limited = at < 0.0f ? 0.0f : (at > largest ? largest : at);
-        const float error = round_group(w, count, step, limited, largest, own);
-        if (ratio > 0 && !(error < best)) continue;
-        best = error;
-        *scale = step;
-        *zero = uint8_t(int32_t(limited));
-        std::memcpy(codes, own, count);
+    const float levels = bits == 4 ? 15.0f : 255.0f;
+    Range best(low, high, 1.0f, levels);
+    float least = bits == 4 ? error_of(w, count, best) : 0.0f;
+    for (int i = 1; i < (bits == 4 ? 6 : 1); ++i) {
+        const Range range(low, high, RATIOS[i], levels);
+        const float error = error_of(w, count, range);
+        if (!(error < least)) continue;
+        least = error;
+        best = range;
+    }
+    *scale = best.scale;
+    *zero = uint8_t(int32_t(-best.low));
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        codes[i] = uint8_t(int32_t(best.nearest(w[i]) - best.low));
     }
 }
 
@@ -66,19 +83,22 @@ void round_codes(const T* w, int64_t n, int64_t k, int32_t bits, int64_t group, 
     const int64_t groups = (k + group - 1) / group;
     parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {
         std::vector<float> wide(std::min(group, k));
-        std::vector<uint8_t> own(wide.size());
         std::vector<uint8_t> codes(num_units * per_unit);
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t g = 0; g < groups; ++g) {
                 const int64_t first = g * group, count = std::min(group, k - first);
                 for (int64_t i = 0; i < count; ++i) wide[i] = load(w[row * k + first + i]);
-                round_best(wide.data(), count, bits, own.data(), codes.data() + first,
+                round_best(wide.data(), count, bits, codes.data() + first,
                            scales + row * groups + g, zeros + row * groups + g);
             }
             uint8_t* out = units + row * num_units * 4;
-            for (int64_t i = 0; i < num_units * 4; ++i) {
-                const int64_t at = i / 4 * 8 + i % 4;
-                out[i] = bits == 8 ? codes[i] : uint8_t(codes[at] | codes[at + 4] << 4);
+            if (bits == 8) {
+                std::copy_n(codes.data(), num_units * 4, out);
+                continue;
+            }
+            for (int64_t unit = 0; unit < num_units; ++unit) {
+                const uint8_t* own = codes.data() + unit * 8;
+                for (int i = 0; i < 4; ++i) out[unit * 4 + i] = uint8_t(own[i] | own[i + 4] << 4);
             }
         }
     });

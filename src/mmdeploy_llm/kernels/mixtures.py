@@ -83,6 +83,10 @@ class MixtureKernels(Protocol):
         sizes: tuple[int, int],
         dtype: torch.dtype,
         biases: Sequence[tuple[Tensor | None, Tensor | None]],
+        *,
+        is_in_file: bool = False,
     ) -> Mixture | None:
         """Returns the experts with these matrices and biases, gate and up together and down; None
-        where their products are more than a call each. sizes: S and I. dtype: of x and biases."""
+        where their products are more than a call each. sizes: S and I. dtype: of x and biases.
+        is_in_file: whether the matrices are pages of a file, those of an expert one after the
+        other, that memory does not hold: each step has those read that it needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from ctypes import Structure, addressof
 from typing import get_args
@@ -71,6 +72,8 @@ class Mixtures(Library):
         sizes: tuple[int, int],
         dtype: torch.dtype,
         biases: Sequence[tuple[Tensor | None, Tensor | None]],
+        *,
+        is_in_file: bool = False,
     ) -> Mixture | None:
         if self.leaves_many_rows_to_torch:
             return None
@@ -83,7 +86,7 @@ class Mixtures(Library):
         kinds = [{name for name, _ in found[at::2]} for at in range(2)]
         if len(found) < len(own) or any(len(kind) > 1 for kind in kinds):
             return None
-        return Mixture(self, found, sizes)
+        return Mixture(self, found, sizes, _pages_of(pairs) if is_in_file else None)
 
     def _matrix(
         self, weight: PackedWeight, bias: Tensor | None, k: int, dtype: torch.dtype
@@ -102,11 +105,15 @@ class Mixture:
     """The experts of one layer; see kernels.Mixture."""
 
     def __init__(
-        self, kernels: Mixtures, matrices: Sequence[Matrix], sizes: tuple[int, int]
+        self,
+        kernels: Mixtures,
+        matrices: Sequence[Matrix],
+        sizes: tuple[int, int],
+        pages: Tensor | None,
     ) -> None:
         """matrices: gate and up together, then down, of each expert. sizes: of the hidden states,
-        and of an expert."""
-        self._kernels, self._sizes = kernels, sizes
+        and of an expert. pages: see calls.h."""
+        self._kernels, self._sizes, self._pages = kernels, sizes, pages
         self._kinds = [PRODUCTS.index(name) for name, _ in matrices[:2]]
         self._args = [args for _, args in matrices]  # kept alive
         own = np.array([addressof(args) for args in self._args], dtype=np.int64)
@@ -132,6 +139,7 @@ class Mixture:
             weights=weights,
             ids=experts,
             matrices=self._table,
+            pages=self._pages,
             first_kind=self._kinds[0],
             last_kind=self._kinds[1],
             **memory,
@@ -143,3 +151,13 @@ class Mixture:
             inner=inner,
         )
         return out
+
+
+def _pages_of(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> Tensor:
+    """Returns address and bytes of the pages of each pair, which lie together in a file, [E, 2]."""
+    found = []
+    for pair in pairs:
+        parts = [it for own in pair for it in vars(own).values() if isinstance(it, Tensor)]
+        begin = min(part.data_ptr() for part in parts) // mmap.PAGESIZE * mmap.PAGESIZE
+        found.append((begin, max(part.data_ptr() + part.nbytes for part in parts) - begin))
+    return torch.tensor(found)

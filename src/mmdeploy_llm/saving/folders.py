@@ -14,6 +14,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.guarding.folder_files import MAX_INDEX_BYTES, read_object
+from mmdeploy_llm.guarding.new_folder import check_new_folder
 from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES
 
 logger = logging.getLogger(__name__)
@@ -108,16 +109,7 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
     """Raises ConfigError for a folder that cannot be written to."""
     if source.resolve().is_relative_to(output.resolve()):
         raise ConfigError(f"{output} holds the model itself; give another folder")
-    if not os.path.lexists(output):
-        return
-    if output.is_symlink():
-        raise ConfigError(f"{output} is a link; give the folder that it leads to")
-    if not output.is_dir():
-        raise ConfigError(f"{output} is a file or a device; give the name of a new folder")
-    if not overwrite:
-        raise ConfigError(f"{output} exists; give another folder, or overwrite to replace it")
-    if any(output.iterdir()) and not (output / "config.json").exists():
-        raise ConfigError(f"{output} has no config.json: only the folder of a model is replaced")
+    check_new_folder(output, overwrite=overwrite)
 
 
 def copy_others(source: Path, target: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.basic_layers.packed_pairs import PackedPairs
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import Kernels, WeightMemory
 from mmdeploy_llm.native import BuildError
@@ -109,6 +110,9 @@ class WeightCache:
         self.mapped_bytes = size if own is None else 0
         logger.info("the weights are those of %s, %.2f GB", self._path, size / 1e9)
         if size > free_ram():
+            for module in model.modules():
+                if isinstance(module, PackedPairs):
+                    module.is_in_file = own is None
             logger.warning(
                 "the weights take %.2f GB and this process can have %.2f: what is not in memory is "
                 "read from %s whenever it is used, which is slow",
