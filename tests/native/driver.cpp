@@ -44,6 +44,8 @@ void run_rows(int32_t dtype, int32_t threads) {
     run(mm::RmsNorm{dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f,
                     1, threads});
     for (const T* own : {static_cast<const T*>(weight.data()), static_cast<const T*>(nullptr)}) {
+        run(mm::LayerNorm{dtype, x.data(), stride, residual.data(), own, own, out.data(), rows,
+                          size, 1e-6f, 1, threads});
         run(mm::NormHeads{dtype, x.data(), stride, 1, size, own, out.data(), size, size, rows, size,
                           1e-6f, 1, threads});
     }

@@ -5,13 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmdeploy_llm.basic_layers.norm import RMSNorm, ZeroCenteredRMSNorm
+from mmdeploy_llm.basic_layers.norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet, Mamba2, Mamba2Config
 from mmdeploy_llm.state_layers.short_conv import GatedShortConv, ShortConv
 
 from .test_kernels import DTYPES, values
 
 COUNTS = (1, 1, 5, 70)  # tokens of each sequence; the states of single tokens are streamed
+LAYER_NORMS = (
+    {},
+    {"has_bias": False, "is_centred": True},
+    {"has_bias": False, "has_weight": False},
+)
 
 
 def context(counts, tensors, read=None, write=None):
@@ -248,6 +253,23 @@ def test_centred_norm(kernels, dtype, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 24, 171])
+@pytest.mark.parametrize("options", LAYER_NORMS, ids=str)
+def test_layer_norm(kernels, dtype, size, options):
+    """The sum of a joined call has the bits of torch's, the norm those of a call without it."""
+    norm = filled(LayerNorm(size, 1e-5, **options), dtype)
+    x, residual = values(9, size, dtype=dtype) + 3, values(9, size, dtype=dtype, seed=3)
+    expected, total = norm.add(x, residual.clone())
+    norm.kernels = kernels
+    found, own = norm.add(x, residual.clone())
+    torch.testing.assert_close(found, expected, **limits(dtype))
+    assert torch.equal(own, total)
+    assert torch.equal(found, norm(total))
+    wide = torch.cat([x, x], 1)[:, :size]
+    assert torch.equal(norm.add(wide, residual.clone())[0], found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [2, 30, 256])
 def test_centred_norm_of_heads(kernels, dtype, size):
     """Every second head is normed, with the bits of a norm over rows; the others stay."""
@@ -256,7 +278,7 @@ def test_centred_norm_of_heads(kernels, dtype, size):
     heads, kept = x[:, ::2], x[:, 1::2].clone()
     rows = heads.reshape(-1, size)
     expected, exact = norm(rows), kernels.centred_norm(rows, norm.weight, norm.eps)
-    kernels.centred_norm_heads(heads, norm.weight, norm.eps)
+    kernels.norm_heads(heads, norm.weight, norm.eps, is_centred=True)
     found = heads.reshape(-1, size)
     torch.testing.assert_close(found, expected, **limits(dtype))
     assert torch.equal(found, exact)
@@ -318,6 +340,7 @@ def test_every_level(kernels_of_level):
         test_mamba2(kernels_of_level, dtype, 64, 128, 4, (1, 1, 1, 1, 1))
         test_a_prompt_of_mamba2_in_steps_has_the_same_bits(kernels_of_level, dtype)
         test_centred_norm(kernels_of_level, dtype, 171)
+        test_layer_norm(kernels_of_level, dtype, 171, LAYER_NORMS[0])
         test_centred_norm_of_heads(kernels_of_level, dtype, 30)
         test_norm_of_heads_without_a_weight(kernels_of_level, dtype, 30)
         test_norm_that_is_added(kernels_of_level, dtype, True, 171)

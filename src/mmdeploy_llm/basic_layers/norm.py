@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.kernels.states import NormKernels
 
-from .kernel_layer import KernelLayer
+from .kernel_layer import KernelLayer, added
 from .linear import empty_parameter
 from .rows import row_chunks
 
@@ -111,6 +111,17 @@ class ZeroCenteredRMSNorm(RMSNorm):
         return self.kernels.norms
 
 
+def heads_normed(norm: RMSNorm, x: Tensor) -> Tensor:
+    """Returns every head of x [T, heads, size] normed, with kernels in the memory of `x`, of which
+    only the channels of a head need be contiguous."""
+    own = norm.kernels
+    if own is None or own.norms is None or not own.takes(x, norm.weight):
+        out: Tensor = norm(x.contiguous())
+        return out
+    own.norms.norm_heads(x, norm.weight, norm.eps, is_centred=norm.is_centred)
+    return x
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Computes the formula in plain torch, without writing to `x`."""
     wide = x.float()
@@ -119,7 +130,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed.mul_(weight)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(KernelLayer):
     """Computes torch's layer_norm with the weight and bias that the model has; statistics in
     float32. is_centred: whether it multiplies by 1 + weight."""
 
@@ -143,6 +154,11 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x), of the shape and dtype of `x`."""
         weight: Tensor | None = self.weight
+        norms = self._norms(x)
+        if norms is not None and x.is_contiguous():
+            flat = x.view(-1, x.shape[-1])
+            own = weight, self.bias, self.eps
+            return norms.layer_norm(flat, *own, is_centred=self.is_centred).view(x.shape)
         if self.is_centred and weight is not None:
             weight = weight + 1
         return F.layer_norm(x, x.shape[-1:], weight, self.bias, self.eps)
@@ -151,16 +167,24 @@ class LayerNorm(nn.Module):
         """See RMSNorm."""
         if residual is None:
             return self(x), x
+        norms = self._norms(x, residual)
+        if norms is not None and x.dim() == 2 and residual.is_contiguous():
+            own = self.weight, self.bias, self.eps, residual
+            return norms.layer_norm(x, *own, is_centred=self.is_centred), residual
         residual.add_(x)
         return self(residual), residual
 
+    def _norms(self, *tensors: Tensor) -> NormKernels | None:
+        own = [each for each in (self.weight, self.bias) if each is not None]
+        if self.kernels is None or not self.kernels.takes(*tensors, *own):
+            return None
+        return self.kernels.norms
 
-class NoNorm(nn.Module):
+
+class NoNorm(KernelLayer):
     """Stands where a model has no norm: adds to the residual stream, and returns it as it is."""
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the sum twice, in the same memory; see RMSNorm."""
-        if residual is None:
-            return x, x
-        residual.add_(x)
-        return residual, residual
+        total = x if residual is None else added(residual, x, self.kernels)
+        return total, total

@@ -206,8 +206,8 @@ class KernelRope(Rope):
         """Norms and rotates in place if the kernels accept the tensors; see Rope."""
         norms = self._centred_norms(x, q, k)
         if norms is not None:
-            norms.centred_norm_heads(x[:, :num_q_heads], q.weight, q.eps)
-            norms.centred_norm_heads(x[:, num_q_heads:], k.weight, k.eps)
+            norms.norm_heads(x[:, :num_q_heads], q.weight, q.eps, is_centred=True)
+            norms.norm_heads(x[:, num_q_heads:], k.weight, k.eps, is_centred=True)
             return self.rotate(x)
         if q.is_centred or not self._kernels.takes(x, q.weight, k.weight):
             return super().norm_and_rotate(x, num_q_heads, q, k)
@@ -230,8 +230,8 @@ class KernelRope(Rope):
         norms = self._centred_norms(q, q_norm, k_norm)
         if norms is None or not self._kernels.takes(k):
             return super().norm_and_rotate_apart(q, k, q_norm, k_norm)
-        norms.centred_norm_heads(q, q_norm.weight, q_norm.eps)
-        norms.centred_norm_heads(k, k_norm.weight, k_norm.eps)
+        norms.norm_heads(q, q_norm.weight, q_norm.eps, is_centred=True)
+        norms.norm_heads(k, k_norm.weight, k_norm.eps, is_centred=True)
         return self.rotate(q), self.rotate(k)
 
     def _centred_norms(self, x: Tensor, q: RMSNorm, k: RMSNorm) -> NormKernels | None:

@@ -116,6 +116,22 @@ struct RmsNorm {
     int32_t num_threads;
 };
 
+// out = (x - mean) / deviation * weight + bias, after residual += x as RmsNorm has it.
+struct LayerNorm {
+    int32_t dtype;
+    const void* x;  // [rows][size]
+    int64_t x_stride;
+    void* residual;      // [rows][size], optional
+    const void* weight;  // [size], optional
+    const void* bias;    // [size], optional
+    void* out;           // [rows][size]
+    int64_t rows;
+    int64_t size;
+    float eps;
+    int32_t is_centred;  // whether 1 + weight multiplies, rounded to the dtype
+    int32_t num_threads;
+};
+
 // The same for each head; out may be x.
 struct NormHeads {
     int32_t dtype;
@@ -683,6 +699,7 @@ struct PlaceThreads {
     CALL(take_columns, TakeColumns)   \
     CALL(angles, Angles)              \
     CALL(rms_norm, RmsNorm)           \
+    CALL(layer_norm, LayerNorm)       \
     CALL(norm_heads, NormHeads)       \
     CALL(add_norm, AddNorm)           \
     CALL(gated_mul, GatedMul)         \

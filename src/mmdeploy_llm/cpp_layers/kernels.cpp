@@ -5,11 +5,11 @@
 
 #include "../cpp_experts/clamped.h"
 #include "../cpp_products/lanes.h"
+#include "../cpp_sampling/sample.h"
 #include "dispatch.h"
 #include "pixels.h"
 #include "rows.h"
 #include "runtime.h"
-#include "sample.h"
 #include "threads.h"
 
 namespace {
@@ -48,9 +48,21 @@ void run(const mm::Angles& args) {
 
 void run(const mm::RmsNorm& args) {
     by_dtype(args.dtype, [&](auto of) {
-        mm::rms_norm(of.in(args.x), args.x_stride, of.out(args.residual), of.in(args.weight),
-                     of.out(args.out), args.rows, args.size, args.eps, args.is_centred != 0,
-                     args.num_threads);
+        mm::add_and_norm(of.in(args.x), args.x_stride, of.out(args.residual), of.out(args.out),
+                         args.rows, args.size, args.num_threads, [&](auto* in, auto* out) {
+                             mm::norm_row(in, of.in(args.weight), out, args.size, args.eps,
+                                          args.is_centred != 0);
+                         });
+    });
+}
+
+void run(const mm::LayerNorm& args) {
+    by_dtype(args.dtype, [&](auto of) {
+        mm::add_and_norm(of.in(args.x), args.x_stride, of.out(args.residual), of.out(args.out),
+                         args.rows, args.size, args.num_threads, [&](auto* in, auto* out) {
+                             mm::layer_norm_row(in, of.in(args.weight), of.in(args.bias), out,
+                                                args.size, args.eps, args.is_centred != 0);
+                         });
     });
 }
 

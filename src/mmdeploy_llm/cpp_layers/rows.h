@@ -3,6 +3,7 @@
 // runs the same code.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -103,10 +104,10 @@ inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float e
     }
 }
 
-// out = norm(x + residual) * weight, residual += x; without a residual out = norm(x) * weight.
-template <typename T>
-void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out, int64_t rows,
-              int64_t size, float eps, bool is_centred, int num_threads) {
+// residual += x, unless there is none, and then norm(row of the sum, or of x, row of out).
+template <typename T, typename Norm>
+void add_and_norm(const T* x, int64_t x_stride, T* residual, T* out, int64_t rows, int64_t size,
+                  int num_threads, const Norm& norm) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             const T* in = x + row * x_stride;
@@ -116,9 +117,30 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out
                 for (int64_t c = 0; c < size; ++c) sum[c] = store<T>(load(in[c]) + load(sum[c]));
                 in = sum;
             }
-            norm_row(in, weight, out + row * size, size, eps, is_centred);
+            norm(in, out + row * size);
         }
     });
+}
+
+// out = (in - mean) / deviation * weight + bias, rounded once; without a weight times 1, without a
+// bias plus 0. is_centred: times 1 + weight, which is rounded to T as torch rounds it.
+template <typename T>
+inline void layer_norm_row(const T* in, const T* weight, const T* bias, T* out, int64_t size,
+                           float eps, bool is_centred) {
+    float sum = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < size; ++c) sum += load(in[c]);
+    const float mean = sum / float(size);
+#pragma omp simd reduction(+ : squares)
+    for (int64_t c = 0; c < size; ++c) squares += (load(in[c]) - mean) * (load(in[c]) - mean);
+    const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
+    const float more = is_centred ? 1.0f : 0.0f;
+#pragma omp simd
+    for (int64_t c = 0; c < size; ++c) {
+        const float factor = weight == nullptr ? 1.0f : rounded<T>(load(weight[c]) + more);
+        const float shift = bias == nullptr ? 0.0f : load(bias[c]);
+        out[c] = store<T>((load(in[c]) - mean) * scale * factor + shift);
+    }
 }
 
 // sum = (sum + norm(x) * weight) * factor, rounded to T after each operation; no factor is 1.
@@ -229,6 +251,30 @@ MM_INLINE float activated(float x) {
     return x / (1.0f + fast_exp(-x));
 }
 
+// Calls write(c, activated x[c]) for `size` values of x, which are computed for results of type T.
+// GCC would divide once for each case of the exponential, if that was in the same loop; for floats
+// that is the faster way.
+template <int32_t KIND, typename T, typename X, typename Write>
+MM_INLINE void for_activated(const X* x, int64_t size, const Write& write) {
+    if constexpr (KIND != SILU || std::is_same_v<T, float>) {
+#pragma omp simd
+        for (int64_t c = 0; c < size; ++c) write(c, activated<KIND>(load(x[c])));
+        return;
+    }
+    constexpr int64_t BLOCK = 256;
+    alignas(64) float values[BLOCK], exps[BLOCK];
+    for (int64_t first = 0; first < size; first += BLOCK) {
+        const int64_t num = std::min(BLOCK, size - first);
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) {
+            values[c] = load(x[first + c]);
+            exps[c] = fast_exp(-values[c]);
+        }
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) write(first + c, values[c] / (1.0f + exps[c]));
+    }
+}
+
 // Calls function(std::integral_constant<int32_t, kind>()).
 template <typename Function>
 void by_kind(int32_t kind, const Function& function) {
@@ -249,8 +295,8 @@ void activate(T* x, int64_t rows, int64_t size, int num_threads) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             T* values = x + row * size;
-#pragma omp simd
-            for (int64_t c = 0; c < size; ++c) values[c] = store<T>(activated<KIND>(load(values[c])));
+            for_activated<KIND, T>(values, size,
+                                   [&](int64_t c, float value) { values[c] = store<T>(value); });
         }
     });
 }
@@ -264,10 +310,9 @@ void gated_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_strid
             const T* g = gate + row * gate_stride;
             const T* u = up + row * up_stride;
             T* result = out + row * size;
-#pragma omp simd
-            for (int64_t c = 0; c < size; ++c) {
-                result[c] = store<T>(rounded<T>(activated<KIND>(load(g[c]))) * load(u[c]));
-            }
+            for_activated<KIND, T>(g, size, [&](int64_t c, float value) {
+                result[c] = store<T>(rounded<T>(value) * load(u[c]));
+            });
         }
     });
 }

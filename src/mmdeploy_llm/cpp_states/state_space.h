@@ -174,13 +174,11 @@ void norm_groups(const Mamba2& args) {
             const T* gate = static_cast<const T*>(args.z) + token * args.z_stride + first;
             const T* weight = static_cast<const T*>(args.norm_weight) + first;
             T* out = static_cast<T*>(args.out) + token * inner + first;
+            for_activated<SILU, T>(
+                gate, size, [&](int64_t c, float open) { wide[c] = load(out[c]) * open; });
             float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
-            for (int64_t c = 0; c < size; ++c) {
-                const float open = load(gate[c]) / (1.0f + fast_exp(-load(gate[c])));
-                wide[c] = load(out[c]) * open;
-                squares += wide[c] * wide[c];
-            }
+            for (int64_t c = 0; c < size; ++c) squares += wide[c] * wide[c];
             const float scale = 1.0f / std::sqrt(squares / float(size) + args.eps);
 #pragma omp simd
             for (int64_t c = 0; c < size; ++c) {

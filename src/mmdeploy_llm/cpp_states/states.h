@@ -44,11 +44,63 @@ MM_INLINE void prefetch_row(const T* row, int64_t size) {
 template <int NUM, typename T>
 MM_INLINE void to_columns(const T* from, int64_t channels, int64_t num,
                           float (*columns)[CONV_CHANNELS]) {
-    num = NUM == 0 ? num : NUM;
+    if constexpr (NUM > 0) {  // all values of a channel at once: loads without gaps
+#pragma omp simd
+        for (int64_t c = 0; c < channels; ++c) {
+#pragma GCC unroll 8
+            for (int i = 0; i < NUM; ++i) columns[i][c] = load(from[c * NUM + i]);
+        }
+        return;
+    }
     for (int64_t i = 0; i < num; ++i) {
 #pragma omp simd
         for (int64_t c = 0; c < channels; ++c) columns[i][c] = load(from[c * num + i]);
     }
+}
+
+// The reverse: rows `to` [channels][num] = the columns.
+template <int NUM, typename T>
+MM_INLINE void from_columns(const float* const* columns, int64_t channels, int64_t num, T* to) {
+    if constexpr (NUM > 0) {
+#pragma omp simd
+        for (int64_t c = 0; c < channels; ++c) {
+#pragma GCC unroll 8
+            for (int i = 0; i < NUM; ++i) to[c * NUM + i] = store<T>(columns[i][c]);
+        }
+        return;
+    }
+    for (int64_t c = 0; c < channels; ++c) {
+        for (int64_t i = 0; i < num; ++i) to[c * num + i] = store<T>(columns[i][c]);
+    }
+}
+
+// out [num] = the sum of by_tap[i] * inputs[i], then the bias, if there is one, and silu.
+template <int TAPS, typename T>
+MM_INLINE void conv_token(const float (*by_tap)[CONV_CHANNELS], const float* const* inputs,
+                          const T* bias, T* out, int64_t num, int64_t taps, bool has_silu) {
+    alignas(64) float sums[CONV_CHANNELS] = {};
+    const int64_t count = TAPS > 0 ? 1 : taps;
+    constexpr int64_t TOGETHER = TAPS > 0 ? TAPS : 1;  // taps of one loop over the channels
+    for (int64_t i = 0; i < count; ++i) {
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) {
+            float sum = TAPS > 0 ? 0.0f : sums[c];
+#pragma GCC unroll 8
+            for (int64_t j = i; j < i + TOGETHER; ++j) sum += by_tap[j][c] * inputs[j][c];
+            sums[c] = sum;
+        }
+    }
+    for (int64_t c = 0; bias != nullptr && c < num; ++c) {
+        sums[c] = rounded<T>(sums[c]) + load(bias[c]);
+    }
+    if (!has_silu) {
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c]);
+        return;
+    }
+#pragma omp simd
+    for (int64_t c = 0; c < num; ++c) sums[c] = rounded<T>(sums[c]);
+    for_activated<SILU, T>(sums, num, [&](int64_t c, float value) { out[c] = store<T>(value); });
 }
 
 // One task of short_conv: `num` channels from `first` on of a sequence.
@@ -64,36 +116,20 @@ void conv_channels(const T* x, int64_t x_stride, const T* weights, const T* bias
     to_columns<TAPS>(weights + first * taps, num, taps, by_tap);
     to_columns<KEPT>(before, num, kept, inputs);
     const int64_t begin = rows.starts[sequence], end = rows.starts[sequence + 1];
+    const float* last[MAX_TAPS];  // the inputs of a token, then those that are kept
+    for (int64_t i = 0; i < taps; ++i) last[i] = inputs[i];
     for (int64_t token = begin; token < end; ++token) {
-        // The input of the token lies where the oldest one lay.
-        const int64_t at = token - begin;
-        float* own = inputs[(at + kept) % taps];
+        float* own = inputs[(token - begin + kept) % taps];  // where the oldest one lay
         const T* from = x + token * x_stride + first;
-        T* to = out + token * channels + first;
         if (token + PREFETCH_ROWS < end) prefetch_row(from + PREFETCH_ROWS * x_stride, num);
-        alignas(64) float sums[CONV_CHANNELS] = {};
 #pragma omp simd
         for (int64_t c = 0; c < num; ++c) own[c] = load(from[c]);
-        for (int64_t i = 0; i < taps; ++i) {
-            const float* input = inputs[(at + i) % taps];
-#pragma omp simd
-            for (int64_t c = 0; c < num; ++c) sums[c] += by_tap[i][c] * input[c];
-        }
-        for (int64_t c = 0; bias != nullptr && c < num; ++c) {
-            sums[c] = rounded<T>(sums[c]) + load(bias[first + c]);
-        }
-#pragma omp simd
-        for (int64_t c = 0; c < num; ++c) {
-            const float sum = rounded<T>(sums[c]);
-            to[c] = store<T>(has_silu ? sum / (1.0f + fast_exp(-sum)) : sum);
-        }
+        if (token > begin) std::rotate(last, last + 1, last + taps);
+        conv_token<TAPS>(by_tap, last, bias == nullptr ? nullptr : bias + first,
+                         out + token * channels + first, num, taps, has_silu);
     }
-    T* after = states + (rows.write[sequence] * channels + first) * kept;
-    const float* last[MAX_TAPS];
-    for (int64_t i = 0; i < kept; ++i) last[i] = inputs[(end - begin + i) % taps];
-    for (int64_t c = 0; c < num; ++c) {
-        for (int64_t i = 0; i < kept; ++i) after[c * kept + i] = store<T>(last[i][c]);
-    }
+    from_columns<KEPT>(last + 1, num, kept,
+                       states + (rows.write[sequence] * channels + first) * kept);
 }
 
 // out [tokens][channels] = sum of taps[channel][i] * input i, the last of `taps` inputs being the
@@ -212,12 +248,10 @@ MM_INLINE void gated_norm(const float* x, const T* weight, const T* gate, T* out
 #pragma omp simd reduction(+ : squares)
     for (int64_t c = 0; c < size; ++c) squares += rounded<T>(x[c]) * rounded<T>(x[c]);
     const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
-#pragma omp simd
-    for (int64_t c = 0; c < size; ++c) {
+    for_activated<SILU, T>(gate, size, [&](int64_t c, float open) {
         const float normed = rounded<T>(rounded<T>(rounded<T>(x[c]) * scale) * load(weight[c]));
-        const float open = load(gate[c]) / (1.0f + fast_exp(-load(gate[c])));
         out[c] = store<T>(normed * open);
-    }
+    });
 }
 
 constexpr int64_t MAX_KEYS = 256;           // channels of a key

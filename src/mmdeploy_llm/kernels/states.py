@@ -23,9 +23,23 @@ class NormKernels(Protocol):
         """Returns norm(x) * (1 + weight) for rows [T, size], rounded once. With a residual
         [T, size], adds x to it in place and norms the sum."""
 
-    def centred_norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """Norms every head of x [T, heads, D] in place as `centred_norm` norms a row. Only the
-        channels of a head need be contiguous."""
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        residual: Tensor | None = None,
+        *,
+        is_centred: bool,
+    ) -> Tensor:
+        """Returns torch's layer_norm of rows [T, size], rounded once. is_centred: whether
+        1 + weight, rounded, multiplies. With a residual [T, size], adds x to it in place and norms
+        the sum."""
+
+    def norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
+        """Norms every head of x [T, heads, D] in place as `rms_norm` norms a row, or as
+        `centred_norm` does. Only the channels of a head need be contiguous."""
 
     def normed_heads(self, x: Tensor, eps: float) -> Tensor:
         """Returns every head of x [T, heads, D] normed, without a weight. Only the channels of a

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, scaled
+from mmdeploy_llm.basic_layers.kernel_layer import KernelLayer, added, scaled
 from mmdeploy_llm.basic_layers.linear import Embedding, Linear, MergedLinear, empty_parameter
 from mmdeploy_llm.basic_layers.mapped_weights import MappedWeights
 from mmdeploy_llm.basic_layers.mlp import MLP, GatedMLP
-from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm
+from mmdeploy_llm.basic_layers.norm import LayerNorm, NoNorm, RMSNorm, heads_normed
 from mmdeploy_llm.basic_layers.recordings import Recordings, can_record
 from mmdeploy_llm.basic_layers.rotary import NoRope, Rope, Rotary
 from mmdeploy_llm.basic_layers.softcap import Softcap
@@ -140,12 +140,11 @@ class Attention(nn.Module):
         """Returns `qkv` [T, H + 2 K, D] with all heads of q normed together, and all of k."""
         assert self.q_norm is not None
         assert self.k_norm is not None
-        q, k, v = torch.split(qkv, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
-        q, k = (
-            norm(part.flatten(1).contiguous()).view_as(part)
-            for norm, part in ((self.q_norm, q), (self.k_norm, k))
-        )
-        return torch.cat([q, k, v], 1)
+        q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        parts = torch.split(qkv.view(qkv.shape[0], 1, -1), [q_size, kv_size, kv_size], 2)
+        q, k = heads_normed(self.q_norm, parts[0]), heads_normed(self.k_norm, parts[1])
+        is_in_place = q.data_ptr() == qkv.data_ptr()
+        return qkv if is_in_place else torch.cat([q, k, parts[2]], 2).view_as(qkv)
 
 
 class DecoderLayer(KernelLayer):
@@ -203,7 +202,7 @@ class DecoderLayer(KernelLayer):
         its own of the same values."""
         if self.post_attention_layernorm is not None:
             x, _ = self.post_attention_layernorm.add(residual, None)
-        residual += mixed
+        added(residual, mixed, self.kernels)
         return x
 
     def _scaled(self, x: Tensor) -> Tensor:
@@ -328,6 +327,18 @@ class CausalLM(MappedWeights, nn.Module):
         self.softcap = None if cap is None else Softcap(cap)
         self.sizes = config
         self.draft_head: nn.Module | None = None  # see draft_heads.add_draft_head
+
+    @property
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        drafts = () if self.draft_head is None else (self.draft_head,)
+        return (*self.model.layers, *drafts)
+
+    @property
+    def tied_head(self) -> Embedding | None:
+        """The embedding that is the output head too."""
+        has_own = self.lm_head is not None or self.is_embedder
+        return None if has_own else self.model.embed_tokens
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""

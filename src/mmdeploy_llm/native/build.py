@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent.parent
 CALLS = PACKAGE / "cpp_layers"
-SOURCES = (CALLS, *(PACKAGE / name for name in ("cpp_experts", "cpp_products", "cpp_states")))
+ROOMS = ("cpp_experts", "cpp_products", "cpp_sampling", "cpp_states")
+SOURCES = (CALLS, *(PACKAGE / name for name in ROOMS))
 UNITS = tuple(sorted(CALLS.glob("*.cpp")))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = (

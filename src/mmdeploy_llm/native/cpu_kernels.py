@@ -88,6 +88,32 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         )
         return out
 
+    def layer_norm(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        residual: Tensor | None = None,
+        *,
+        is_centred: bool,
+    ) -> Tensor:
+        out = self._empty(x.shape, dtype=x.dtype)
+        self._library.layer_norm(
+            dtype=x.dtype,
+            x=x,
+            x_stride=x.stride(0),
+            residual=residual,
+            weight=weight,
+            bias=bias,
+            out=out,
+            rows=x.shape[0],
+            size=x.shape[1],
+            eps=eps,
+            is_centred=is_centred,
+        )
+        return out
+
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.gated_mul(gate, up, "silu")
 
@@ -217,27 +243,20 @@ class CpuKernels(Products, StateProducts, LowRankProducts, Draws, Mixtures, Pixe
         is_interleaved: bool,
     ) -> None:
         for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
-            self._norm_heads(heads, weight, eps, is_centred=False)
+            self.norm_heads(heads, weight, eps, is_centred=False)
         self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
 
-    def centred_norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        self._norm_heads(x, weight, eps, is_centred=True)
+    def norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
+        self._norm_heads(x, weight, x, eps, is_centred=is_centred)
 
     def normed_heads(self, x: Tensor, eps: float) -> Tensor:
         out = self._empty(x.shape, dtype=x.dtype)
-        self._norm_heads(x, None, eps, is_centred=False, out=out)
+        self._norm_heads(x, None, out, eps, is_centred=False)
         return out
 
     def _norm_heads(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        eps: float,
-        *,
-        is_centred: bool,
-        out: Tensor | None = None,
+        self, x: Tensor, weight: Tensor | None, out: Tensor, eps: float, *, is_centred: bool
     ) -> None:
-        out = x if out is None else out
         self._library.norm_heads(
             dtype=x.dtype,
             x=x,
