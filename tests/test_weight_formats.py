@@ -13,10 +13,16 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels.coded import layout_of
 from mmdeploy_llm.native.coded import CodedPanels
 from mmdeploy_llm.native.products import S8Weight
-from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP, rounds_inputs, with_group_size
+from mmdeploy_llm.weight_formats import (
+    FORMATS,
+    LOOKED_UP,
+    format_on,
+    rounds_inputs,
+    with_group_size,
+)
 
 ROOT = Path(__file__).parent.parent
-OWN_NAMES = re.compile(r"\b(int8wo|int8a8|int4a8|wint4|wint8|w8a8)\b")  # of formats alone
+OWN_NAMES = re.compile(r"\b(int[48](wo|a8)|wint[48]|w[48]a8)\b")  # of formats alone
 every = pytest.mark.parametrize("row", FORMATS.values(), ids=list(FORMATS))
 
 
@@ -36,7 +42,7 @@ def test_no_other_code_names_a_format():
 
 @every
 def test_places_of_other_formats_have_rows(row):
-    assert {row.elsewhere, row.tied_head, LOOKED_UP} <= FORMATS.keys()
+    assert {row.elsewhere, row.tied_head, row.on_cuda or row.name, LOOKED_UP} <= FORMATS.keys()
     assert FORMATS[row.tied_head].group_size is not None  # its rows are looked up
 
 
@@ -75,6 +81,18 @@ def test_the_cpu_packs_as_the_row_says(row):
     other = kernels.pack(torch.eye(256)[:64].bfloat16().contiguous(), row.name)
     is_rounded = bool(other.product(x, None)[:, 2:].abs().max() < 1e-4)
     assert is_rounded == rounds_inputs(row.name)
+
+
+@every
+def test_a_card_takes_the_same_codes(row):
+    """What CUDA takes instead has the bits and groups of the row, whatever groups are asked for."""
+    assert format_on(row.name, is_cuda=False) == row.name
+    for size in (None, 32):
+        formats = with_group_size(row.name, size)
+        own, on_cuda = formats[row.name], formats[format_on(row.name, is_cuda=True)]
+        assert (own.bits, own.group_size) == (on_cuda.bits, on_cuda.group_size)
+    assert format_on("int4", is_cuda=True) == "int4wo"
+    assert format_on(None, is_cuda=True) is None
 
 
 @every

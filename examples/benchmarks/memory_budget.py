@@ -2,7 +2,7 @@
 memory that needs.
 
     memory_budget.py write FOLDER [--layers 28]
-    memory_budget.py run FOLDER [--limit-gb 8] [--images 3] [--quantization int4a8] [...]
+    memory_budget.py run FOLDER [--limit-gb 8] [--images 3] [--quantization int4] [...]
 
 write makes a random checkpoint with the shapes of Qwen2.5-VL-7B, 6.9 GB, shard by shard: the
 matrices of the decoder in 4 bits (compressed-tensors, groups of 128, symmetric), as quantised
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--image-tokens", type=int, default=256)
-    parser.add_argument("--quantization", default="int4a8")
+    parser.add_argument("--quantization", default="int4")
     parser.add_argument("--kv-mb", type=int, default=256)
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--seqs", type=int, default=4)

@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="selects the scenes (0)")
     parser.add_argument("--errors", type=int, default=0, help="print this many wrong answers")
     parser.add_argument("--dtype", default="auto", help="option of LLM: auto, bfloat16, float32")
-    parser.add_argument("--quantization", help="option of LLM: int8, int4, int8wo, int4a8, int8a8")
+    parser.add_argument("--quantization", help="option of LLM: int8, int4, int8wo, ...")
     parser.add_argument("--kv-cache-dtype", default="auto", help="option of LLM: auto, int8, ...")
     parser.add_argument("--image-tokens", type=int, help="option of LLM: the most of a picture")
     options = parser.parse_args()

@@ -117,8 +117,7 @@ class EngineConfig(LoadOptions):
     )
     quantization: Quantization | None = Field(
         default=None,
-        description=f"rounds weights while loading: {described()}; None: as they are stored, in "
-        "few bits too",
+        description=f"rounds loaded weights: {described()}; None: as stored",
     )
     quantization_group_size: GroupSize | None = Field(
         default=None,

@@ -11,6 +11,7 @@ from typing import Any
 from .config import EngineConfig
 from .errors import ConfigError
 from .params import EarlyStopParams
+from .weight_formats import QuantizationName, format_on
 
 MEDIA_LIMIT_DEFAULT = 1  # items of each kind in one prompt, as in FastDeploy
 DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
@@ -81,6 +82,11 @@ class RuntimeConfig:
     early_stop: EarlyStopParams | None = None
     speculates: bool = False
     generation: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def quantization(self) -> QuantizationName | None:
+        """The format that weights are rounded to: that of the options, as the device has it."""
+        return format_on(self.options.quantization, is_cuda=self.device != "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

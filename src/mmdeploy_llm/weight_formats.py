@@ -32,6 +32,8 @@ class WeightFormat:
         cuda.codes.CudaCodes.
     activation_bits: of the rows of x in products, with a scale for every 128 values on a CPU; None:
         x stays as it is.
+    on_cuda: the format that a GPU takes instead; None: this one. Products on CUDA round the rows of
+        x only where weights have a scale for each row, so that a model in 4 bits has nothing of it.
     elsewhere: the format of linear layers outside of a decoder's layers: an output head, a tower.
     tied_head: the format of an output head that is the embedding too. It needs more scales than a
         product does.
@@ -45,6 +47,7 @@ class WeightFormat:
     bits: Literal[4, 8]
     group_size: int | None
     activation_bits: Literal[8] | None = None
+    on_cuda: str | None = None
     elsewhere: str
     tied_head: str
     transformers: str | None = PACK_QUANTIZED
@@ -69,12 +72,14 @@ FORMATS = _table(
     ),
     WeightFormat(
         name="int4",
-        alias="wint4",
+        alias="w4a8",
         bits=4,
         group_size=64,
-        elsewhere="int8wo",
-        tied_head="int8wo",
-        summary="4 bits",
+        activation_bits=8,
+        on_cuda="int4wo",
+        elsewhere="int8",
+        tied_head="int8a8",
+        summary="4 bits, activations 8 on CPUs",
     ),
     WeightFormat(
         name="int8wo",
@@ -86,13 +91,13 @@ FORMATS = _table(
         summary="8 bits",
     ),
     WeightFormat(
-        name="int4a8",
+        name="int4wo",
+        alias="wint4",
         bits=4,
         group_size=64,
-        activation_bits=8,
-        elsewhere="int8",
-        tied_head="int8a8",
-        summary="4 bits, activations in 8",
+        elsewhere="int8wo",
+        tied_head="int8wo",
+        summary="4 bits",
     ),
     WeightFormat(
         name="int8a8",
@@ -102,6 +107,15 @@ FORMATS = _table(
         elsewhere="int8a8",
         tied_head="int8a8",
         summary="8 bits, activations too",
+    ),
+    WeightFormat(
+        name="int4a8",
+        bits=4,
+        group_size=64,
+        activation_bits=8,
+        elsewhere="int8",
+        tied_head="int8a8",
+        summary="4 bits, activations 8",
     ),
 )
 LOOKED_UP = "int8wo"  # the format of embeddings that nothing is multiplied by
@@ -131,16 +145,23 @@ def rounds_inputs(quantization: QuantizationName | None) -> bool:
     return quantization is not None and FORMATS[quantization].activation_bits is not None
 
 
+def format_on(quantization: QuantizationName | None, *, is_cuda: bool) -> QuantizationName | None:
+    """Returns the format that a device takes for `quantization`."""
+    own = FORMATS[quantization].on_cuda if is_cuda and quantization is not None else None
+    return own or quantization
+
+
 def with_group_size(
     quantization: QuantizationName | None, group_size: int | None
 ) -> Mapping[str, WeightFormat]:
-    """Returns FORMATS with another group size for `quantization`: WHOLE_ROW, or None as it is."""
+    """Returns FORMATS with another group size for `quantization`, on CUDA too: WHOLE_ROW, or None
+    as it is."""
     if quantization is None or group_size is None or FORMATS[quantization].group_size is None:
         return FORMATS
     size = MAX_GROUP if group_size == WHOLE_ROW else group_size
-    return MappingProxyType(
-        {**FORMATS, quantization: replace(FORMATS[quantization], group_size=size)}
-    )
+    names = {quantization, FORMATS[quantization].on_cuda or quantization}
+    own = {name: replace(FORMATS[name], group_size=size) for name in names}
+    return MappingProxyType({**FORMATS, **own})
 
 
 def names_of(rows: Iterable[WeightFormat]) -> str:

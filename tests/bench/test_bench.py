@@ -106,14 +106,14 @@ def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("quantization", ["int8", "wint4"])
-def test_quantization_and_tables(quantization):
+@pytest.mark.parametrize(("quantization", "name"), [("int8", "int8"), ("wint4", "int4wo")])
+def test_quantization_and_tables(quantization, name):
     text = run(
         "vl", "--requests", "2", "--rounds", "1", "--num-threads", "1",
         "--quantization", quantization, "--kv-cache-dtype", "int8", "--profile", "--dummy",
         "--engine", "kv_cache_memory=16777216",
     )  # fmt: skip
-    kinds = f"{quantization}, KV cache int8"
+    kinds = f"{name}, KV cache int8"
     for words in ("images/s", kinds, "share of the limit", "attention", "intake"):
         assert words in text
 

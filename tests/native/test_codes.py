@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.kernels.coded import CodedWeight, units_of, units_of_words
+from mmdeploy_llm.weight_formats import FORMATS
 
 from .test_kernels import DTYPES, values
 
@@ -112,6 +113,24 @@ def rounded_rows(x, *, by_row):
         step = largest / 127
         parts.append((part / step.clamp(min=1e-30)).round() * step)
     return torch.cat(parts, 1).double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_of_each_name(kernels, dtype, name):
+    """They are those of plain torch with the values of the codes, and with rounded rows of x where
+    the name rounds them."""
+    own, x = FORMATS[name], values(9, 200, dtype=dtype)
+    packed = kernels.pack(values(70, 200, dtype=dtype), name)
+    weight = packed.rows(torch.arange(70), torch.float32).double()
+    rows = x.double() if own.activation_bits is None else rounded_rows(x, by_row=own.bits == 4)
+    found, expected = packed.product(x, None).double(), rows @ weight.T
+    # Of a few values that lie between two steps each way of dividing takes another.
+    limit = 1e-3 if own.activation_bits is None else 5e-3
+    limit = max(limit, 5e-3 * (dtype is torch.bfloat16))
+    assert (found - expected).norm() < limit * expected.norm()
+    unrounded = (x.double() @ weight.T - expected).norm() / expected.norm()
+    assert (unrounded > 1e-3) == (own.activation_bits is not None)
 
 
 def test_small_values_keep_their_precision_beside_a_large_one(kernels):

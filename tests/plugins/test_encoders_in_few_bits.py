@@ -75,7 +75,7 @@ def logits(plugins, folder, kernels, quantization, prompt):
 # Those that round the rows of products, too, are near to it.
 @pytest.mark.parametrize(
     ("quantization", "atol"),
-    [("int4", 1e-3), ("int8wo", 1e-3), ("int8", 1.0), ("int4a8", 1.0), ("int8a8", 1.0)],
+    [("int4wo", 1e-3), ("int8wo", 1e-3), ("int8", 1.0), ("int4", 1.0), ("int8a8", 1.0)],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_rounded_weights(

@@ -33,7 +33,7 @@ def saved(tmp_path, **options):
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 @pytest.mark.parametrize(
     ("quantization", "size", "columns"),
-    [("int4", 16, 16), ("int4", -1, 64), ("int8wo", 32, 32)],
+    [("int4wo", 16, 16), ("int4wo", -1, 64), ("int8wo", 32, 32)],
 )
 def test_transformers_gives_the_tokens(tmp_path, quantization, size, columns):
     options = {"quantization": quantization, "quantization_group_size": size}

@@ -6,6 +6,7 @@ import filecmp
 import json
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 from mmdeploy_llm import LLM, SamplingParams
@@ -34,7 +35,7 @@ def tensors(folder):
 @pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
 @pytest.mark.parametrize(
     "quantization",
-    ["int4", *(pytest.param(n, marks=pytest.mark.full) for n in ("int8wo", "int4a8", "int8a8"))],
+    ["int4", *(pytest.param(n, marks=pytest.mark.full) for n in ("int8wo", "int4wo", "int8a8"))],
 )
 @pytest.mark.parametrize(
     ("family", "sizes"),
@@ -108,3 +109,21 @@ def test_int8_is_refused(tmp_path):
     llm = LLM(str(plain), block_size=16, quantization="int8")
     with llm, pytest.raises(ConfigError, match="load the model with int4, int8wo"):
         llm.save(tmp_path / "new")
+
+
+@pytest.mark.skipif(load() is None, reason="needs the C++ kernels")
+@pytest.mark.full
+def test_a_model_with_an_encoder(tmp_path):
+    plain, (first, second) = write_tiny("florence2", tmp_path / "plain"), folders(tmp_path)
+    picture = Image.new("RGB", (40, 30), "red")
+    found = []
+    for folder, to in ((plain, first), (first, second)):
+        with LLM(str(folder), quantization="int4", kv_cache_memory=2**22) as llm:
+            ask = {"prompt": "<OD>", "multimodal_data": {"image": picture}}
+            found.append(llm.generate(ask, PARAMS, use_tqdm=False)[0].outputs.token_ids)
+            llm.save(to)
+    assert found[0] == found[1]
+    packed = [key for key in tensors(first) if key.endswith("weight_packed")]
+    assert packed
+    assert all("decoder.layers." in key for key in packed)
+    same_files(first, second)

@@ -52,7 +52,7 @@ def test_the_second_start_maps_them(answer, tiny_folder, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("quantization", [None, "int4", "int4a8", "int8wo"])
+@pytest.mark.parametrize("quantization", [None, "int4", "int4wo", "int8wo"])
 @pytest.mark.parametrize(
     "family", ["qwen2", "ernie4_5_moe", "gemma3_text", "qwen2_5_vl", "granite", "qwen3_5"]
 )
@@ -70,6 +70,7 @@ def test_other_options_and_files_are_read_anew(answer, tiny_copy, tmp_path):
     for options in (
         {"quantization": "int8"},
         {"quantization": "int4"},
+        {"quantization": "int4wo"},
         {"quantization": "int4", "quantization_group_size": 32},
         {"dtype": "bfloat16"},
         {"deterministic": True},

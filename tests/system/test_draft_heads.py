@@ -72,10 +72,13 @@ def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):
     assert 50 < stats.num_accepted_drafts < stats.num_drafts
 
 
+LOOKED_AT = {"ernie4_5", "glm4v_moe", "glm_ocr", "qwen3_5_text"}  # each guess, below
+
+
 @pytest.mark.usefixtures("always_drafts")
 @pytest.mark.full
-@pytest.mark.parametrize("family", KEYS)
-def test_every_family_with_a_draft_layer(folders, family):
+@pytest.mark.parametrize("family", sorted({*KEYS} - LOOKED_AT))
+def test_other_families_with_a_draft_layer(folders, family):
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     prompts = PROMPTS[1:3]  # without tokens that stand for media
     plain, _ = answers(folders(family), prompts, params)

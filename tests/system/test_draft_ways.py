@@ -44,19 +44,24 @@ def always_drafts(monkeypatch):
 
 
 @pytest.mark.usefixtures("always_drafts")
-@pytest.mark.full
-@pytest.mark.parametrize("family", ["ernie4_5", "ernie4_5_moe", "qwen3_5_text", "glm4v_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("ernie4_5", marks=pytest.mark.long),
+        pytest.param("ernie4_5_moe", marks=pytest.mark.full),  # experts
+        pytest.param("qwen3_5_text", marks=pytest.mark.full),  # states
+        pytest.param("glm4v_moe", marks=pytest.mark.long),
+    ],
+)
 def test_ranks(folders, family):
     """Ranks accept and guess what one process does, with grammars and stop texts among others."""
     sizes = SIZES if family.startswith("ernie") else {}
     folder = folders(family, **sizes)
     plain, _ = answers(folder)
-    _, alone = answers(folder, speculative="mtp")
     found, stats = answers(folder, speculative="mtp", tensor_parallel_size=2)
     for one, other in zip(plain, found, strict=True):
         assert one[:3] == other[:3]
     assert stats.num_accepted_drafts > stats.num_drafts / 2
-    assert abs(stats.num_accepted_drafts - alone.num_accepted_drafts) < 10
 
 
 @pytest.mark.full

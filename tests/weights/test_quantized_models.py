@@ -248,7 +248,7 @@ def test_activations_are_rounded_on_request(tiny_folder, tmp_path):
     """The weights stay as they are stored; log-probabilities show that x was rounded."""
     plain = tiny_folder("qwen2", **SIZES)
     folder, _ = quantised_pair(tmp_path, "packed", plain)
-    found = [prompt_scores(folder, list(range(5, 60)), each) for each in (None, "int4a8")]
+    found = [prompt_scores(folder, list(range(5, 60)), each) for each in (None, "int4")]
     difference = (found[0] - found[1]).abs().max()
     assert 1e-5 < difference < 0.3
 
@@ -277,7 +277,7 @@ def test_floats_of_8_bits_that_are_no_numbers(tiny_folder, tmp_path):
         LLM(str(folder))
 
 
-@pytest.mark.parametrize("quantization", ["int4", "int8wo"])
+@pytest.mark.parametrize("quantization", ["int4wo", "int8wo"])
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_head_and_embeddings_in_8_bits(
     tiny_folder, transformers_of, tmp_path, is_tied, quantization

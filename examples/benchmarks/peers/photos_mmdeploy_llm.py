@@ -10,7 +10,7 @@ import photo_job  # noqa: E402
 
 from mmdeploy_llm import LLM, SamplingParams, __version__  # noqa: E402
 
-QUANTIZATIONS: dict[str, Any] = {"bf16": None, "int4": "int4a8"}
+QUANTIZATIONS: dict[str, Any] = {"bf16": None, "int4": "int4"}
 
 
 def main() -> None:

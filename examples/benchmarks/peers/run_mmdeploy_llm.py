@@ -13,7 +13,7 @@ import workloads  # noqa: E402
 
 from mmdeploy_llm import LLM, SamplingParams, __version__  # noqa: E402
 
-QUANTIZATIONS: dict[str, Any] = {"bf16": None, "int8": "int8", "int4": "int4a8"}
+QUANTIZATIONS: dict[str, Any] = {"bf16": None, "int8": "int8", "int4": "int4"}
 
 
 class Ours:

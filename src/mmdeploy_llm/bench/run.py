@@ -139,7 +139,7 @@ def _measure(
         model=settings.model,
         device=llm.runtime.device,
         dtype=llm.runtime.dtype,
-        quantization=settings.options.get("quantization"),
+        quantization=llm.runtime.quantization,
         kv_cache_dtype=llm.runtime.kv_cache_dtype,
         max_num_seqs=llm.runtime.max_num_seqs,
         num_requests=settings.num_requests,

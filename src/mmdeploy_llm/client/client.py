@@ -223,8 +223,8 @@ class EngineClient(Belonging):
         Weights that `quantization` rounded to 4 bits, or to 8 by int8wo, are saved as their codes.
         Loaded with the same `quantization`, the folder gives the same tokens to the last bit;
         without it, what is not stored in few bits stays in floats: an output head that shares the
-        weights of the embeddings, and int4a8's rounding of activations. A checkpoint that was
-        quantised already is copied.
+        weights of the embeddings, and the activations that int4 and int4a8 round. A checkpoint that
+        was quantised already is copied.
         overwrite: replace a folder that holds a model. Raises ConfigError for a folder that cannot
         be written to, and for quantization = "int8", dummy weights and GGUF files.
         """

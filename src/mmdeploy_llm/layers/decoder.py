@@ -328,6 +328,18 @@ class CausalLM(MappedWeights, nn.Module):
         self.sizes = config
         self.draft_head: nn.Module | None = None  # see draft_heads.add_draft_head
 
+    @property
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        drafts = () if self.draft_head is None else (self.draft_head,)
+        return (*self.model.layers, *drafts)
+
+    @property
+    def tied_head(self) -> Embedding | None:
+        """The embedding that is the output head too."""
+        has_own = self.lm_head is not None or self.is_embedder
+        return None if has_own else self.model.embed_tokens
+
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Set
+from typing import Any
 
 from torch import nn
 
@@ -14,17 +15,16 @@ from mmdeploy_llm.basic_layers.linear import Embedding, Linear, Matrix, check_fi
 from mmdeploy_llm.kernels import Kernels, Quantization
 from mmdeploy_llm.weight_formats import FORMATS, LOOKED_UP
 
-from .decoder import CausalLM
 from .moe import Router, SoftmaxRouter
 
 logger = logging.getLogger(__name__)
 
 
 def decoder_modules(model: nn.Module) -> Set[nn.Module]:
-    """Returns the modules of all decoder layers of a model, that of a draft head included."""
-    models = [module for module in model.modules() if isinstance(module, CausalLM)]
-    layers = [own for module in models for own in (module.model.layers, module.draft_head)]
-    return {part for own in layers if own is not None for part in own.modules()}
+    """Returns the modules of all layers that compute text, those of draft heads included: what
+    `text_layers` of the model and its parts names, see hooks.Model."""
+    owners: Any = (module for module in model.modules() if hasattr(type(module), "text_layers"))
+    return {part for own in owners for layer in own.text_layers for part in layer.modules()}
 
 
 def install_kernels(
@@ -33,8 +33,8 @@ def install_kernels(
     """Lets the layers of `model` compute with `kernels` from now on, on tensors that these accept.
 
     Packs the weights of linear layers, routers and experts where the kernels can. `quantization`
-    rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
-    language model, and the others, an output head or a vision tower, in 8 bits. Embeddings are
+    rounds them, except exact ones; in 4 bits only those of layers that compute text, which are most
+    of a language model, and the others, an output head or an encoder, in 8 bits. Embeddings are
     rounded to 8 bits in groups, whether they are the output head too or not. What the kernels
     cannot round is logged. Raises CheckpointError for values that are not finite.
     """
@@ -92,9 +92,5 @@ def _log_unrounded(model: nn.Module, quantization: Quantization) -> None:
 
 def _tied_heads(model: nn.Module) -> Set[nn.Module]:
     """Returns the embeddings that are the output head too."""
-    models = (module for module in model.modules() if isinstance(module, CausalLM))
-    return {
-        module.model.embed_tokens
-        for module in models
-        if module.lm_head is None and not module.is_embedder
-    }
+    owners: Any = (module for module in model.modules() if hasattr(type(module), "tied_head"))
+    return {own.tied_head for own in owners if own.tied_head is not None}

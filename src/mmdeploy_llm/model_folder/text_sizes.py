@@ -11,6 +11,13 @@ from mmdeploy_llm.hooks import Checkpoint
 
 # In the configs of transformers.
 POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+NO_LIMIT = -1  # XLNet's
+# Says how many tokens a head gives; the first that the config has.
+VOCABULARIES = (
+    "unpadded_vocab_size",  # Inkling's: its embeddings have rows for none
+    "decoder_vocab_size",  # Marian's, whose encoder may have another
+    "vocab_size",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +42,11 @@ def read_text_sizes(checkpoint: Checkpoint) -> TextSizes:
     text, name = text_config(checkpoint), checkpoint.architecture
     stored = getattr(checkpoint.config, "dtype", None) or getattr(text, "dtype", None)
     hidden_size = _whole_number(text, "hidden_size", name)
-    stated = [field for field in POSITIONS if _uniform(text, field) is not None]
+    stated = [field for field in POSITIONS if _uniform(text, field) not in (None, NO_LIMIT)]
     longest = _whole_number(text, stated[0], name) if stated else None
     return TextSizes(
         dtype=str(stored or "float32").removeprefix("torch."),
-        vocab_size=_whole_number(text, "vocab_size", name),
+        vocab_size=_whole_number(text, _vocabulary(text), name),
         hidden_size=hidden_size,
         max_position_embeddings=longest,
         head_dim=_head_dim(text, hidden_size),
@@ -77,6 +84,12 @@ def _whole_number(config: Any, name: str, architecture: str) -> int:
             f"{name!r} in config.json of the model is {shown(value)}; allowed: an integer above 0"
         )
     return value
+
+
+def _vocabulary(text: Any) -> str:
+    """Returns the field that says how many tokens the head gives."""
+    stated = (field for field in VOCABULARIES if _uniform(text, field) is not None)
+    return next(stated, VOCABULARIES[-1])
 
 
 def _uniform(config: Any, name: str) -> Any:

@@ -38,6 +38,10 @@ class Model(Protocol):
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 
+    text_layers: the layers that compute text, which are rounded to 4 bits where `quantization` says
+        so, and other matrices, of towers and output heads, to 8. Without it all are rounded alike.
+        layers.CausalLM has it.
+    tied_head: the embedding that is the output head too, or None; likewise.
     draft_head: a module that guesses the token after the next, which ModelSpec.draft_head has
         added; None without. Its layer keeps an entry for each token whose next one is known, in a
         PagedKV after those of the model's layers in `cache`. Called as draft_head(inputs, hidden)

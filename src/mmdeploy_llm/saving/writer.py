@@ -18,7 +18,6 @@ from tqdm import tqdm
 from mmdeploy_llm.basic_layers.experts import Experts
 from mmdeploy_llm.basic_layers.linear import Linear
 from mmdeploy_llm.errors import CheckpointError, ConfigError
-from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.tensor_file import Entry
 from mmdeploy_llm.weight_formats import MAX_GROUP
@@ -200,12 +199,16 @@ def target_of(model: Any, key: str) -> tuple[nn.Module | None, Target | None]:
 
 
 def places_of(model: nn.Module) -> Mapping[nn.Module, Place]:
-    """Returns the places of the modules of a model, where these are not towers."""
+    """Returns the places of the modules of a model, where these are not towers: none for one
+    whose modules compute while it is loaded, when weights in few bits are not laid out yet."""
+    if not getattr(model, "is_cacheable", True):
+        return {}
     places: dict[nn.Module, Place] = dict.fromkeys(decoder_modules(model), "layers")
     places |= {own: "experts" for own in places if isinstance(own, Experts)}
     for module in model.modules():
-        if isinstance(module, CausalLM) and module.lm_head is not None:
-            places[module.lm_head] = "head"
+        head = getattr(module, "lm_head", None)
+        if hasattr(type(module), "text_layers") and head is not None:
+            places[head] = "head"
     return places
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.layers.install import install_kernels, packer
 from mmdeploy_llm.layers.tp_plan import tp_plan
@@ -103,7 +102,7 @@ def load_model(
 
     cache = _cache(runtime, files, machine, group)
     model = _weighted(build, runtime, files, machine, split, can_keep, cache)
-    _install(model, machine, runtime.options)
+    _install(model, machine, runtime)
     if cache is not None:
         cache.keep(model)
     return LoadedModel(
@@ -168,7 +167,7 @@ def _new_packer(
     """Returns what packs modules while others are read; None where the kernels are not a CPU's."""
     if machine.kernels is None or runtime.device != "cpu":
         return None
-    return partial(packer, kernels=machine.kernels, quantization=runtime.options.quantization)
+    return partial(packer, kernels=machine.kernels, quantization=runtime.quantization)
 
 
 def _cache(
@@ -185,24 +184,25 @@ def _cache(
     return open_cache(runtime, files.checkpoint, files.plugins, facts, dense)
 
 
-def _install(model: Model, machine: Machine, config: EngineConfig) -> None:
+def _install(model: Model, machine: Machine, runtime: RuntimeConfig) -> None:
     """Gives the layers of a model the machine's kernels, which pack its weights."""
     if machine.kernels is not None and isinstance(model, nn.Module):
-        install_kernels(model, machine.kernels, config.quantization)
-        if config.deterministic:
+        if (own := runtime.quantization) != runtime.options.quantization:
+            logger.info("quantization = %r is %r on CUDA", runtime.options.quantization, own)
+        install_kernels(model, machine.kernels, own)
+        if runtime.options.deterministic:
             check_model(model)
 
 
 def _limits(model: Model, runtime: RuntimeConfig) -> dict[str, Any]:
     """Returns the options that the model lowers, with a line in the log."""
-    length = model_length(model, runtime)
-    if length < runtime.max_model_len:
-        logger.info("max_model_len is reduced to %d, which the model can compute", length)
+    most = model_length(model, runtime)
+    if most < runtime.max_model_len:
+        logger.info("max_model_len is reduced to %d, which the model can compute", most)
     if not has_whole_prompts(model):
-        return {"max_model_len": length}
+        return {"max_model_len": most}
     # Each prompt is computed in one step, and no part of it is like that of another prompt.
-    whole = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
-    return {"max_model_len": length, **whole}
+    return {"max_model_len": most, "enable_prefix_caching": False, "enable_chunked_prefill": False}
 
 
 def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:

@@ -37,7 +37,7 @@ def open_cache(
         return None
     asked = {
         "options": (options.load_format, options.deterministic, runtime.dtype),
-        "rounding": (options.quantization, options.quantization_group_size),
+        "rounding": (runtime.quantization, options.quantization_group_size),
         "gguf": checkpoint.gguf_tables,
     }
     try:

@@ -103,6 +103,11 @@ class EncoderModel(nn.Module):
         patterns = (*IGNORED, *unused, *ignored)
         self.weight_map = WeightMap(self, renames=renames, ignored=patterns)
 
+    @property
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        return tuple(self.encoder.layers)
+
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See hooks.Model."""
         return self.weight_map.targets(key)

@@ -66,6 +66,11 @@ class TwoTowers(nn.Module):
         self.head_dim = text.hidden_size // text.num_attention_heads
         self.max_positions = text.max_position_embeddings
 
+    @property
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        return tuple(self.text.layers)
+
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""
         return None

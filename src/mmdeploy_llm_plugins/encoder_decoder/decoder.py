@@ -244,6 +244,17 @@ class EncoderDecoderLM(nn.Module):
         self.max_positions = config.num_positions
         self.weight_map: WeightMap
 
+    @property
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        return tuple(self.decoder.layers)
+
+    @property
+    def tied_head(self) -> Embedding | None:
+        """The embedding that is the output head too."""
+        found: Embedding | None = self.decoder.embed_tokens if self.lm_head is None else None
+        return found
+
     @abstractmethod
     def encode(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns the encoder's output of each item, [num_tokens, encoder size]."""

@@ -128,6 +128,11 @@ class GitForCausalLM(nn.Module):
         self.is_tied: bool = config.tie_word_embeddings
         self.weight_map = WeightMap(self, renames=NAMES, ignored=IGNORED)
 
+    @property
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        return tuple(self.layers)
+
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns keys and values of each picture, see caches.CrossKV."""
         device = self.word_embeddings.weight.device

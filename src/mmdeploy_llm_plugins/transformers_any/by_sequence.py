@@ -282,7 +282,7 @@ class BySequence:
                 one, other = self._begun_trial(shares=False), self._begun_trial(shares=True)
                 difference = float((one - other).float().norm() / one.float().norm())
         except Exception as error:  # transformers' code: anything may come
-            return f"a trial failed ({type(error).__name__}: {str(error):.200})"
+            return f"a trial failed ({type(error).__name__}: {error!s:.200})"
         if difference <= (ROUNDING_OF_HALF if is_half else ROUNDING):
             return None
         return f"hidden states differ by {difference:.2%} in a trial"

@@ -18,6 +18,8 @@ from . import rope, structure
 # How many tokens a model chooses to attend to: all of them up to that length. Beyond, it depends on
 # rounding, and in some models on the steps in which they came.
 CHOSEN = ("index_topk", "keep_window_size", "indexer_budget")
+# How many tokens a model attends to as any other does: longer sequences are filled up to chunks.
+CHUNKS = ("local_attn_chunk_length", "lsh_attn_chunk_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,12 @@ def of_decoder(name: str, decoder: nn.Module, *, follows_length: bool = False) -
             count = chosen * _tokens_of_entry(config)
             return Limit(num_tokens=count, reason="chooses tokens by their scores")
     return Limit()
+
+
+def of_chunks(config: Any) -> Limit:
+    """Returns the limit of a model that divides longer sequences into chunks (Reformer)."""
+    sizes = [size for field in CHUNKS if type(size := getattr(config, field, None)) is int]
+    return Limit(num_tokens=min(sizes), reason="attends in chunks") if sizes else Limit()
 
 
 def _tokens_of_entry(config: Any) -> int:

@@ -12,7 +12,9 @@ from . import ATOMIC, masks, media
 from .wrapped import Parts
 
 TOGETHER, ONE_AFTER_THE_OTHER = "attention of the engine", "by sequence"  # the first of each model
-# How sequences that get one token each are computed where the rest is by sequence; the log says why.
+RECOMPUTED = "all of a sequence at each step"
+REPEATED = "all of `generate` at each step"
+# How sequences that get one token each are computed where the rest is by sequence; see the log.
 SHARED, ALONE = "one pass for decoding", "a pass for each sequence"
 CHUNKED = "chunked_attention"  # in a config's layer_types
 

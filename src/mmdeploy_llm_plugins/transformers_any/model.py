@@ -1,12 +1,12 @@
 """AnyModel: transformers' own modules as a Model of this engine (see hooks.Model).
 
-They run in the fastest way that is exact: all tokens of a step together (together.py), or one
-sequence after the other (by_sequence.py).
+They run in the fastest way that is exact: all tokens of a step together (together.py), one sequence
+after the other (by_sequence.py), or all of each sequence again at each step (again.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 
-from . import BY_PROMPT, masks, mechanisms
+from . import BY_PROMPT, masks, mechanisms, structure
+from .again import Again
 from .by_sequence import BySequence
 from .interface import NotCausal
 from .probe import Sizes
@@ -38,7 +39,7 @@ class AnyModel(Wrapped):
         super().__init__(config)
         sizes: Sizes | None = None
         self.draft_head: nn.Module | None = None  # see draft.py
-        self._way: Together | BySequence
+        self._way: Together | BySequence | Again
         try:
             self._way = Together(self.parts)
             sizes = self._way.check_on_meta()
@@ -50,19 +51,26 @@ class AnyModel(Wrapped):
         self._set_sizes(sizes or Sizes(layers=(PagedKV(num_kv_heads=1, head_dim=1),)))
 
     @property
-    def way(self) -> Together | BySequence:
+    def text_layers(self) -> Sequence[nn.Module]:
+        """See hooks.Model."""
+        drafts = () if self.draft_head is None else (self.draft_head,)
+        return (*structure.decoder_layers(self.parts.decoder).values(), *drafts)
+
+    @property
+    def way(self) -> Together | BySequence | Again:
         """How the tokens of a step are computed."""
         return self._way
 
     @property
     def attends_itself(self) -> bool:
         """Whether transformers computes the attention; see forward.SequenceAttention."""
-        return isinstance(self._way, BySequence)
+        return not isinstance(self._way, Together)
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
         """Names what serves the model, as the census lists it; complete with its weights."""
-        own = self._way.mechanisms if isinstance(self._way, BySequence) else (mechanisms.TOGETHER,)
+        way = self._way
+        own = (mechanisms.TOGETHER,) if isinstance(way, Together) else way.mechanisms
         more = (*mechanisms.of_caches(self, self.cache), *mechanisms.of_parts(self.parts))
         return tuple(dict.fromkeys((*own, *more)))
 
@@ -73,25 +81,37 @@ class AnyModel(Wrapped):
 
     @property
     def sees_prompts(self) -> bool:
-        """See hooks.Model."""
+        """See hooks.Model. A prompt that was an answer elsewhere is repeated as a prompt."""
+        if isinstance(self._way, Again):
+            return self._way.repeats
         return self.parts.name in BY_PROMPT or self.parts.name in masks.KNOWN
 
     def init_buffers(self, device: torch.device) -> None:
         """Completes the weights, and runs the checks that need them."""
         self._complete_weights(device)
         self.eval()
+        self._set_sizes(self._checked())
+
+    def _checked(self) -> Sizes:
+        """Returns the sizes of the fastest way that passes its checks."""
         try:
-            sizes = self._way.check_on_weights()
+            return self._way.check_on_weights()
         except ModelNotSupportedError as error:
-            if self.attends_itself or self.draft_head is not None:
+            if isinstance(self._way, Again) or self.draft_head is not None:
                 raise
-            self._way = self._by_sequence(error)
-            sizes = self._way.check_on_weights()
-        self._set_sizes(sizes)
+            is_together = isinstance(self._way, Together)
+            self._way = self._by_sequence(error) if is_together else Again(self.parts, error)
+            return self._checked()
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the hidden states after the final norm, [T, hidden]."""
         return self._way.forward(inputs)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Computes the logits: [N, hidden] -> [N, vocab]."""
+        if isinstance(self._way, Again):
+            return self._way.logits(hidden)
+        return super().logits(hidden)
 
     def add_draft_head(self, head: nn.Module, names: Mapping[str, str]) -> None:
         """Takes a draft head. names: see WeightTable.add."""
@@ -99,15 +119,17 @@ class AnyModel(Wrapped):
         self._weights.add(head, "draft_head.", names)
         self._set_sizes(self._sizes)
 
-    def _by_sequence(self, because: ModelNotSupportedError) -> BySequence:
-        """Raises `because` where that way is closed too."""
+    def _by_sequence(self, because: ModelNotSupportedError) -> BySequence | Again:
+        """Returns one of the slower ways. Raises `because` where these are closed too."""
         try:
             return BySequence(self.parts, because)
-        except ModelNotSupportedError as error:
-            raise because from error
+        except ModelNotSupportedError:
+            return Again(self.parts, because)
 
     def _set_sizes(self, sizes: Sizes) -> None:
         self._sizes = sizes
+        if isinstance(self._way, Again):
+            self.hidden_size = self._way.hidden_size
         self.num_layers = len(sizes.layers)
         self.num_kv_heads = sizes.layers[0].num_kv_heads
         self.head_dim = sizes.layers[0].head_dim

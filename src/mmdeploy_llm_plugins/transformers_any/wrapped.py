@@ -21,10 +21,10 @@ from mmdeploy_llm_plugins.transformers_media.sound.encoding import encode_sound
 from mmdeploy_llm_plugins.transformers_parts import buffers
 from mmdeploy_llm_plugins.transformers_parts.adapter import merge_adapter
 from mmdeploy_llm_plugins.transformers_parts.linear import use_engine_layers
+from mmdeploy_llm_plugins.transformers_parts.weights import WeightTable
 
 from . import head, masks, media, structure
 from .interface import refused
-from .weights import WeightTable
 
 NUM_AXES = 3  # time, height, width; HunYuan-VL has four
 

@@ -1,6 +1,8 @@
 """A model that cannot run says why in one sentence that names the layer, before weights are read
 where that is possible."""
 
+import re
+
 import pytest
 import torch
 import transformers
@@ -12,6 +14,7 @@ from mmdeploy_llm.errors import CheckpointError, ConfigError, ModelNotSupportedE
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins.transformers_any import ATOMIC, provide_models
+from mmdeploy_llm_plugins.transformers_any.mechanisms import RECOMPUTED, REPEATED
 from mmdeploy_llm_plugins.transformers_any.mixing import NUM_TOKENS, check_mixing
 from mmdeploy_llm_plugins.transformers_any.model import AnyModel
 from mmdeploy_llm_plugins.transformers_any.trial import Whole
@@ -151,8 +154,11 @@ def test_tokens_that_meet_elsewhere_are_found_on_the_weights(shift, dtype):
         check_mixing("Model", decoder, 8, forward)
 
 
-def test_a_convolution_next_to_attention_is_found_when_the_model_is_loaded(tmp_path, monkeypatch):
-    """Nothing in the config reveals it, and every layer has attention."""
+def test_a_convolution_next_to_attention_is_found_when_the_model_is_loaded(
+    tmp_path, monkeypatch, caplog
+):
+    """Nothing in the config reveals it, and every layer has attention. Sequences are then computed
+    again at each step, which the log says with the layer."""
     forward = transformers.models.llama.modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(
         "transformers.models.llama.modeling_llama.LlamaMLP.forward",
@@ -161,8 +167,9 @@ def test_a_convolution_next_to_attention_is_found_when_the_model_is_loaded(tmp_p
     tokenizer = make_tokenizer()
     config = transformers.LlamaConfig(**{**FIELDS, "vocab_size": len(tokenizer)})
     write_checkpoint(config, tmp_path, tokenizer=tokenizer)
-    with pytest.raises(ModelNotSupportedError, match=r"layers\.0 \(LlamaDecoderLayer.*mixes"):
-        LLM(model=str(tmp_path), blocked_plugins=("llama",), num_threads=1)
+    with LLM(model=str(tmp_path), blocked_plugins=("llama",), num_threads=1) as llm:
+        assert {REPEATED, RECOMPUTED} & set(llm.model.mechanisms)
+    assert re.search(r"layers\.0 \(LlamaDecoderLayer.*mixes", caplog.text)
 
 
 def test_a_conversion_that_computes_is_named():

@@ -175,6 +175,39 @@ def test_convolutions_of_different_widths(tmp_path, is_saved_by_transformers):
     assert_same(load(tmp_path), model)
 
 
+@pytest.mark.parametrize("is_published", [True, False])
+def test_embeddings_of_added_tokens(tmp_path, is_published):
+    """Published checkpoints of Molmo 2 have them in a tensor of their own; save_pretrained cuts the
+    whole table in two halves, of which the first may have a row more."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    config = transformers.Molmo2Config(
+        text_config={"vocab_size": 95, "additional_vocab_size": 8, **sizes, **heads},
+        vision_config={**sizes, **heads, "image_size": [28, 28], "patch_size": 14},
+        adapter_config={
+            **heads,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "text_hidden_size": 32,
+            "vision_feature_layer": [1, 0],
+        },
+    )
+    model = transformers.Molmo2ForConditionalGeneration(config).eval()
+    model.config.architectures = ["Molmo2ForConditionalGeneration"]
+    model.save_pretrained(tmp_path)
+    if is_published:
+        path = tmp_path / "model.safetensors"
+        stored = safetensors.torch.load_file(path)
+        first, second = (
+            next(key for key in stored if key.endswith(name))
+            for name in ("wte.embedding", "wte.new_embedding")
+        )
+        table = torch.cat([stored[first], stored[second]])
+        stored[first], stored[second] = table[:95].clone(), table[95:].clone()
+        safetensors.torch.save_file(stored, path)
+    assert_same(load(tmp_path), model)
+
+
 @pytest.mark.parametrize("name", ["Dots1ForCausalLM", "FlintForCausalLM"])
 def test_what_transformers_keeps_in_float32(load_file, tmp_path, name):
     """Routers by a pattern of the end of their names, and what is made in float32."""

@@ -95,6 +95,12 @@ NATIVE = (
         vision_encoder_decoder,
     ),
 )
+WHOLE = (
+    "CpmAntForCausalLM",
+    "ProphetNetForCausalLM",
+    "XLMWithLMHeadModel",
+    "XLNetLMHeadModel",
+)  # their `generate` is repeated
 TOKENIZERS = {  # others have that of qwen2
     "Gemma4ForConditionalGeneration": "gemma4",
     "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
@@ -283,7 +289,7 @@ def compared(name, folder, settings, prompts, inputs):
     """Returns (outcome, reason, mechanisms). prompts: ours; inputs: the same for transformers'
     forward."""
     settings = {**settings, "model": str(folder)}
-    if name in BY_PROMPT or name in masks.KNOWN:  # its prompts come whole
+    if name in (*BY_PROMPT, *masks.KNOWN, *WHOLE):  # its prompts come whole
         settings["max_num_batched_tokens"] = settings["max_model_len"]
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:

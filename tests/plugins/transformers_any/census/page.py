@@ -196,6 +196,12 @@ since its Q-Former reads it.
 **Long prompts.** The census does not reach the lengths at which a model chooses tokens by their scores. Such a
 request is refused.
 
+**Again at each step.** Some older models keep nothing of earlier tokens, or something of their own: OpenAI GPT, XLM,
+XLNet, Reformer, CPM-Ant, ProphetNet. All tokens of a sequence are computed again for each new one, in one pass where a trial at the
+start shows that it gives the same, else by the model's own `generate`; the log says so. The answers are exact and take
+long: the time grows with the square of their length, or its cube. Where a prompt sees itself in both directions, it has
+no `prompt_logprobs`. Reformer's sequences end where its chunks begin, at 64 tokens by default.
+
 **Positions.** RoBERTa and its kin (XLM-RoBERTa, CamemBERT, Data2Vec, X-MOD) are given the positions of their training,
 which begin after that of padding. transformers' forward has them too, its `generate` counts from 0: the census gives it
 the positions.

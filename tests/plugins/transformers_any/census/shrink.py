@@ -125,6 +125,8 @@ ODD = {
     "linear_num_value_heads": 6,
     "linear_num_key_heads": 3,
     "vocab_size": 509,
+    "decoder_vocab_size": 509,
+    "unpadded_vocab_size": 500,
 }
 ODD_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 12}
 
@@ -133,11 +135,16 @@ def odd_sizes(config_class):
     """Makes configs of the class and of all that it contains odd, from now on; see ODD."""
     known = inspect.signature(config_class.__init__).parameters
     known = {*known, *getattr(config_class, "__dataclass_fields__", ())}
-    odd = {**ODD, **(ODD_HEADS if set(ODD_HEADS) <= known else {})}
-    if "kv_lora_rank" in known:
-        odd.pop("num_key_value_heads", None)
+    fixed = EXCEPTIONS.get(config_class.__name__, {})
+    has_axes = "mrope_section" in fixed.get("rope_parameters", {})  # of the even heads' channels
+    can_change = set(ODD_HEADS) <= known - set(fixed) and not has_axes
+    odd = {**ODD, **(ODD_HEADS if can_change else {})}
+    if "kv_lora_rank" in known:  # latent attention has as many, and rotates heads of their own size
+        odd.pop("head_dim", None)
+        if can_change:
+            odd["num_key_value_heads"] = odd["num_attention_heads"]
     own = {name: size for name, size in odd.items() if name in known}
-    EXCEPTIONS[config_class.__name__] = EXCEPTIONS.get(config_class.__name__, {}) | own
+    EXCEPTIONS[config_class.__name__] = own | fixed
     defaults = _default(config_class)
     for name in config_class.sub_configs:
         inner = getattr(defaults, name, None)
@@ -307,6 +314,7 @@ EXCEPTIONS = {
         "num_attention_heads": 1,
     },
     "BartConfig": {"encoder_layers": LAYERS},
+    "ProphetNetConfig": {"num_encoder_layers": LAYERS},  # its cache has a place for each of these
     "Cosmos3EdgeTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
     "Ernie4_5_VLMoeTextConfig": {
         "rope_parameters": {**ROPE, "mrope_section": [3, 3, 2]},

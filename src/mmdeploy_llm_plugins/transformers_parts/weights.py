@@ -42,6 +42,7 @@ class WeightTable:
         self._renamings = [item for item in table if isinstance(item, WeightRenaming)]
         self._converters = [item for item in table if isinstance(item, WeightConverter)]
         self._base = model.base_model_prefix
+        self._vocab_size = int(model.config.get_text_config().vocab_size)
         own = model._keys_to_ignore_on_load_unexpected or ()
         ignored = (*COMPUTED, *own, *_draft_layers(model.config.get_text_config()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
@@ -128,7 +129,7 @@ class WeightTable:
     def _joined(
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
-        sizes = self._projections(name, converter.source_patterns)
+        sizes = self._sizes_of(name, converter.source_patterns)
         size, count = self._shapes[name][0], len(converter.source_patterns)
         if sizes is None:
             return (Target(name=self._name(name), rows=_chunk(size, position, count)),)
@@ -147,9 +148,12 @@ class WeightTable:
         target = Target(name=self._name(name), rows=rows, num_sources=count)
         return [replace(target, index=expert, source_index=expert) for expert in range(count)]
 
-    def _projections(self, name: str, patterns: Sequence[str]) -> list[int] | None:
-        """Returns the rows of the projections before joined convolutions, whose values may have
-        more channels than queries and keys; None for other parameters."""
+    def _sizes_of(self, name: str, patterns: Sequence[str]) -> list[int] | None:
+        """Returns the rows of what is joined where they may differ, None for other parameters: of
+        embeddings, those of the vocabulary and of tokens added to it (Molmo 2); of convolutions,
+        those of the projections before them, since values may have more channels than queries."""
+        if name.endswith("embed_tokens.weight"):
+            return [self._vocab_size, self._shapes[name][0] - self._vocab_size]
         owner, found, last = name.rpartition(".conv1d.")
         if not found:
             return None
