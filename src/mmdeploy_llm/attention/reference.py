@@ -19,6 +19,7 @@ from mmdeploy_llm.forward import AttentionContext, SequenceRows
 from .base import AttentionBackend, BatchLayout, KVCache, without_spans
 from .int4 import Int4Context
 from .scores import Scores
+from .side_by_side import Slots, stored
 from .writing import write_plain
 
 # Decode sequences share a group until padding would make their gathered context this many times
@@ -184,7 +185,7 @@ class ReferenceContext:
         self._layout = layout
         self._cache = cache
         self._calls: dict[int | None, _Calls] = {}  # by window
-        self._slots: dict[tuple[int | None, ...], Tensor] = {}  # of extend_each, by its arguments
+        self._slots = Slots(layout, cache.block_size)
 
     def attend(
         self,
@@ -257,17 +258,8 @@ class ReferenceContext:
         num_kept: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """See forward.SideBySideAttention."""
-        key = (*sequences, num_kept)
-        if key not in self._slots:
-            self._slots[key] = _slots_of(self._layout, self._cache.block_size, sequences, num_kept)
-        slots = self._slots[key]
-        found = []
-        for new, cache in ((k, self._cache.keys[layer]), (v, self._cache.values[layer])):
-            rows = cache.flatten(0, 1)
-            rows.index_copy_(0, slots[:, -1], new.to(cache.dtype))
-            kept = rows.index_select(0, slots.flatten()).to(new.dtype)
-            found.append(kept.view(*slots.shape, *kept.shape[1:]))
-        return found[0], found[1]
+        slots, cache = self._slots.of(sequences, num_kept), self._cache
+        return stored(k, cache.keys[layer], slots), stored(v, cache.values[layer], slots)
 
     def _for_window(self, window: int | None) -> _Calls:
         if window not in self._calls:
@@ -277,20 +269,6 @@ class ReferenceContext:
                 chunks=_chunks(self._layout, size, window),
             )
         return self._calls[window]
-
-
-def _slots_of(
-    layout: BatchLayout, block_size: int, sequences: Sequence[int], num_kept: int | None
-) -> Tensor:
-    """Returns the slots [B, L] of the last tokens of sequences that get one token each, that one
-    included. Shorter ones begin with the slot of the new token, which holds finite values."""
-    device = layout.slots.device
-    lens = torch.tensor([layout.context_lens[number] for number in sequences], device=device)
-    counts = lens if num_kept is None else lens.clamp(max=num_kept + 1)
-    places = torch.arange(int(counts.max()), device=device) - counts.max() + lens[:, None]
-    places = torch.where(places < (lens - counts)[:, None], lens[:, None] - 1, places)
-    blocks = layout.block_tables[list(sequences)].long().gather(1, places // block_size)
-    return blocks * block_size + places % block_size
 
 
 def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:

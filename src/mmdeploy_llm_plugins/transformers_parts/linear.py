@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
 from mmdeploy_llm.layers import Linear
 
 from .experts import engine_experts, has_experts
@@ -40,7 +39,7 @@ class AnyEmbedding(nn.Embedding):
     """Has the attributes and the parameter of the torch.nn.Embedding that it replaces. packed: the
     weight as its TiedLinear has packed it."""
 
-    packed: PackedWeight | None = None
+    packed: Any = None  # kernels.PackedWeight
 
     def __init__(self, plain: nn.Embedding) -> None:
         sizes = plain.num_embeddings, plain.embedding_dim, plain.padding_idx
@@ -51,7 +50,7 @@ class AnyEmbedding(nn.Embedding):
         """Looks up embeddings, [..] -> [.., hidden]."""
         if self.packed is None:
             return super().forward(input)
-        rows = self.packed.rows(input.flatten().long(), self.weight.dtype)
+        rows: Tensor = self.packed.rows(input.flatten().long(), self.weight.dtype)
         return rows.view(*input.shape, -1)
 
 
@@ -62,7 +61,7 @@ class TiedLinear(AnyLinear):
         super().__init__(plain)
         self.__dict__["_embedding"] = embedding  # its parent has it as a submodule
 
-    def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
+    def pack(self, kernels: Any, quantization: Any) -> None:
         """See Matrix."""
         super().pack(kernels, None)
         if self.packed is not None:
