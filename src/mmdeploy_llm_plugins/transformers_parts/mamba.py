@@ -88,7 +88,7 @@ class _Passed:
         self.query_lens = (length,) * count
         self.num_decode = count if length == 1 else 0
 
-    def tensors(self, _: int) -> tuple[Tensor, ...]:
+    def tensors(self, layer: int) -> tuple[Tensor, ...]:
         """See forward.StateContext."""
         return self._tensors
 
@@ -107,12 +107,13 @@ def layers_of_mixers(decoder: nn.Module) -> list[int]:
 def use_engine_mixers(model: nn.Module) -> None:
     """Replaces the mixers of `model` in place, where the engine's may compute the same."""
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        children: list[tuple[str, Any]] = list(parent.named_children())
+        for name, child in children:
             config = _config_of(child)
             if config is not None:
                 setattr(parent, name, AnyMamba2(child, config))
             elif hasattr(child, "A_log") and type(getattr(child, "chunk_size", None)) is int:
-                child.chunk_size = min(child.chunk_size, CHUNK)  # type: ignore[assignment,type-var]
+                child.chunk_size = min(child.chunk_size, CHUNK)
 
 
 def check_mixers(model: nn.Module) -> None:
@@ -154,6 +155,7 @@ def _config_of(plain: Any) -> Mamba2Config | None:
     if not all(type(size) is int for size in sizes) or getattr(plain, "activation", "") != "silu":
         return None
     hidden, heads, head_dim, state_size, groups, kernel_size = (int(size or 0) for size in sizes)
+    low, high = getattr(plain, "time_step_limit", (0.0, float("inf")))
     config = Mamba2Config(
         hidden_size=hidden,
         num_heads=heads,
@@ -164,7 +166,7 @@ def _config_of(plain: Any) -> Mamba2Config | None:
         norm_eps=float(getattr(plain.norm, "variance_epsilon", 0.0)),
         conv_bias=plain.conv1d.bias is not None,
         bias=plain.in_proj.bias is not None,
-        time_step_limit=tuple(getattr(plain, "time_step_limit", (0.0, float("inf")))),
+        time_step_limit=(float(low), float(high)),
     )
     inner = config.inner_size
     wanted = {

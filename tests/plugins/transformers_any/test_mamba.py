@@ -37,19 +37,25 @@ def mixers(model):
     return [module for module in model.modules() if isinstance(module, mamba.AnyMamba2)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.full] * (name != CLASSES[0])) for name in CLASSES],
 )
-def test_logits_are_those_of_transformers(loaded, name, dtype):
-    model, own = loaded(name, dtype)
+def test_logits_are_those_of_transformers(loaded, name):
+    """In bfloat16 they are no farther from those of the same weights in float32 than transformers'
+    own are."""
+    model, own = loaded(name)
     assert mixers(model)
     ids = torch.arange(5, 45).unsqueeze(0)
     with torch.inference_mode():
-        found, wanted = (each(ids, use_cache=False).logits.float() for each in (model.inner, own))
-    difference = (found - wanted).norm() / wanted.norm()
-    assert difference < (1e-4 if dtype == torch.float32 else 0.05)
+        found, wanted = (each(ids, use_cache=False).logits for each in (model.inner, own))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    model, own = loaded(name, torch.bfloat16)
+    assert mixers(model)
+    with torch.inference_mode():
+        found, near = (each(ids, use_cache=False).logits for each in (model.inner, own))
+        wanted = own.float()(ids, use_cache=False).logits
+    assert (found - wanted).norm() < 1.25 * (near - wanted).norm()
 
 
 def test_other_mixers_stay(loaded):
