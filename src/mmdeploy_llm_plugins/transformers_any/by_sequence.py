@@ -214,7 +214,7 @@ class BySequence:
         own = slice(rows.start, rows.end)
         new = positions[..., own]
         cache = pages.sequence_cache(self._kept, self._places, attn, number, new)
-        if store is not None:
+        if isinstance(store, states.Rows):
             store.lend(cache)
         before = store.load() if store is not None and rows.num_cached else {}
         given: dict[str, Any] = {
@@ -254,7 +254,7 @@ class BySequence:
         )
         ids, new = token_ids[rows], positions[..., rows]
         cache = side_by_side.cache_of(self._kept, self._places, attn, numbers)
-        if store is not None:
+        if isinstance(store, states.Rows):
             store.lend(cache)
         before = {} if store is None else store.load()
         given: dict[str, Any] = {

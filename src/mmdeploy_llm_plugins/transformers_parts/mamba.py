@@ -42,7 +42,9 @@ class AnyMamba2(Mamba2):
                 setattr(self, name, value)
         self.__dict__["_plain"] = plain  # no submodule: it has no weights of its own
 
-    def forward(self, hidden_states: Tensor, cache: Any = None, *_: Any, **more: Any) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, cache: Any = None, *_: Any, **more: Any
+    ) -> Tensor:
         """Computes the layer, [B, n, hidden] -> [B, n, hidden]. There is no padding among the
         tokens of a pass, so its mask says nothing."""
         given = (cache, *(more.get(name) for name in carriers.NAMES))
@@ -51,7 +53,7 @@ class AnyMamba2(Mamba2):
         states.keep()
         return out.view(hidden_states.shape)
 
-    def plain(self) -> nn.Module:
+    def plain(self) -> Any:
         """Returns transformers' mixer with these weights."""
         plain: Any = self.__dict__["_plain"]
         plain.in_proj, plain.out_proj = self.in_proj, self.out_proj

@@ -69,10 +69,6 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 class Store(Protocol):
     """Holds the states of a pass between steps, of one sequence or several."""
 
-    def lend(self, cache: Any) -> None:
-        """Gives layers of transformers' cache that can work on the engine's rows these rows, which
-        `load` and `save` then leave out."""
-
     def load(self) -> States:
         """Returns copies of the states after the last step."""
 
@@ -106,7 +102,7 @@ class Slots:
         )
 
 
-class Remembered(Store):
+class Remembered:
     """Holds the states of a trial's sequence in memory; see Store."""
 
     def __init__(self, slots: Slots) -> None:
@@ -123,7 +119,7 @@ class Remembered(Store):
         self._states = states
 
 
-class Rows(Store):
+class Rows:
     """Holds the states of sequences of a step in two rows each of the engine's tensors; see
     Store."""
 
@@ -147,7 +143,8 @@ class Rows(Store):
         self._read, self._write = context.read[own], context.write[own]
 
     def lend(self, cache: Any) -> None:
-        """See Store."""
+        """Gives layers of transformers' cache that can work on the engine's rows these rows, which
+        `load` and `save` leave out."""
         for number, tensors in self._lent.items():
             own = Lent(tensors=tensors, read=self._read, write=self._write)
             cache.layers[number].lent = own
@@ -168,7 +165,7 @@ class Rows(Store):
         self._read = self._write
 
 
-class SideBySideStores(Store):
+class SideBySideStores:
     """Holds the states of several stores as those of one pass; see Store."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
