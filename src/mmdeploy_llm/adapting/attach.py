@@ -23,7 +23,8 @@ from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import CausalLM
 from mmdeploy_llm.sharding import Share
-from mmdeploy_llm.weights.map import Target, dtype_of
+from mmdeploy_llm.weights.dtypes import dtype_of
+from mmdeploy_llm.weights.map import Target
 
 from .places import Attached, Piece, Place, Placed, combined, held_of, shared, starts_of
 

@@ -17,7 +17,7 @@ from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
-from mmdeploy_llm.weights.map import dtype_of
+from mmdeploy_llm.weights.dtypes import dtype_of
 
 from .cards import check_memory
 

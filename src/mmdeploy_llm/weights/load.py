@@ -38,10 +38,11 @@ from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.tensor_file import TensorFile
 
 from .bounds import bounded_building
+from .dtypes import dtype_of
 from .files import LOADABLE, SafetensorsFile
 from .find import find_weights
 from .kept import CanKeep, Kept, hold, kept_weights
-from .map import Target, dtype_of
+from .map import Target
 from .quantized.reading import readable_files
 from .shard import Read
 from .streaming import NUM_READERS, PackModule, can_pack_early, read_all

@@ -22,7 +22,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 Replacement = str | Callable[[re.Match[str]], str]
@@ -53,15 +52,6 @@ class Target:
     num_sources: int | None = None
     source: slice | None = None
     transpose: bool | None = False
-
-
-def dtype_of(module: nn.Module, name: str, dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of a module's parameter in a model of `dtype`: float32 for those that its
-    attribute `fp32_parameters` names, and in float16 for those of `fp32_parameters_of_float16`."""
-    wide = getattr(module, "fp32_parameters", ())
-    if dtype is torch.float16:
-        wide = (*wide, *getattr(module, "fp32_parameters_of_float16", ()))
-    return torch.float32 if name in wide else dtype
 
 
 def fused_head_targets(name: str, num_heads: int, head_dim: int) -> tuple[Target, ...]:
