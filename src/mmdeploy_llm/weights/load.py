@@ -82,9 +82,8 @@ def build_model(
     can_keep: which weights of few bits stay as they are until the kernels pack them; None: all are
         dequantised.
     plugins: whose formats are read; None: those that are installed.
-    new_packer: returns what packs modules of the model: those in few bits here, since a model's
-        checks of its weights may need products with them, and on a CPU the others, while more are
-        read; None: nothing is packed here.
+    new_packer: returns what packs modules: those in few bits, with which a model's checks of its
+        weights multiply, and on a CPU others while more are read; None: nothing is packed here.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
