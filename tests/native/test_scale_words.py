@@ -1,4 +1,4 @@
-"""Scales of weights in 4 bits take half a word where that holds them exactly, and are read again."""
+"""Scales of weights in 4 bits take half a word where that holds them exactly."""
 
 import pytest
 import torch
