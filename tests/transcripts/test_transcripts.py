@@ -1,6 +1,7 @@
 """Windows of long sounds, what is joined of them, and the files that are written."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from mmdeploy_llm.hooks import Heard, Spoken
 from mmdeploy_llm.transcripts.again import is_poor
 from mmdeploy_llm.transcripts.joining import Line, joined
 from mmdeploy_llm.transcripts.plan import plan
-from mmdeploy_llm.transcripts.run import Transcriber, Wish
+from mmdeploy_llm.transcripts.run import Transcriber, Transcript, Wish
 from mmdeploy_llm.transcripts.windows import windows_of
 from mmdeploy_llm.transcripts.writing import FORMATS, read_formats, write
 from tests.media.sound_files import RATE, noise, wav16
@@ -226,7 +227,7 @@ def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
     assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
     assert (found["a.wav"].num_again, found["b.wav"].num_again) == (1, 0)
     assert found["a.wav"].doubtful == ((0.0,) if poor == 1.0 else ())
-    words = "doubtful, repeated or cut off, are those from 0 s on"
+    words = "1 window asked for again, doubtful, repeated or cut off, from 0 s"
     assert (words in found["a.wav"].told) == (poor == 1.0)
 
 
@@ -250,6 +251,19 @@ def test_silence_is_not_asked_about(tmp_path):
     path.write_bytes(wav16(noise(2) * 0))
     (found,) = run([path], engine).values()
     assert (engine.asked, found.lines, found.error) == ([], (), None)
+    assert found.told == f"{path}: 2 s, 0 lines, 1 window of digital silence"
+
+
+def test_an_end_that_is_missing_is_told(tmp_path):
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav16(noise(1), size=3 * 3600 * 2 * RATE))
+    (found,) = run([path], Engine()).values()
+    assert found.told.endswith("its header says 10800.0 s: it may be cut off")
+
+
+def test_a_line_about_a_file_is_short():
+    told = Transcript(path=Path("a"), seconds=700, doubtful=tuple(range(0, 300, 25))).told
+    assert told.endswith("from 0 s, 25 s, 50 s, 75 s, 100 s, 7 more")
 
 
 def test_wrong_wishes():

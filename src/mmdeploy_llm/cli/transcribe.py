@@ -75,7 +75,7 @@ def transcribe(
 
 def _run(transcriber: Transcriber, planned: Plan) -> int:
     """Writes each transcript as it is finished, and says so. Returns how many failed."""
-    num_failed = 0
+    num_done = num_failed = 0
     for found in transcriber.run(planned.tasks):
         error = found.error
         try:
@@ -88,4 +88,7 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
             num_failed += 1
             continue
         typer.echo(found.told)
+        num_done += 1
+    if num_done + num_failed > 1:
+        typer.echo(f"{num_done} files transcribed, {num_failed} failed")
     return num_failed

@@ -1,7 +1,8 @@
 """Reads the sound of files, through PyAV (FFmpeg): sound files, and videos with a sound track.
 
 Nothing that a header says about the length is believed, since recorders that write to a pipe do not
-know it: a file is decoded until it ends, or is longer than allowed.
+know it: a file is decoded until it ends, or is longer than allowed. What is missing of the length
+that it states, and what else is left out, is noted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import av
 import numpy as np
@@ -19,13 +20,14 @@ from av.container import InputContainer
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.sound_files.ogg import Link, links
-from mmdeploy_llm.sound_files.riff import corrected
+from mmdeploy_llm.sound_files.riff import corrected, stated_seconds
 
 from .limits import MAX_CHANNELS, check_values, no_samples, too_long
 from .options import RATES
 from .resampling import Resampler
 
 MAX_DAMAGED = 0.05  # share of the packets of a file that may be unreadable
+MISSING = 0.02, 0.5  # share and seconds of the stated length from which on missing ones are noted
 # Formats of decoded samples -> (what a whole number is divided by, its middle).
 SCALES = {
     "u8": (128.0, 128.0),
@@ -56,13 +58,47 @@ class _Packets:
     damaged: int = 0
 
 
-def read_container(blob: bytes, name: str, rate: int, span: Span) -> Iterator[np.ndarray]:
+@dataclass(slots=True)
+class _Read:
+    """What was read of a file. `_mono` is the only writer. stated: seconds that its header says."""
+
+    packets: _Packets = field(default_factory=_Packets)
+    seconds: float = 0.0
+    stated: float = 0.0
+    tracks: tuple[str, ...] = ()
+    track: int = 0
+
+    def notes(self) -> Iterator[str]:
+        """Yields what a listener should know."""
+        if len(self.tracks) > 1:
+            yield (
+                f"heard is sound track {self.track + 1} of {len(self.tracks)} "
+                f"({', '.join(self.tracks)}); the others are left out"
+            )
+        share, most = MISSING
+        if self.stated - self.seconds > max(most, share * self.stated):
+            yield (
+                f"it ends after {self.seconds:.1f} s, though its header says {self.stated:.1f} s: "
+                "it may be cut off"
+            )
+        if self.packets.damaged:
+            count = self.packets.damaged + self.packets.whole
+            yield f"{self.packets.damaged} of its {count} packets are damaged and left out"
+
+
+def read_container(
+    blob: bytes, name: str, rate: int, span: Span, notes: list[str] | None = None
+) -> Iterator[np.ndarray]:
     """Yields the samples of a part of a file, one channel at `rate`. name: FFmpeg's of its format.
+    notes: gets what was left out, where the file is read to its end.
 
     Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
     UnsupportedMediaError for one without sound.
     """
-    yield from _resampled(_cut(_mono(blob, name), span), rate)
+    read = _Read()
+    yield from _resampled(_cut(_mono(blob, name, read), span), rate)
+    if notes is not None and span.end is None:
+        notes += read.notes()
 
 
 @contextmanager
@@ -114,17 +150,20 @@ class _Block:
     rate: int
 
 
-def _mono(blob: bytes, name: str) -> Iterator[_Block]:
+def _mono(blob: bytes, name: str, read: _Read) -> Iterator[_Block]:
     """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
-    packets = _Packets()
+    packets = read.packets
     for link in _links(blob, name):
         packets.damaged += link.num_lost
         left = sys.maxsize if link.num_samples is None else link.num_samples
         with _opened(link.blob, name) as (container, stream):
+            _note(read, link.blob, container, stream)
             for frame in _frames(container, stream, packets):
                 if samples := min(frame.samples, left):
                     left -= samples
-                    yield _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
+                    block = _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
+                    read.seconds += samples / block.rate
+                    yield block
     # The end of a file that is cut off is one of them.
     allowed = max(1, MAX_DAMAGED * packets.whole) if packets.whole else 0
     if packets.damaged > allowed:
@@ -132,6 +171,17 @@ def _mono(blob: bytes, name: str) -> Iterator[_Block]:
             f"the sound is corrupt: {packets.damaged} of its "
             f"{packets.whole + packets.damaged} packets cannot be decoded"
         )
+
+
+def _note(read: _Read, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
+    """Adds what the header of a file, or of one link of it, says."""
+    own = float((stream.duration or 0) * (stream.time_base or 0))
+    tracks = [*container.streams.audio]
+    is_alone = len(container.streams) == 1  # a picture may be longer than its sound
+    whole = (container.duration or 0) / av.time_base if is_alone else 0.0
+    read.stated += stated_seconds(blob) or own or whole
+    languages = (track.language or "und" for track in tracks)
+    read.tracks, read.track = tuple(languages), tracks.index(stream)
 
 
 def _links(blob: bytes, name: str) -> Iterable[Link]:

@@ -21,7 +21,9 @@ OVERALL = "max_video_seconds allows"
 
 
 class OpenSound:
-    """A sound that can be read, by one thread at a time. digest: hash of its content.
+    """A sound that can be read, by one thread at a time. digest: hash of its content. notes: what
+    was left out of the file that `samples` has read: other tracks, damaged packets, an end that is
+    missing.
 
     content: the bytes of a file, or an array.
     """
@@ -30,6 +32,7 @@ class OpenSound:
         self, content: bytes | Array, digest: str, limits: MediaLimits, workers: Workers | None
     ) -> None:
         self.digest = digest
+        self.notes: tuple[str, ...] = ()
         self._content, self._limits, self._workers = content, limits, workers
         self._kept: dict[Any, np.ndarray] = {}  # what was read last
 
@@ -63,13 +66,18 @@ class OpenSound:
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
+        notes = list[str]()
         if self._workers is None:
-            pieces = list(files.read_file(self._content, rate, span))
+            pieces = list(files.read_file(self._content, rate, span, notes))
         else:
             answers = self._workers.decode(
                 f"{files.__name__}:decode", self._content, self._limits, rate=rate, span=span
             )
-            pieces = [piece.view(np.float32) for _, piece in answers if piece is not None]
+            pieces = []
+            for fields, piece in answers:
+                notes += fields.get("notes", ())
+                pieces += [] if piece is None else [piece.view(np.float32)]
+        self.notes = tuple(notes)
         return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
 
     def _of_array(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
