@@ -1,9 +1,12 @@
 """Windows of long sounds, what is joined of them, and the files that are written."""
 
+import io
 import json
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
+import av
 import numpy as np
 import pytest
 
@@ -107,6 +110,37 @@ def test_formats():
     assert FORMATS["txt"](TWO) == "A <b> & c\ntwo lines\n"
     assert json.loads(FORMATS["json"](TWO))[0] == {"start": 0, "end": 1.5, "text": "A <b> & c"}
     assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
+
+
+TEXTS = {  # what a model may say -> what a reader of subtitles makes of it
+    "a --> b": "a -> b",
+    "00:00:01,000 --> 00:00:02,000": "00:00:01,000 -> 00:00:02,000",
+    "R&D & <i>x</i> <b": "R&D & <i>x</i> <b",
+    "1": "1",
+    "NOTE this": "NOTE this",
+    "WEBVTT": "WEBVTT",
+    "two\n\nlines\r\nthree": "two lines three",
+    "nul\x00 byte\x1b[31m": "nul byte[31m",
+    "line\u2028separator": "line separator",
+    "\x00": None,
+    "": None,
+    "the end": "the end",
+}
+
+
+@pytest.mark.parametrize("name", ["srt", "vtt"])
+def test_another_reader_finds_every_text(name):
+    """FFmpeg reads what is written, also around whole hours, in lines that overlap or run back."""
+    spans = [(3599.9996 + 2 * at, 3602 + 2 * at) for at in range(len(TEXTS))]
+    spans[-1] = (360_000, 359_999)
+    own = [Line(start=a, end=b, text=text) for (a, b), text in zip(spans, TEXTS, strict=True)]
+    with av.open(
+        io.BytesIO(FORMATS[name](own).encode()), format={"vtt": "webvtt"}.get(name, name)
+    ) as file:
+        read = [bytes(packet).decode() for packet in file.demux() if packet.size]
+    wanted = [text for text in TEXTS.values() if text is not None]
+    found = [unescape(text) for text in read] if name == "vtt" else read
+    assert [text.replace("-->", "->") for text in found] == wanted
 
 
 def test_a_subtitle_ends_after_it_begins():
