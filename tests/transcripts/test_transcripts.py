@@ -191,6 +191,15 @@ def test_where_transcripts_go(tmp_path):
         plan([str(tmp_path / "out")], ("srt",), None)
 
 
+def test_folders_that_cannot_be_written_are_told_first(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.wav", 0.1)
+    with pytest.raises(ConfigError, match=r"a\.wav cannot be made for transcripts: "):
+        plan([str(path)], ("srt",), path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be written to; give another folder by --output"):
+        plan([str(path)], ("srt",), None)
+
+
 class Rule:
     """Hears the number of the second with which a window of 3 seconds begins."""
 

@@ -103,8 +103,23 @@ def plan(
         num_done += not targets
         if targets:
             tasks[Path(file.path)] = Task(path=Path(file.path), targets=targets)
+    _make_folders({path.parent for task in tasks.values() for path in task.targets.values()})
     told = tuple(filter(None, (found.skipped.text, *found.skipped.notes)))
     return Plan(tasks=tasks, num_done=num_done, told=told)
+
+
+def _make_folders(folders: Iterable[Path]) -> None:
+    """Makes the folders of transcripts. Raises ConfigError for one that cannot be written to,
+    before hours are computed for it."""
+    for folder in sorted(folders):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be made for transcripts: {error.strerror}"
+            ) from None
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"{folder} cannot be written to; give another folder by --output")
 
 
 def _base(file: FoundFile, folder: Path | None) -> Path:
