@@ -40,11 +40,16 @@ class GlmMoeForCausalLM(CausalLM):
     """transformers' Glm4MoeForCausalLM: GLM-4.5, 4.6 and 4.7."""
 
     def __init__(self, config: Any) -> None:
-        decoder = replace(
-            standard_decoder(config, rotary_config(config), own=MOE_KEYS),
-            out_bias=False,
-            qk_norm=config.use_qk_norm,
-        )
+        decoder = moe_decoder_config(config)
         super().__init__(decoder, partial(GlmLayer, text=config))
         tied = ("^lm_head",) if decoder.is_tied else ()
         self.weight_map = WeightMap(self, ignored=(*IGNORED, *tied, draft_keys(decoder)))
+
+
+def moe_decoder_config(config: Any) -> DecoderConfig:
+    """Builds the decoder config of a glm4_moe config."""
+    return replace(
+        standard_decoder(config, rotary_config(config), own=MOE_KEYS),
+        out_bias=False,
+        qk_norm=config.use_qk_norm,
+    )
