@@ -61,9 +61,6 @@ def transcribe(
     )
     for words in planned.told:
         typer.echo(words)
-    if planned.num_done:
-        have = "file has its" if planned.num_done == 1 else "files have their"
-        typer.echo(f"{planned.num_done} {have} transcripts (--overwrite: again)")
     if not planned.tasks:
         return
     rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))

@@ -43,7 +43,7 @@ class Task:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The files to be transcribed, by path. num_done: those that have all transcripts already.
-    told: lines about files that are no sounds."""
+    told: lines about files that are not transcribed."""
 
     tasks: dict[Path, Task]
     num_done: int
@@ -104,7 +104,9 @@ def plan(
         if targets:
             tasks[Path(file.path)] = Task(path=Path(file.path), targets=targets)
     _make_folders({path.parent for task in tasks.values() for path in task.targets.values()})
-    told = tuple(filter(None, (found.skipped.text, *found.skipped.notes)))
+    have = "file has its" if num_done == 1 else "files have their"
+    done = f"{num_done} {have} transcripts (--overwrite: again)" if num_done else ""
+    told = tuple(filter(None, (found.skipped.text, *found.skipped.notes, done)))
     return Plan(tasks=tasks, num_done=num_done, told=told)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import av
 import numpy as np
@@ -19,15 +19,14 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
-from mmdeploy_llm.sound_files.ogg import Link, links
-from mmdeploy_llm.sound_files.riff import corrected, stated_seconds
+from mmdeploy_llm.sound_files.parts import parts_of
+from mmdeploy_llm.sound_files.riff import stated_seconds
+from mmdeploy_llm.sound_files.tally import Tally
 
 from .limits import MAX_CHANNELS, check_values, no_samples, too_long
 from .options import RATES
 from .resampling import Resampler
 
-MAX_DAMAGED = 0.05  # share of the packets of a file that may be unreadable
-MISSING = 0.02, 0.5  # share and seconds of the stated length from which on missing ones are noted
 # Formats of decoded samples -> (what a whole number is divided by, its middle).
 SCALES = {
     "u8": (128.0, 128.0),
@@ -50,42 +49,6 @@ class Span:
     because: str
 
 
-@dataclass(slots=True)
-class _Packets:
-    """Counts packets. `_frames` is the only writer."""
-
-    whole: int = 0
-    damaged: int = 0
-
-
-@dataclass(slots=True)
-class _Read:
-    """What was read of a file. `_mono` is the only writer. stated: seconds that its header says."""
-
-    packets: _Packets = field(default_factory=_Packets)
-    seconds: float = 0.0
-    stated: float = 0.0
-    tracks: tuple[str, ...] = ()
-    track: int = 0
-
-    def notes(self) -> Iterator[str]:
-        """Yields what a listener should know."""
-        if len(self.tracks) > 1:
-            yield (
-                f"heard is sound track {self.track + 1} of {len(self.tracks)} "
-                f"({', '.join(self.tracks)}); the others are left out"
-            )
-        share, most = MISSING
-        if self.stated - self.seconds > max(most, share * self.stated):
-            yield (
-                f"it ends after {self.seconds:.1f} s, though its header says {self.stated:.1f} s: "
-                "it may be cut off"
-            )
-        if self.packets.damaged:
-            count = self.packets.damaged + self.packets.whole
-            yield f"{self.packets.damaged} of its {count} packets are damaged and left out"
-
-
 def read_container(
     blob: bytes, name: str, rate: int, span: Span, notes: list[str] | None = None
 ) -> Iterator[np.ndarray]:
@@ -95,7 +58,7 @@ def read_container(
     Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
     UnsupportedMediaError for one without sound.
     """
-    read = _Read()
+    read = Tally()
     yield from _resampled(_cut(_mono(blob, name, read), span), rate)
     if notes is not None and span.end is None:
         notes += read.notes()
@@ -150,30 +113,27 @@ class _Block:
     rate: int
 
 
-def _mono(blob: bytes, name: str, read: _Read) -> Iterator[_Block]:
+def _mono(blob: bytes, name: str, read: Tally) -> Iterator[_Block]:
     """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
-    packets = read.packets
-    for link in _links(blob, name):
-        packets.damaged += link.num_lost
+    for link in parts_of(blob, name):
+        read.num_damaged += link.num_lost
         left = sys.maxsize if link.num_samples is None else link.num_samples
         with _opened(link.blob, name) as (container, stream):
             _note(read, link.blob, container, stream)
-            for frame in _frames(container, stream, packets):
+            for frame in _frames(container, stream, read):
                 if samples := min(frame.samples, left):
                     left -= samples
                     block = _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
                     read.seconds += samples / block.rate
                     yield block
-    # The end of a file that is cut off is one of them.
-    allowed = max(1, MAX_DAMAGED * packets.whole) if packets.whole else 0
-    if packets.damaged > allowed:
+    if read.is_corrupt:
         raise MediaError(
-            f"the sound is corrupt: {packets.damaged} of its "
-            f"{packets.whole + packets.damaged} packets cannot be decoded"
+            f"the sound is corrupt: {read.num_damaged} of its {read.num_packets} packets cannot be "
+            "decoded"
         )
 
 
-def _note(read: _Read, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
+def _note(read: Tally, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
     """Adds what the header of a file, or of one link of it, says."""
     own = float((stream.duration or 0) * (stream.time_base or 0))
     tracks = [*container.streams.audio]
@@ -182,13 +142,6 @@ def _note(read: _Read, blob: bytes, container: InputContainer, stream: AudioStre
     read.stated += stated_seconds(blob) or own or whole
     languages = (track.language or "und" for track in tracks)
     read.tracks, read.track = tuple(languages), tracks.index(stream)
-
-
-def _links(blob: bytes, name: str) -> Iterable[Link]:
-    """Returns what FFmpeg reads as a file each."""
-    if name == "ogg":
-        return links(blob)
-    return (Link(blob=corrected(blob) if name == "wav" else blob),)
 
 
 def _rate(frame: av.AudioFrame) -> int:
@@ -203,18 +156,16 @@ def _rate(frame: av.AudioFrame) -> int:
     return rate
 
 
-def _frames(
-    container: InputContainer, stream: AudioStream, packets: _Packets
-) -> Iterator[av.AudioFrame]:
+def _frames(container: InputContainer, stream: AudioStream, read: Tally) -> Iterator[av.AudioFrame]:
     try:
         for packet in container.demux(stream):
             try:
                 yield from packet.decode()
-                packets.whole += 1
+                read.num_whole += 1
             except av.error.FFmpegError:
-                packets.damaged += 1
+                read.num_damaged += 1
     except av.error.FFmpegError:  # a file that is cut off: what came before is whole
-        if not packets.whole:
+        if not read.num_whole:
             raise
 
 

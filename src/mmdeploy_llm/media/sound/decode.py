@@ -66,19 +66,17 @@ class OpenSound:
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
-        notes = list[str]()
         if self._workers is None:
-            pieces = list(files.read_file(self._content, rate, span, notes))
+            answers = files.decode(self._content, {}, rate, span)
         else:
             answers = self._workers.decode(
                 f"{files.__name__}:decode", self._content, self._limits, rate=rate, span=span
             )
-            pieces = []
-            for fields, piece in answers:
-                notes += fields.get("notes", ())
-                pieces += [] if piece is None else [piece.view(np.float32)]
-        self.notes = tuple(notes)
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        pieces = []
+        for fields, piece in answers:
+            self.notes = tuple(fields.get("notes", ()))
+            pieces.append(piece.view(np.float32))
+        return np.concatenate(pieces)
 
     def _of_array(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
         assert isinstance(self._content, Array)

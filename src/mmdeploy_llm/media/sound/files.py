@@ -14,20 +14,6 @@ from mmdeploy_llm.sound_files.formats import ACCEPTED, sniff_file
 PIECE = 2**22  # samples in one message
 
 
-def read_file(
-    blob: bytes, rate: int, span: Mapping[str, Any], notes: list[str] | None = None
-) -> Iterator[np.ndarray]:
-    """Yields the samples of a part of a file, float32, one channel at `rate`. span: the fields of a
-    container.Span. notes: gets what was left out.
-
-    Raises MediaError for a file that cannot be read, MediaLimitError for one over a limit,
-    UnsupportedMediaError for another format.
-    """
-    name = format_of(blob)
-    container = _container()
-    yield from container.read_container(blob, name, rate, container.Span(**span), notes)
-
-
 def format_of(blob: bytes) -> str:
     """Returns FFmpeg's name of the format. Raises UnsupportedMediaError; MediaError: no bytes."""
     if not blob:
@@ -53,9 +39,16 @@ def _container() -> Any:
 def decode(
     blob: bytes, limits: Mapping[str, Any], rate: int, span: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Runs in a worker process; yields the bytes of the samples, with the notes at the end."""
+    """Yields the bytes of the samples of a part of a file, float32, one channel at `rate`, and with
+    the last ones notes of what was left out. Runs in a worker process, too. span: the fields of a
+    container.Span.
+
+    Raises MediaError for a file that cannot be read, MediaLimitError for one over a limit,
+    UnsupportedMediaError for another format.
+    """
+    name, container = format_of(blob), _container()
     held, notes = list[np.ndarray](), list[str]()
-    for piece in read_file(blob, rate, span, notes):
+    for piece in container.read_container(blob, name, rate, container.Span(**span), notes):
         held.append(piece)
         if sum(map(len, held)) >= PIECE:
             yield {}, np.concatenate(held).view(np.uint8)
