@@ -158,7 +158,7 @@ def test_more_options_with_images_in_a_tight_pool(folders, monkeypatch):
     params = [*MORE.values()] * 2
     prompts = [with_image] * len(MORE) + [text] * len(MORE)
     options = {"dtype": "float32", "max_model_len": 256, "use_warmup": False, "quiet": True}
-    options |= {"block_size": 16, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 24}
+    options |= {"block_size": 4, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 40}
     found, preempted = [], []
     real = Lifecycle.preempt
     monkeypatch.setattr(
