@@ -184,8 +184,11 @@ class Thoughts:
         a token that is no part of it either, such as the end of a thinking that had no begin."""
         if self._may_answer:
             self._begin_answer()
-        else:
-            self._next = NextText(kind="free")
+            return
+        end = self._parser.end_marker
+        is_end = bool(end) and self._begun.endswith(str(end).encode())
+        self._next = NextText(kind="free")
+        if is_end:
             self._enter(matcher, content)
 
     def _give_up(self) -> None:
