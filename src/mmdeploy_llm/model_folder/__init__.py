@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -161,12 +162,13 @@ def read_json(path: Path) -> Mapping[str, Any]:
     values = read_object(path)
     schema = SCHEMAS.get(path.name)
     if schema is not None:
-        validated(schema, path.name, values)
+        values = validated(schema, path.name, values).model_dump(exclude_unset=True)
     if schema is ProcessorFile:
         for name in COMPONENTS:
             inner = values.get(name)
             if isinstance(inner, dict):
-                validated(schema, path.name, inner, f"{name}.")
+                made = validated(schema, path.name, inner, f"{name}.")
+                values[name] = made.model_dump(exclude_unset=True)
     return values
 
 
@@ -175,8 +177,9 @@ def _read_config(folder: Path) -> Any:
     config = read_object(folder / "config.json")
     if not config and not (folder / "config.json").is_file():
         raise _no_model(folder)
-    check_config(config, "config.json")
-    return _config(folder)
+    made = check_config(config, "config.json")
+    texts = [json.dumps(values, sort_keys=True) for values in (config, made)]
+    return _config(folder, None if texts[0] == texts[1] else made)
 
 
 def _no_model(folder: Path) -> CheckpointError:
@@ -186,11 +189,19 @@ def _no_model(folder: Path) -> CheckpointError:
     )
 
 
-def _config(folder: Path) -> Any:
-    from transformers import AutoConfig
+def _config(folder: Path, values: Mapping[str, Any] | None) -> Any:
+    """Returns transformers' config of a folder. values: of its config.json, where they are not as
+    the file has them."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     try:
-        found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        if values is not None and values.get("model_type") in CONFIG_MAPPING:
+            kind = CONFIG_MAPPING[values["model_type"]]
+            found = kind.from_dict(dict(values), name_or_path=str(folder))
+        else:
+            found = AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
         _forget_code(found)
         if not found.architectures:
             found.architectures = _architectures_of(found.model_type)
