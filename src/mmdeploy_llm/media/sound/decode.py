@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -22,8 +22,7 @@ OVERALL = "max_video_seconds allows"
 
 class OpenSound:
     """A sound that can be read, by one thread at a time. digest: hash of its content. notes: what
-    was left out of the file that `samples` has read: other tracks, damaged packets, an end that is
-    missing.
+    `samples` has left out of a file: other tracks, damaged packets, an end that is missing.
 
     content: the bytes of a file, or an array.
     """
@@ -66,6 +65,7 @@ class OpenSound:
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
+        answers: Iterator[tuple[Mapping[str, Any], Any]]
         if self._workers is None:
             answers = files.decode(self._content, {}, rate, span)
         else:
