@@ -65,17 +65,17 @@ class OpenSound:
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
-        answers: Iterator[tuple[Mapping[str, Any], Any]]
+        answers: Iterator[tuple[Mapping[str, Any], np.ndarray | None]]
         if self._workers is None:
             answers = files.decode(self._content, {}, rate, span)
         else:
             answers = self._workers.decode(
                 f"{files.__name__}:decode", self._content, self._limits, rate=rate, span=span
             )
-        pieces = []
+        pieces = list[np.ndarray]()
         for fields, piece in answers:
             self.notes = tuple(fields.get("notes", ()))
-            pieces.append(piece.view(np.float32))
+            pieces += () if piece is None else (piece.view(np.float32),)
         return np.concatenate(pieces)
 
     def _of_array(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
