@@ -73,7 +73,7 @@ def transcribe(
 
 def _run(transcriber: Transcriber, planned: Plan) -> int:
     """Writes each transcript as it is finished, and says so. Returns how many failed."""
-    num_done = num_failed = 0
+    num_failed, num_files = 0, len(planned.tasks)
     for found in transcriber.run(planned.tasks):
         error = found.error
         try:
@@ -86,7 +86,6 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
             num_failed += 1
             continue
         typer.echo(found.told)
-        num_done += 1
-    if num_done + num_failed > 1:
-        typer.echo(f"{num_done} files transcribed, {num_failed} failed")
+    if num_files > 1:
+        typer.echo(f"{num_files - num_failed} files transcribed, {num_failed} failed")
     return num_failed
