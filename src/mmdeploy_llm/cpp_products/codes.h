@@ -101,7 +101,9 @@ constexpr int64_t UNPACKED_ROWS<Bf16Codes<BITS>> = BITS == 4 ? NEVER : 4 * STRIP
 template <>
 constexpr int64_t UNPACKED_ROWS<S8PairCodes> = 8 * STRIP + 1;
 #endif
-constexpr int64_t CODE_UNITS = 128;  // of a chunk at most, whose operands stay in the cache
+// Operands of a chunk stay in the cache. One strip of rows takes longer for a unit of codes than for one
+// of another product, and reads it faster line by line, a few kilobytes in advance.
+constexpr Reading CODE_READING = {128, MM_VECTOR_BYTES == 64 ? 64 : 32, MM_VECTOR_BYTES == 64 ? 2 : 1};
 
 // Returns the number of registers of columns in a tile.
 template <typename Format>
@@ -218,7 +220,10 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
         write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num,
                   Format::POWERS ? arranged.row_scales[row] : 1.0f);
     };
-    multiply(codes, rows, n, units, num_threads, next, strip, write, CODE_UNITS);
+    Reading reading = CODE_READING;
+    reading.beside = reinterpret_cast<const char*>(scales);
+    reading.beside_bytes = groups.rows() * PANEL * int64_t(sizeof *scales);
+    multiply(codes, rows, n, units, num_threads, next, strip, write, reading);
 }
 
 // out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from mmdeploy_llm_plugins.transformers_media.sound.encoding import encode_sound
 from mmdeploy_llm_plugins.transformers_parts import buffers
 from mmdeploy_llm_plugins.transformers_parts.adapter import merge_adapter
 from mmdeploy_llm_plugins.transformers_parts.linear import use_engine_layers
+from mmdeploy_llm_plugins.transformers_parts.mamba import check_mixers, use_engine_mixers
 from mmdeploy_llm_plugins.transformers_parts.weights import WeightTable
 
 from . import head, masks, media, structure
@@ -111,6 +113,7 @@ class Wrapped(nn.Module):
         super().__init__()
         architecture = _architecture(config)
         self.inner: Any = _build(architecture, copy.deepcopy(config))
+        use_engine_mixers(self.inner)
         use_engine_layers(self.inner)
         decoder = structure.decoder_of(self.inner)
         # Not a submodule: `inner` holds its parameters already.
@@ -142,6 +145,7 @@ class Wrapped(nn.Module):
             merge_adapter(self, checkpoint, self.weight_targets)
         buffers.retie(self.inner, self._ties)
         buffers.compute(self.inner, device, self.inner.get_input_embeddings().weight.dtype)
+        check_mixers(self.inner)
         with torch.inference_mode():
             self.parts.replaced.update(placeholders.replaced_ids(self.inner))
 
@@ -197,9 +201,12 @@ def _architecture(config: Any) -> Any:
             f"transformers {transformers.__version__} has no model class {name!r}; use a plugin "
             "made for this model"
         )
+    architecture: Any = found
+    if "bbox" in inspect.signature(architecture.forward).parameters:  # UDOP
+        why = "reads words with their boxes on the page (bbox), for which prompts have no place"
+        raise refused(name, "its encoder", why)
     if config.is_encoder_decoder:
         raise refused(name, "its decoder", "attends to an encoder (cross attention)")
-    architecture: Any = found
     if not architecture.can_generate():
         raise refused(name, "the model", "has no head that gives logits for the next token")
     return architecture
