@@ -14,10 +14,13 @@ from pydantic import BaseModel
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import find_gguf, find_tower
+from mmdeploy_llm.guarding.adapter_files import check_adapter
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
+from mmdeploy_llm.guarding.given_template import load_template
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from mmdeploy_llm.model_names import HUB_ID, find_model, is_cached
 
+from .named import check_named
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -63,9 +66,10 @@ def resolve_model(
 
 
 def look_up(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> None:
-    """Fetches a model and a tokenizer of which the hub's cache has nothing, and looks whether a
-    folder is that of a model, so that a wrong name is told before torch is imported. Raises
-    CheckpointError."""
+    """Fetches a model and a tokenizer of which the hub's cache has nothing, and adapters, and looks
+    whether a folder is that of a model, and whether there are the template and the plugins that the
+    options name, so that a wrong name is told before torch is imported. Raises CheckpointError,
+    ConfigError and PluginError."""
     for name, kind, own in (
         (config.model, "model", patterns),
         (config.tokenizer, "tokenizer", TOKENIZER_FILES),
@@ -78,6 +82,12 @@ def look_up(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> No
     place = find_model(config.model)
     if place is not None and not os.path.lexists(place / "config.json") and not find_gguf(place):
         raise _no_model(place)
+    with naming(config.model):
+        for source in config.adapters.values():
+            check_adapter(resolve_adapter(source))
+    if config.chat_template is not None:
+        load_template(config.chat_template)
+    check_named(config)
 
 
 def resolve_adapter(name: str) -> Path:
