@@ -156,7 +156,9 @@ class TestCheck:
                 yield from verdicts
 
             monkeypatch.setattr("mmdeploy_llm.testing.check.check_plugin", check_plugin)
-            monkeypatch.setattr("mmdeploy_llm.plugin_checks.installed.check_name", lambda name: None)
+            monkeypatch.setattr(
+                "mmdeploy_llm.plugin_checks.installed.check_name", lambda name: None
+            )
             return asked
 
         return check
