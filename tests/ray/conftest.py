@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_raylet_start_wait_time_s": "300",  # on a busy machine more than the usual 30
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
@@ -88,8 +89,6 @@ class Machines:
 def head(tmp_path_factory):
     """Starts a head without CPUs, whose raylets have the plugin: programs that are started while it
     runs have it too."""
-    from ray.cluster_utils import Cluster
-
     site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("deaths")
     (site / "killing_llm.py").write_text(dedent(PLUGIN.format(folder=str(folder))))
     info = site / "killing_llm-1.0.dist-info"
@@ -99,6 +98,8 @@ def head(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**ENVIRONMENT, "PYTHONPATH": str(site)}.items():
             patch.setenv(name, value)
+        from ray.cluster_utils import Cluster  # reads the environment
+
         options = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=options)
         yield Machines(cluster, folder)
