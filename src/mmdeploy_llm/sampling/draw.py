@@ -10,11 +10,11 @@ Every rule keeps all values from a cutoff upwards, so that equal logits are kept
 and no result depends on the order in which a sort leaves them. One uniform number then selects a
 token by inverse CDF, in vocabulary order.
 
-A row is first drawn from its 64 largest logits, from its 1,024 when a rule may keep more, and from
-the whole vocabulary when it may keep more than these. Which of them depends on that row alone,
-softmax works row by row, and probabilities are whole multiples of 2**-50, whose sums are exact in
-any order: the same row gives the same token in every batch. The CPU kernels compute the same values
-and therefore draw the same token.
+A row is first drawn from its 64 largest logits, from its 1,024 when top_k keeps more, and from the
+whole vocabulary when these may not be all. Which of them depends on that row alone, softmax works
+row by row, and probabilities are whole multiples of 2**-50, whose sums are exact in any order: the
+same row gives the same token in every batch. The CPU kernels compute the same values and therefore
+draw the same token.
 
 Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 """
@@ -78,8 +78,10 @@ def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None)
     has_no_rule = is_mixed & (params.top_p >= 1)
     is_drawn = np.zeros(num_rows, dtype=np.bool_)
     for size in (size for size in PREFIX_SIZES if size < vocab_size):
-        # The prefix must hold the k-th value and one below it.
+        # The prefix must hold the k-th value and one below it. Other rules keep either few tokens
+        # or so many that a second prefix is wasted.
         is_tried = ~is_drawn & ~has_no_rule & (params.top_k < size)
+        is_tried &= (params.top_k > 0) | (size == PREFIX_SIZES[0])
         for group, is_top_p_alone in ((is_mixed, True), (~is_mixed, False)):
             rows = np.flatnonzero(group & is_tried)
             if len(rows):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmdeploy_llm.tiny import text_family
 
-WINDOWS = {
+WINDOWS: dict[str, Any] = {
     "sliding_window": 7,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-ALL_HEADS = {"num_key_value_heads": 4}
 
 ARCEE = text_family("ArceeForCausalLM")
 COHERE = text_family("CohereForCausalLM", logit_scale=0.3)
