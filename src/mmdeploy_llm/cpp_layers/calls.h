@@ -531,13 +531,12 @@ struct Route {
     int32_t num_threads;
 };
 
-// The weighted sum of each token's experts, gated MLPs whose products are calls of a Linear.
+// The weighted sum of each token's experts, MLPs whose products are calls of a Linear.
 struct RunExperts {
-    int32_t dtype;       // of everything that is no number of another type
+    int32_t dtype;          // of everything that is no number of another type
     int32_t weights_dtype;  // float32 or dtype: products with them are rounded to it
-    // mm::Activation of the gates; -1: as ClampedMul; -2 - Activation of experts without gates.
-    int32_t activation;
-    const void* x;  // [tokens][size]
+    int32_t activation;     // mm::Activation; -1: as ClampedMul; without gates -2 - Activation
+    const void* x;          // [tokens][size]
     int64_t x_stride;
     const void* weights;     // [tokens][top_k]
     const int64_t* ids;      // [tokens][top_k]
