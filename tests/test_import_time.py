@@ -141,6 +141,38 @@ def test_folders_that_cannot_be_used_are_told_before_torch_is_imported(tmp_path)
     assert "mmdeploy_llm.model_folder" in modules
 
 
+def test_names_that_mean_nothing_are_told_before_torch_is_imported(tmp_path):
+    for name in ("a.jpg", "a.pdf"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
+    engine = (
+        "--engine reasoning_parser=nothing",
+        "--engine tool_call_parser=nothing",
+        "--engine logits_processors=nothing",
+        "--engine attention_backend=nothing",
+        "--engine plugins=nothing",
+        "--engine chat_template=nowhere.jinja",
+        "--use Nothing=ernie",
+        "--use think=nothing",
+        "--adapter a=./nowhere",
+        "--device nothing",
+    )
+    lines = [f"generate hi {option}" for option in engine]
+    commands = ("caption a.jpg", "batch rows.jsonl -o out.jsonl", "embed a.jpg", "chat", "bench")
+    lines += [f"{command} --engine logits_processors=nothing" for command in commands]
+    reading = ("pages x", "pages 0", "preset nothing", "task nothing", "task page --prompt hi")
+    lines += [f"read a.pdf --{option}" for option in reading]
+    lines += [f"{command} -o x.wrong" for command in ("caption a.jpg", "read a.pdf", "embed a.jpg")]
+    rounding = ("group-size 7", "calibrate nowhere", "calibrate a.jpg")
+    lines += [f"quantize shapes-vl out --{option}" for option in rounding]
+    lines += ["merge shapes-vl . out", "generate hi --adapter a=."]
+    lines += [f"plugins check {name}" for name in ("nothing", "nowhere.py")]
+    lines += ["transcribe a.jpg --transcripts nothing --model shapes-vl"]
+    _, modules = loaded(MISTAKES, *lines, cwd=tmp_path)
+    assert not {"torch", "transformers"} & modules
+    assert "mmdeploy_llm.attention.names" in modules
+
+
 def test_wrong_engine_options_are_told_before_the_engine_is_imported(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "hi"}\n')
     commands = (

@@ -18,6 +18,7 @@ from .option_types import (
     Budget,
     CacheDType,
     CpuLevel,
+    Device,
     Domains,
     DType,
     GroupSize,
@@ -58,7 +59,7 @@ class EngineConfig(LoadOptions):
         "the checkpoint, with bfloat16 for a float16 checkpoint on a CPU; what it chose and what "
         "computes it is said in one line at load",
     )
-    device: str = Field(
+    device: Device = Field(
         default="auto",
         description="cpu, cuda or cuda:N; auto: cuda where torch finds a GPU, else cpu",
     )

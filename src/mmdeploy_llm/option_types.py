@@ -29,6 +29,7 @@ IMAGE_TOKENS = (
 # Most tokens of an item: a number, what the family's authors use, or what the checkpoint allows.
 TokenBudget = int | Literal["auto", "full"]
 GROUP_STEP = 16  # of columns, of which the kernels read whole ones
+DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 OWN_RULES = frozenset({"http", "https", "file", "local", "data"})  # have options of their own
@@ -158,6 +159,12 @@ def _guided_decoding_backend(value: Any) -> Any:
     return "auto"
 
 
+def _device(value: str) -> str:
+    if value != "auto" and not DEVICE.fullmatch(value):
+        raise ValueError(f"{value!r} is not known; use cpu, cuda or cuda:N")
+    return value
+
+
 CpuLevel = Literal[
     "avx512_bf16",
     "avx512_vnni",
@@ -189,6 +196,7 @@ GuidedDecodingBackend = Annotated[
     BeforeValidator(_guided_decoding_backend),
     Accepts("Literal['auto', 'off', 'guidance', 'xgrammar']"),
 ]
+Device = Annotated[str, AfterValidator(_device)]
 MediaLimits = Annotated[Mapping[str, int], AfterValidator(_media_limits)]
 Budget = Annotated[TokenBudget, BeforeValidator(_token_budget)]
 Adapters = Annotated[

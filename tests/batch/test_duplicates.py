@@ -11,8 +11,8 @@ from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.options import FindingOptions, with_reader
+from mmdeploy_llm.media_loading.reader import open_reader
 from mmdeploy_llm.records.configuration import Configuration
-from mmdeploy_llm.startup.reader import open_reader
 
 
 @pytest.fixture

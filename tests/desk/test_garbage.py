@@ -9,6 +9,14 @@ import pytest
 from mmdeploy_llm.processes import without_collections
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_frozen():
+    """As in a program that has not called gc.freeze, which these tests have."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 def test_it_is_put_back():
     def fail():
         assert not gc.isenabled()
@@ -29,13 +37,10 @@ def test_what_was_made_is_old():
 
 def test_a_program_that_collects_nothing_or_has_frozen_objects_keeps_that():
     gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        with without_collections():
-            pass
-        assert abs(gc.get_freeze_count() - before) < 100  # some of them die meanwhile
-    finally:
-        gc.unfreeze()
+    before = gc.get_freeze_count()
+    with without_collections():
+        pass
+    assert abs(gc.get_freeze_count() - before) < 100  # some of them die meanwhile
     gc.disable()
     try:
         with without_collections():

@@ -11,8 +11,8 @@ from mmdeploy_llm.hooks import MediaLimits
 from mmdeploy_llm.intake.prompts import with_options
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
+from mmdeploy_llm.media_loading.within_budget import within_budget
 from mmdeploy_llm.messages import MediaItem
-from mmdeploy_llm.startup.budgets import within_budget
 
 from .conftest import FakeProcessor
 

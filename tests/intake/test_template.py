@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
-from mmdeploy_llm.intake.template import checkpoint_template, load_template, render
+from mmdeploy_llm.guarding.given_template import load_template
+from mmdeploy_llm.intake.template import checkpoint_template, render
 from mmdeploy_llm.intake.tools import read_tools
 
 

@@ -84,3 +84,24 @@ def test_signals_that_a_system_does_not_have(monkeypatch):
     begin = time.monotonic()
     with signals.unheard_by_children():
         assert time.monotonic() - begin < 10
+
+
+def test_a_pause_of_this_process_does_not_end_the_time_of_a_child(monkeypatch):
+    """While a job is suspended for an hour, its children are, too."""
+    ours, theirs = socket.socketpair()
+    clock = iter([0.0, 3600.0, 3600.0, 3600.1])
+    waits = iter([[], [ours]])
+    monkeypatch.setattr(children, "wait", lambda peers, seconds: next(waits))
+    monkeypatch.setattr(children.time, "monotonic", lambda: next(clock))
+    with ours, theirs:
+        assert children.left_after_waiting(ours, 10.0) == pytest.approx(10 - 10 / 20 - 0.1)
+
+
+def test_a_child_has_its_time_and_no_more():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        begin = time.monotonic()
+        assert children.left_after_waiting(ours, 0.2) <= 0
+        assert time.monotonic() - begin > 0.19
+        theirs.sendall(b"x")
+        assert 0 < children.left_after_waiting(ours, 60.0) <= 60

@@ -70,8 +70,8 @@ class Machines:
     def remove_all(self):
         """Removes all raylets but the head, also those that were killed."""
         for node in list(self._cluster.worker_nodes):
-            self._cluster.remove_node(node, allow_graceful=False)
-        # The head learns of it by missing heartbeats, and sends work there until then.
+            self._cluster.remove_node(node)
+        # Of those that were killed the head learns by missing heartbeats.
         self._cluster.wait_for_nodes(timeout=120)
         (self._folder / "go").unlink(missing_ok=True)
 

@@ -70,7 +70,7 @@ def test_what_the_caller_says_counts(files):
     assert ask(files, prompt="Read {page}.").prompt == "Read {page}."
     with pytest.raises(ConfigError, match=r"did you mean 'acme-ocr'"):
         ask(files, "acme-oc")
-    with pytest.raises(ConfigError, match="no task 'chart'; it has page, table"):
+    with pytest.raises(ConfigError, match="a task 'chart'; they have page, table"):
         ask(files, task="chart")
     with pytest.raises(ConfigError, match="contradict"):
         ask(files, task="table", prompt="x")

@@ -570,7 +570,7 @@ def test_16_every_advisory_class_has_a_test():
 
 def test_limits_are_what_the_options_say():
     """Every option of the engine reaches the plugins."""
-    from mmdeploy_llm.startup.reader import media_limits
+    from mmdeploy_llm.media_loading.reader import media_limits
 
     config = EngineConfig(
         model="m",

@@ -269,7 +269,7 @@ def test_the_good_models_open(models):
         ("config.json", "rope_theta", float("inf"), "a number above 0"),
         ("generation_config.json", "eos_token_id", "2", "a token id"),
         ("generation_config.json", "eos_token_id", [2, None], "a token id"),
-        ("generation_config.json", "eos_token_id", 2.0, "a token id"),
+        ("generation_config.json", "eos_token_id", 2.5, "a token id"),
         ("generation_config.json", "do_sample", "yes", "true or false"),
         ("preprocessor_config.json", "image_mean", [float("nan")] * 3, "a number"),
         ("preprocessor_config.json", "image_mean", ["a"] * 3, "finite numbers"),
@@ -323,6 +323,26 @@ def test_infinity_and_other_keys_pass(model):
     change(model, "config.json", time_step_limit=[0.0, float("inf")], own={"num_x": 3})
     change(model, "tokenizer_config.json", model_max_length=int(1e30))
     open_model(model)
+
+
+def test_integers_that_are_written_as_floats(model):
+    """Programs have written them, and transformers' own config of Music Flamingo does: a model gets
+    integers."""
+    change(model, "generation_config.json", eos_token_id=[2, 3])
+    wanted = read_checkpoint(model)
+    text = json.loads((model / "config.json").read_text("utf-8"))["text_config"]
+    keys = ("hidden_size", "max_position_embeddings", "num_hidden_layers", "vocab_size")
+    change(model, "config.json", text_config=text | {key: float(text[key]) for key in keys})
+    change(model, "generation_config.json", eos_token_id=[2.0, 3.0])
+    images = json.loads((model / "preprocessor_config.json").read_text("utf-8"))
+    change(model, "preprocessor_config.json", patch_size=float(images["patch_size"]))
+    found = read_checkpoint(model)
+    for one, other in (
+        (found.config.to_dict(), wanted.config.to_dict()),
+        (found.generation, wanted.generation),
+        (found.preprocessor, wanted.preprocessor),
+    ):
+        assert json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 # What stands where a file is expected.

@@ -13,11 +13,11 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.media.image import decode
 from mmdeploy_llm.media.image.thumbnail import Thumbnails
+from mmdeploy_llm.media_loading.reader import open_reader
 from mmdeploy_llm.records.item import Media
 from mmdeploy_llm.report.previews import FilePreviews
 from mmdeploy_llm.sinks.scan import read_records
 from mmdeploy_llm.startup.media import open_media
-from mmdeploy_llm.startup.reader import open_reader
 
 ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"

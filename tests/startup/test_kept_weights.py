@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.weight_cache import cache, folder_size
+from mmdeploy_llm.weight_cache import cache, folder, folder_size
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
 OPTIONS = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 64}
@@ -17,7 +19,8 @@ OPTIONS = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 6
 
 @pytest.fixture(autouse=True)
 def waiting(monkeypatch):
-    """Starts wait until the weights are kept."""
+    """Starts wait until the weights are kept, on a disk that is nearly full, too."""
+    monkeypatch.setattr(folder, "FREE_BYTES", 0)
     keep = cache.WeightCache.keep
 
     def keep_now(own, model):
@@ -94,6 +97,38 @@ def test_ranks_and_engines_restore_theirs(answer, tiny_folder, tmp_path, option)
     second, _ = answer(tiny_folder("qwen2"), **{option: 2})
     assert first == second
     assert sorted(Path(cached).glob("*.weights")) == files
+
+
+PROGRAM = """
+import logging, sys
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.weight_cache import folder
+folder.FREE_BYTES = 0
+logging.basicConfig(level=logging.WARNING)
+options = {"quiet": True, "num_threads": 1, "block_size": 16, "max_model_len": 64}
+print("ready", flush=True)
+sys.stdin.readline()
+with LLM(sys.argv[1], weight_cache=sys.argv[2], **options) as llm:
+    output = llm.generate([3, 4, 5], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+print(list(output[0].outputs.token_ids))
+"""
+
+
+@pytest.mark.full
+def test_processes_that_start_one_model_at_once_are_both_right(tiny_folder, tmp_path):
+    command = [sys.executable, "-c", PROGRAM, str(tiny_folder("qwen2")), str(tmp_path)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    both = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=300) for process in both]
+    assert ends[0] == ends[1]
+    assert ends[0][0].startswith("[")
+    assert not ends[0][1]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parsed", ".weights"}
 
 
 @pytest.mark.parametrize("options", [{"weight_cache": False}, {"load_format": "dummy"}])

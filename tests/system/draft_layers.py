@@ -117,7 +117,7 @@ def answers(folder, prompts=PROMPTS, params=PARAMS, **options):
     with LLM(str(folder), quiet=True, use_warmup=False, **options) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         stats = llm.stats()
-    assert [one.error_msg for one in outputs] == [None] * len(outputs)
+    assert {one.error_msg for one in outputs} == {None}
     found = [
         (one.outputs.token_ids, one.outputs.text, one.outputs.finish_reason, one.outputs.logprobs)
         for one in outputs

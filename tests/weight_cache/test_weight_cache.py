@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,6 +44,12 @@ class Small(nn.Module):
         x = self.embed(ids) * self.norm
         weights, experts = torch.full((len(ids), 2), 0.5), torch.tensor([[0, 1]] * len(ids))
         return self.linear(self.experts(x, weights, experts))
+
+
+@pytest.fixture(autouse=True)
+def _room(monkeypatch):
+    """The disk of this machine may be nearly full."""
+    monkeypatch.setattr(folder, "FREE_BYTES", 0)
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +274,7 @@ def test_a_file_that_does_not_fit_is_not_begun(cache, kernels, monkeypatch, capl
     if case == "disk":
         usage = folder.shutil.disk_usage("/")._replace(total=100_000, free=20_000)
         monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(folder, "FREE_BYTES", 2**30)
     own = cache(max_bytes=2**30 if case == "disk" else 5000)
     own.keep(packed(kernels, None))
     assert own._writer is None
@@ -279,17 +287,94 @@ def test_a_small_model_is_not_kept(cache, kernels):
     assert own._writer is None
 
 
-def test_one_of_two_writers_writes(cache, kernels):
+def keep(cache, kernels):
     own = cache()
-    folder.make_folder(own._path.parent, 1, 2**30)
-    other = folder.open_new(own._path)
     own.keep(packed(kernels, None))
     own.wait()
-    assert not own.exists
-    other.close()  # as when its process ends
-    own.keep(packed(kernels, None))
-    own.wait()
+    return own
+
+
+def test_one_of_two_writers_writes(cache, kernels):
+    path = cache()._path
+    folder.make_folder(path.parent, 1, 2**30)
+    with suppress(OSError), folder.new_file(path) as other:
+        assert other is not None
+        assert not keep(cache, kernels).exists
+        raise OSError  # the other writes nothing
+    keep(cache, kernels)
     assert restored(cache, kernels) is not None
+
+
+def test_a_process_that_was_first_is_no_failure(cache, kernels, monkeypatch, caplog):
+    """Another process looks for unfinished files, or ends its own, at the worst moment: after this
+    one has looked, and before it has locked its own."""
+    path, make = cache()._path, folder.tempfile.mkstemp
+    worst = [lambda new: folder._is_written(Path(new)), lambda new: keep(cache, kernels)]
+
+    def made(*args):
+        fd, name = make(*args)
+        if worst:
+            worst.pop(0)(name)
+        return fd, name
+
+    monkeypatch.setattr(folder.tempfile, "mkstemp", made)
+    keep(cache, kernels)
+    assert not worst
+    assert restored(cache, kernels) is not None
+    assert list(path.parent.iterdir()) == [path]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_writer_that_fails_leaves_the_file_of_another_alone(cache, kernels, monkeypatch, caplog):
+    path = cache()._path
+    folder.make_folder(path.parent, 1, 2**30)
+    with folder.new_file(path) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(folder.locks, "lock", no_locks)
+            keep(cache, kernels)
+        assert "No locks available" in caplog.text
+        other.write(b"x")
+    assert path.read_bytes() == b"x"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def no_locks(file):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_is_removed_while_it_is_written_is_told(cache, kernels, monkeypatch, caplog, what):
+    def removed(written, *_):
+        Path(written.name).unlink()
+        if what == "folder":
+            Path(written.name).parent.rmdir()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mmdeploy_llm.weight_cache.cache.write", removed)
+        assert not keep(cache, kernels).exists
+    assert "was removed while it was written" in caplog.text
+    keep(cache, kernels)
+    assert restored(cache, kernels) is not None
+
+
+def test_two_processes_that_make_room_remove_no_more_than_one_does(cache, kernels, monkeypatch):
+    paths = []
+    for number, key in enumerate("abc"):
+        own = cache(key)
+        own.keep(packed(kernels, None))
+        own.wait()
+        paths.append(own._path)
+        os.utime(own._path, (number, number))
+    files = folder._files
+
+    def both_look(place):
+        found = files(place)
+        paths[0].unlink()  # the other is faster
+        return found
+
+    monkeypatch.setattr(folder, "_files", both_look)
+    folder.make_room(paths[2], 2 * paths[2].stat().st_size)
+    assert [path.exists() for path in paths] == [False, True, True]
 
 
 def test_a_stopped_writer_leaves_nothing(cache, kernels):
@@ -310,16 +395,15 @@ def test_files_that_were_not_used_for_longest_leave(cache, kernels):
         os.utime(own._path, (number, number))
     size = paths[0].stat().st_size
     assert cache("a").restore(on_meta(), kernels, kernels.memory)  # used now
-    left, begun = (paths[0].with_name(name) for name in ("killed.new", "begun.new"))
-    for path in (left, begun):
-        path.write_text("")
-    os.utime(left, (0, 0))
-    last = cache("d", max_bytes=3 * size)
-    last.keep(packed(kernels, None))
-    last.wait()
-    assert [path.exists() for path in (*paths, last._path)] == [True, False, True, True]
-    assert folder_size(paths[0].parent).num_bytes == 3 * size
-    assert [path.exists() for path in (left, begun)] == [False, True]
+    left = paths[0].with_name("killed.new")
+    left.write_text("")
+    with folder.new_file(paths[0].with_name("begun.weights")) as begun:
+        last = cache("d", max_bytes=3 * size)
+        last.keep(packed(kernels, None))
+        last.wait()
+        assert [path.exists() for path in (*paths, last._path)] == [True, False, True, True]
+        assert folder_size(paths[0].parent).num_bytes == 3 * size
+        assert [path.exists() for path in (left, Path(begun.name))] == [False, True]
 
 
 class OwnLinear(Linear):

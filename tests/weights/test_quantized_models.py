@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -302,21 +301,31 @@ def test_head_and_embeddings_in_8_bits(
     assert (prompt_scores(plain, prompt, None) - expected).abs().max() > 1e-3
 
 
-def test_a_model_of_transformers(reference_tokens, tmp_path):
-    tokenizer = make_tokenizer()
-    config = transformers.StableLmConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+@pytest.mark.parametrize(
+    ("architecture", "method"),
+    [
+        ("Olmo2ForCausalLM", "packed"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (
+                *(("StableLmForCausalLM", method) for method in METHODS),
+                ("Olmo2ForCausalLM", "gptq ordered"),
+                ("GPTNeoForCausalLM", "packed"),  # one sequence after the other
+                ("ProphetNetForCausalLM", "w8a8"),  # all of a sequence at each step
+            )
+        ),
+    ],
+)
+def test_a_model_of_transformers(tmp_path, load_file, architecture, method, caplog):
+    """Its trials multiply by weights in few bits too, which are packed before they run."""
+    census = load_file("plugins/transformers_any/census/census.py")
+    config, tokenizer = census.config_of(architecture), make_tokenizer("qwen2")
     plain = write_checkpoint(config, tmp_path / "plain", tokenizer=tokenizer)
-    quantised, dequantised = quantised_pair(tmp_path, "gptq", plain)
-    assert tokens_of(quantised) == reference_tokens(dequantised)
+    quantised, dequantised = quantised_pair(tmp_path, method, plain)
+    expected = tokens_of(dequantised, blocked_plugins=("olmo",))
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        assert tokens_of(quantised, blocked_plugins=("olmo",)) == expected
+    assert ("weights stay in few bits" in caplog.text) == (method in KEPT)
 
 
 @pytest.mark.full

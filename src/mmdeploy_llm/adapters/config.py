@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.guarding.adapter_files import CONFIG
 from mmdeploy_llm.guarding.folder_files import fault, read_object, shown, validated
 
 from .patterns import PLAIN, matches
 
-CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 
 Rank = Annotated[int, Field(ge=1, strict=True)]

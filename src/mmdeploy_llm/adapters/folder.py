@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.guarding.adapter_files import CONFIG, check_adapter
 from mmdeploy_llm.guarding.folder_files import check_regular
 from mmdeploy_llm.tensor_file import Entry
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import PICKLE_SUFFIXES
 
 from .adapter import Adapter
-from .config import CONFIG, LoraConfig, is_saved, read_config
+from .config import LoraConfig, is_saved, read_config
 from .weights import Keys, Site, change_of, check_entry, sites_of, sort_keys, tokens_of
 
 WEIGHTS = "adapter_model.safetensors"
@@ -69,9 +70,8 @@ def check_others(folder: Path) -> None:
 
 def check_files(folder: Path) -> None:
     """Raises CheckpointError unless `folder` has the files of an adapter."""
+    check_adapter(folder, (CONFIG, WEIGHTS))
     for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} has no {name}: it is not the folder of a PEFT adapter")
         check_inside(folder, folder / name)
         check_regular(folder / name)
 

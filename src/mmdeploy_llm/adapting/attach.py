@@ -23,6 +23,7 @@ from mmdeploy_llm.basic_layers.linear import Embedding, Matrix
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.layers import CausalLM
 from mmdeploy_llm.sharding import Share
+from mmdeploy_llm.weights.dtypes import dtype_of
 from mmdeploy_llm.weights.map import Target
 
 from .places import Attached, Piece, Place, Placed, combined, held_of, shared, starts_of
@@ -186,8 +187,7 @@ class Blueprint:
         return shared(placed, share.ranges, axis)
 
     def _dtype_of(self, module: nn.Module, name: str) -> torch.dtype:
-        is_wide = name in getattr(module, "fp32_parameters", ())
-        return torch.float32 if is_wide else self._dtype
+        return dtype_of(module, name, self._dtype)
 
     def _lookups(self, adapter: Adapter) -> Mapping[str, Lookup]:
         found: dict[str, Lookup] = {}

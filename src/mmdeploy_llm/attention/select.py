@@ -14,7 +14,7 @@ import torch
 from mmdeploy_llm.errors import ConfigError, PluginConflictError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.hooks.factories import imported_for
-from mmdeploy_llm.hooks.names import did_you_mean, error_text, normalise
+from mmdeploy_llm.hooks.names import error_text, normalise
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.plugin_objects.attention import (
@@ -24,6 +24,8 @@ from mmdeploy_llm.plugin_objects.attention import (
     Capability,
 )
 from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
+
+from .names import named_backend
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ def select(needs: AttentionNeeds, plugins: PluginManager, host: Host) -> Attenti
     can, and PluginConflictError when several of equal standing can."""
     if needs.name == "auto":
         return _best(needs, plugins, host)
-    spec = _named(plugins, needs.name)
+    spec = named_backend(plugins, needs.name)
     problem = _problem(spec, needs, plugins, host)
     if problem:
         raise ConfigError(f"attention_backend = {spec.name!r} {problem}")
@@ -85,7 +87,7 @@ def suited(
     lacks what the model turns out to need; then another one that takes the same blocks. Raises as
     `select` does. asked: the option."""
     own = replace(needs, name=chosen)
-    if asked == "auto" and _problem(_named(plugins, chosen), own, plugins, host):
+    if asked == "auto" and _problem(named_backend(plugins, chosen), own, plugins, host):
         own = replace(needs, name="auto")
     return select(own, plugins, host).name
 
@@ -93,7 +95,7 @@ def suited(
 def create(name: str, plugins: PluginManager, setup: AttentionSetup) -> AttentionBackend:
     """Builds a backend. Raises ConfigError when its library cannot be imported, and PluginError,
     naming the plugin, when its factory fails."""
-    return plugins.build(_named(plugins, name), setup)
+    return plugins.build(named_backend(plugins, name), setup)
 
 
 def examined(
@@ -114,29 +116,12 @@ def _candidates(plugins: PluginManager) -> list[AttentionBackendSpec]:
             f"install it again{plugins.failure_note()}"
         )
     names = dict.fromkeys(normalise(spec.name) for spec in specs)
-    found = [_named(plugins, name) for name in names]
+    found = [named_backend(plugins, name) for name in names]
     return sorted({id(spec): spec for spec in found}.values(), key=lambda x: _rank(x, plugins))
 
 
 def _rank(spec: AttentionBackendSpec, plugins: PluginManager) -> tuple[int, int]:
     return -spec.priority, -plugins.origin(spec).standing
-
-
-def _named(plugins: PluginManager, name: str) -> AttentionBackendSpec:
-    specs = plugins.provided(AttentionBackendSpec)
-    known = [each for spec in specs for each in (spec.name, *spec.aliases)]
-    if normalise(name) not in map(normalise, known):
-        owners = dict.fromkeys(map(plugins.owner, specs))
-        listed = "; ".join(
-            f"{', '.join(spec.name for spec in specs if plugins.owner(spec) == owner)} of plugin "
-            f"{owner!r}"
-            for owner in owners
-        )
-        raise ConfigError(
-            f"attention_backend = {name!r} is not known{did_you_mean(name, known)}; use auto, or "
-            f"{listed or 'a plugin that provides one'}{plugins.failure_note()}"
-        )
-    return plugins.named(AttentionBackendSpec, "attention backend", name)
 
 
 def _best(needs: AttentionNeeds, plugins: PluginManager, host: Host) -> AttentionChoice:

@@ -7,8 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.guarding.given_template import load_template
 from mmdeploy_llm.hooks.discovery import discover, select
-from mmdeploy_llm.intake.template import load_template
 from mmdeploy_llm.model_folder import TOKENIZER_FILES, resolve_adapter, resolve_model
 from mmdeploy_llm.plugin_files import check_file
 from mmdeploy_llm.records.configuration import Configuration

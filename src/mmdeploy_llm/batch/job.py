@@ -175,7 +175,7 @@ def plan_batch(
 
     Raises ConfigError for an input that does not exist and an output that cannot be written.
     """
-    sink = _opened_sink(output, settings)
+    sink = open_output(output, settings)
     if isinstance(given, (str, os.PathLike)):
         kinds = settings.finding.wanted().table
         check_apart(os.fspath(given), sink, kinds, settings.telling.log_json)
@@ -211,7 +211,7 @@ def plan_source(
     source: Source, output: str | os.PathLike[str], settings: BatchSettings
 ) -> BatchJob:
     """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
-    sink = _opened_sink(output, settings)
+    sink = open_output(output, settings)
     sink.check(settings.mode)
     return _planned(source, sink, settings)
 
@@ -228,8 +228,7 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
             place_of = leftovers.place_of
         kept = sink.scan(place_of, retried=settings.retried)
         configuration = _checked(sink, kept, settings)
-    left = LeftToDo(source, kept.done)
-    todo = iter(left)
+    todo = iter(left := LeftToDo(source, kept.done))
     ahead = list(_until_item(todo))
     return BatchJob(
         source=source,
@@ -245,7 +244,8 @@ def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     )
 
 
-def _opened_sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
+def open_output(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
+    """Opens the sink of a batch; raises ConfigError for a name of no format."""
     return open_sink(
         output,
         settings.format,

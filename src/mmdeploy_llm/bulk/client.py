@@ -250,8 +250,8 @@ class BulkClient(AnsweringClient):
     def _informed(self, settings: BatchSettings, sources: Sources | None = None) -> BatchSettings:
         """Returns the settings with what this engine decides about media. sources: of files."""
         from mmdeploy_llm.finding.options import with_reader
+        from mmdeploy_llm.media_loading.reader import open_reader
         from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
-        from mmdeploy_llm.startup.reader import open_reader
 
         config = self._config
         return with_reader(
@@ -272,10 +272,10 @@ class BulkClient(AnsweringClient):
         """Runs a batch and writes its report, if one is wanted, with the frames of its videos.
         after: called with the summary, also of a run that Ctrl-C has ended."""
         from mmdeploy_llm.batch.job import run_batch
+        from mmdeploy_llm.media_loading.reader import open_reader
         from mmdeploy_llm.report.previews import FilePreviews
         from mmdeploy_llm.report.whole import ReportOptions, RunReport
         from mmdeploy_llm.startup.media import check_boxes, open_media
-        from mmdeploy_llm.startup.reader import open_reader
 
         if job.settings.boxes:
             check_boxes(self._config, job.settings.sampling_params)

@@ -179,9 +179,9 @@ def batch_settings(
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
     from mmdeploy_llm.finding.options import with_reader
+    from mmdeploy_llm.media_loading.reader import open_reader
     from mmdeploy_llm.paging.sources import Sources
     from mmdeploy_llm.startup.kinds import accepted_kinds, known_kinds
-    from mmdeploy_llm.startup.reader import open_reader
 
     config = EngineConfig.from_options(desk.model.model, engine)  # wrong ones are told first
     if desk.effort.ray is not None:

@@ -54,7 +54,7 @@ def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
 def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
     """Returns a loader that reads media within the limits and needs no files of the model."""
     from mmdeploy_llm.config import EngineConfig
-    from mmdeploy_llm.startup import reader
+    from mmdeploy_llm.media_loading import reader
 
     return reader.open_reader(EngineConfig.from_options(model, options))
 

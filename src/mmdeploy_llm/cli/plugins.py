@@ -136,6 +136,9 @@ def check(
 
     Prints pass, fail or skip for each check; exits with code 1 when one fails.
     """
+    from mmdeploy_llm.plugin_checks.installed import check_name
+
+    check_name(name)  # before torch is imported
     from mmdeploy_llm.testing.check import check_plugin
 
     verdicts: list[Verdict] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmdeploy_llm.command_options.groups import with_groups
-from mmdeploy_llm.command_options.missing import check_copy
+from mmdeploy_llm.command_options.missing import check_copy, check_rounding
 from mmdeploy_llm.command_options.model import known_model
 from mmdeploy_llm.command_options.providers import ProviderOptions
 
@@ -92,6 +92,7 @@ def quantize(
 ) -> None:
     """Write a copy of a model with its decoder in 4 or 8 bits."""
     choice = providers.choice(ctx.obj)
+    check_rounding(group_size, calibrate)
     check_copy(model, output, choice, overwrite=overwrite)
     from mmdeploy_llm.quantize import quantize_checkpoint
 

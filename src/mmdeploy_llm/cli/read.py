@@ -52,6 +52,7 @@ def read(
         raise ConfigError("nothing to read: give DOCS, or a list of files with --files-from")
     check_media(paths)
     options = desk.llm_options(ctx)
+    from mmdeploy_llm.batch.job import open_output
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.reading.plan import Wish, find_reading, open_reader
 
@@ -72,12 +73,13 @@ def read(
         is_marked=desk.written.running == "mark",
     )
     config = EngineConfig.from_options(desk.model.model, options)
+    settings = batch_settings(ctx, desk, options)
+    open_output(output, settings).check(settings.mode)  # before torch is imported
     with (reader := open_reader(config, wish)).documents:
         given = ctx.get_parameter_source("image_tokens")
-        is_given = given is not None and given.name != "DEFAULT"
-        if reader.image_tokens is not None and not is_given:
+        if reader.image_tokens is not None and (given is None or given.name == "DEFAULT"):
             options = desk.llm_options(ctx, image_tokens=reader.image_tokens)
-        settings = batch_settings(ctx, desk, options)
+            settings = batch_settings(ctx, desk, options)
         found = find_reading(paths, settings, reader, wish)
         if desk.estimate.estimate is not None:
             return show_estimate(found.source, output, found.settings, desk, options, page)

@@ -64,13 +64,7 @@ def generate(
     when the thinking took all tokens."""
     check_pictures(image or [])
     text, images = text_value("PROMPT", prompt) or "", image or []
-    options = engine_options(
-        ctx,
-        model.engine,
-        **model.to_engine(),
-        **answer.to_engine(),
-        limit_mm_per_prompt={"image": max(1, len(images))},
-    )
+    options = _options(ctx, model, answer, {"image": max(1, len(images))})
     params = sampling_params(answer.to_sampling())
     from mmdeploy_llm.terminal.output import make_console, opening, print_answer, user_message
 
@@ -113,13 +107,7 @@ def chat(
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     check_pictures(image or [])
     message, system = text_value("--message", message), text_value("--system", system)
-    options = engine_options(
-        ctx,
-        model.engine,
-        **model.to_engine(),
-        **answer.to_engine(),
-        limit_mm_per_prompt=MANY_MEDIA,
-    )
+    options = _options(ctx, model, answer, MANY_MEDIA)
     params = sampling_params(answer.to_sampling())
     from mmdeploy_llm.terminal.output import CHAT_HELP, ChatSession, make_console
 
@@ -136,6 +124,13 @@ def chat(
         session.run(typed_lines() if message is None else [message])
     if session.num_failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _options(
+    ctx: typer.Context, model: ModelOptions, answer: AnswerOptions, limits: dict[str, int]
+) -> dict[str, Any]:
+    given = {**model.to_engine(), **answer.to_engine()}
+    return engine_options(ctx, model.engine, **given, limit_mm_per_prompt=limits)
 
 
 def typed_lines() -> Iterator[str]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.finding.nowhere import is_gone, no_corpus, nowhere
+from mmdeploy_llm.guarding.adapter_files import check_adapter
+from mmdeploy_llm.guarding.group_size import stored_group
 from mmdeploy_llm.guarding.new_folder import check_new_folder
 
 MAGIC = "*?[{:"  # of globs, patterns, URLs and names that plugins read
@@ -50,6 +52,19 @@ def check_model(name: str, options: Mapping[str, Any]) -> None:
     look_up(EngineConfig.from_options(name, options))
 
 
+def check_rounding(group_size: int, calibrate: str | None) -> None:
+    """Raises ConfigError for groups that are not saved, and for a set to calibrate with that does
+    not exist or is a file of another kind."""
+    stored_group(group_size)
+    check_corpus(calibrate)
+    if calibrate is not None and os.path.isfile(calibrate):
+        from mmdeploy_llm.batch.sources import open_source
+        from mmdeploy_llm.params import SamplingParams
+        from mmdeploy_llm.records.ids import Selection
+
+        open_source(calibrate, SamplingParams(), Selection())
+
+
 def check_copy(
     name: str,
     output: Path,
@@ -61,8 +76,10 @@ def check_copy(
     """Checks a model as check_model does, the folder that a copy of it is written to, and an
     adapter's. Raises ConfigError too."""
     check_new_folder(output, overwrite=overwrite)
-    if adapter is not None and not adapter.is_dir():
-        raise ConfigError(f"{adapter} is no folder of an adapter")
+    if adapter is not None:
+        if not adapter.is_dir():
+            raise ConfigError(f"{adapter} is no folder of an adapter")
+        check_adapter(adapter)
     check_model(name, options)
 
 

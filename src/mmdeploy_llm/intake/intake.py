@@ -20,6 +20,7 @@ from mmdeploy_llm.budgets.choice import budgets_of
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.guarding.calls import CallGuard
+from mmdeploy_llm.guarding.given_template import load_template
 from mmdeploy_llm.hooks import BoxRule, MediaInput, MediaLimits
 from mmdeploy_llm.media_loading.cache import CacheStats
 from mmdeploy_llm.media_loading.embeds import EmbedsReader
@@ -43,7 +44,7 @@ from .placeholders import Placeholders
 from .prompts import PromptParts, kwargs_of, read_prompt, with_options
 from .reasoning_ends import ReasoningEnds
 from .rendered import Rendered, TokenCount
-from .template import load_template, render, template_variables, warn_of_unread
+from .template import render, template_variables, warn_of_unread
 from .tokenizer import PromptTokenizer
 from .tools import chosen_tools
 from .unicode_text import check_chat

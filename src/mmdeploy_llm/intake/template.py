@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, RequestError
+from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.guarding.folder_files import read_text
 from mmdeploy_llm.hooks.names import did_you_mean, error_text
 from mmdeploy_llm.model_folder import read_json
@@ -17,7 +17,6 @@ from mmdeploy_llm.rendering import Renderer, TemplateFailedError, TemplateTimeEr
 logger = logging.getLogger(__name__)
 
 RENDER_SECONDS = 30.0
-MAX_SHOWN = 500  # characters of a path in a message
 END_MARK = "\ue8ff end of the message \ue8ff "  # where continue_final_message truncates the text
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
@@ -56,25 +55,6 @@ def checkpoint_template(folder: Path, tokenizer: Any) -> str | None:
     if isinstance(template, Mapping):
         template = template.get("default")
     return template if isinstance(template, str) else None
-
-
-def load_template(text: str) -> str:
-    """Returns the user's template: the content of a file of that name, else the text itself.
-
-    Raises ConfigError for a text that has neither braces nor a line break and names no file: it
-    looks like a file path, as in FastDeploy.
-    """
-    is_template = any(mark in text for mark in "{}\n")
-    try:
-        if not is_template or Path(text).is_file():
-            return Path(text).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        if not is_template:
-            raise ConfigError(
-                f"the chat template {text[:MAX_SHOWN]!r} looks like a file path, but there is no "
-                "such file that can be read; give a Jinja template or an existing file"
-            ) from error
-    return text
 
 
 def template_variables(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -154,8 +154,11 @@ class Workers:
             worker.peer.settimeout(left)
             send(worker.peer, call, blob)
             while True:
+                left = children.left_after_waiting(worker.peer, left)
+                if left <= 0:
+                    raise TimeoutError
                 begin = time.monotonic()
-                worker.peer.settimeout(max(left, 0.001))
+                worker.peer.settimeout(left)
                 fields, payload = receive(worker.peer, MAX_REPLY)
                 left -= time.monotonic() - begin
                 if worker.is_fresh:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +14,13 @@ from pydantic import BaseModel
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import CheckpointError, ModelError
 from mmdeploy_llm.gguf import find_gguf, find_tower
+from mmdeploy_llm.guarding.adapter_files import check_adapter
 from mmdeploy_llm.guarding.folder_files import check_folder, library_error, read_object, validated
+from mmdeploy_llm.guarding.given_template import load_template
 from mmdeploy_llm.hooks import Checkpoint, PluginManager
 from mmdeploy_llm.model_names import HUB_ID, find_model, is_cached
 
+from .named import check_named
 from .schema import ChatTemplateFile, GenerationFile, ProcessorFile, TokenizerFile, check_config
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -62,9 +66,10 @@ def resolve_model(
 
 
 def look_up(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> None:
-    """Fetches a model and a tokenizer of which the hub's cache has nothing, and looks whether a
-    folder is that of a model, so that a wrong name is told before torch is imported. Raises
-    CheckpointError."""
+    """Fetches a model and a tokenizer of which the hub's cache has nothing, and adapters, and looks
+    whether a folder is that of a model, and whether there are the template and the plugins that the
+    options name, so that a wrong name is told before torch is imported. Raises CheckpointError,
+    ConfigError and PluginError."""
     for name, kind, own in (
         (config.model, "model", patterns),
         (config.tokenizer, "tokenizer", TOKENIZER_FILES),
@@ -77,6 +82,12 @@ def look_up(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> No
     place = find_model(config.model)
     if place is not None and not os.path.lexists(place / "config.json") and not find_gguf(place):
         raise _no_model(place)
+    with naming(config.model):
+        for source in config.adapters.values():
+            check_adapter(resolve_adapter(source))
+    if config.chat_template is not None:
+        load_template(config.chat_template)
+    check_named(config)
 
 
 def resolve_adapter(name: str) -> Path:
@@ -161,12 +172,13 @@ def read_json(path: Path) -> Mapping[str, Any]:
     values = read_object(path)
     schema = SCHEMAS.get(path.name)
     if schema is not None:
-        validated(schema, path.name, values)
+        values = validated(schema, path.name, values).model_dump(exclude_unset=True)
     if schema is ProcessorFile:
         for name in COMPONENTS:
             inner = values.get(name)
             if isinstance(inner, dict):
-                validated(schema, path.name, inner, f"{name}.")
+                made = validated(schema, path.name, inner, f"{name}.")
+                values[name] = made.model_dump(exclude_unset=True)
     return values
 
 
@@ -175,8 +187,9 @@ def _read_config(folder: Path) -> Any:
     config = read_object(folder / "config.json")
     if not config and not (folder / "config.json").is_file():
         raise _no_model(folder)
-    check_config(config, "config.json")
-    return _config(folder)
+    made = check_config(config, "config.json")
+    texts = [json.dumps(values, sort_keys=True) for values in (config, made)]
+    return _config(folder, None if texts[0] == texts[1] else made)
 
 
 def _no_model(folder: Path) -> CheckpointError:
@@ -186,11 +199,19 @@ def _no_model(folder: Path) -> CheckpointError:
     )
 
 
-def _config(folder: Path) -> Any:
-    from transformers import AutoConfig
+def _config(folder: Path, values: Mapping[str, Any] | None) -> Any:
+    """Returns transformers' config of a folder. values: of its config.json, where they are not as
+    the file has them."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     try:
-        found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        if values is not None and values.get("model_type") in CONFIG_MAPPING:
+            kind = CONFIG_MAPPING[values["model_type"]]
+            found = kind.from_dict(dict(values), name_or_path=str(folder))
+        else:
+            found = AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
         _forget_code(found)
         if not found.architectures:
             found.architectures = _architectures_of(found.model_type)

@@ -1,4 +1,5 @@
-"""The allowed values of a checkpoint's JSON files. Keys that are not named here stay as they are.
+"""The allowed values of a checkpoint's JSON files. Keys that are not named here stay as they are;
+a float such as 1200.0 becomes the integer that a field wants.
 
 The bounds are far above every published model; they keep a wrong number from costing hours or all
 memory before anything else can notice it.
@@ -50,6 +51,28 @@ def _check(is_good: Callable[[Any], bool], allowed: str, *, optional: bool = Tru
     return BeforeValidator(check)
 
 
+def _check_integers(is_good: Callable[[Any], bool], allowed: str) -> Any:
+    """Returns the validator of an integer, or of several, which it makes of floats without a
+    fraction: programs that write JSON have made floats of them."""
+
+    def check(value: Any) -> Any:
+        made = _integers(value)
+        if made is not None and not is_good(made):
+            raise ValueError(allowed)
+        return made
+
+    return BeforeValidator(check)
+
+
+def _integers(value: Any) -> Any:
+    """Replaces floats without a fraction by integers, in a list and by name too."""
+    if isinstance(value, list):
+        return [_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _integers(item) for key, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _is_whole(value: object, low: int, high: int) -> bool:
     return type(value) is int and low <= value <= high
 
@@ -65,7 +88,7 @@ def _whole(low: int, high: int) -> Any:
         values = value if isinstance(value, list) else [value]
         return len(values) <= MAX_LAYERS and all(_is_whole(item, low, high) for item in values)
 
-    return _check(is_good, f"an integer from {low} to {high}")
+    return _check_integers(is_good, f"an integer from {low} to {high}")
 
 
 def _names(value: object) -> bool:
@@ -115,7 +138,8 @@ Names: TypeAlias = Annotated[
 Name: TypeAlias = Annotated[Any, _check(_is_name, f"a name of at most {MAX_NAME} characters")]
 Size: TypeAlias = Annotated[Any, _whole(1, MAX_SIZE)]
 TokenIds: TypeAlias = Annotated[
-    Any, _check(_is_token_ids, f"a token id from 0 to {MAX_VOCABULARY}, or a list of them")
+    Any,
+    _check_integers(_is_token_ids, f"a token id from 0 to {MAX_VOCABULARY}, or a list of them"),
 ]
 Positive: TypeAlias = Annotated[Any, _check(_is_positive, "a number above 0")]
 Mean: TypeAlias = Annotated[Any, _check(_is_channel_values, "finite numbers, one per channel")]
@@ -123,7 +147,7 @@ Scale: TypeAlias = Annotated[
     Any, _check(_is_channel_scales, "finite numbers above 0, one per channel")
 ]
 ImageSize: TypeAlias = Annotated[
-    Any, _check(_is_image_size, f"integers from 1 to {MAX_PIXELS}, by name or in a list")
+    Any, _check_integers(_is_image_size, f"integers from 1 to {MAX_PIXELS}, by name or in a list")
 ]
 Template: TypeAlias = Annotated[Any, _check(_is_template, "a text, or texts by name")]
 
@@ -202,17 +226,20 @@ class ChatTemplateFile(_File):
     chat_template: Template = None
 
 
-def check_config(values: Mapping[str, Any], file_name: str, prefix: str = "") -> None:
-    """Checks config.json and every config inside it. Raises CheckpointError."""
+def check_config(values: Mapping[str, Any], file_name: str, prefix: str = "") -> Mapping[str, Any]:
+    """Checks config.json and every config inside it, and returns it with integers where fields want
+    them. Raises CheckpointError."""
+    made = dict(values)
     if not prefix or prefix.endswith("_config."):
-        validated(ConfigFile, file_name, values, prefix)
-        _check_experts(values, file_name, prefix)
-    for key, value in values.items():
+        made = validated(ConfigFile, file_name, values, prefix).model_dump(exclude_unset=True)
+        _check_experts(made, file_name, prefix)
+    for key, value in made.items():
         allowed = _allowed_elsewhere(key, value)
         if allowed:
             raise fault(file_name, prefix + key, f"is {shown(value)}", allowed)
         if isinstance(value, dict) and key not in OTHER_CONFIGS:
-            check_config(value, file_name, f"{prefix}{key}.")
+            made[key] = check_config(value, file_name, f"{prefix}{key}.")
+    return made
 
 
 def _check_experts(values: Mapping[str, Any], file_name: str, prefix: str) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import KindTable, MediaLimits, MediaSplitter, PluginManager, SplitPart
+from mmdeploy_llm.media_loading.reader import media_limits
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.records.closing import Closing
-from mmdeploy_llm.startup.reader import media_limits
 
 if TYPE_CHECKING:
     from mmdeploy_llm.startup.model_files import ModelFiles

@@ -121,11 +121,12 @@ class ParseCache:
             if len(text) > MAX_SIZE:
                 raise NotKeptError(f"it takes {len(text)} bytes; allowed: {MAX_SIZE}")
             folder.make_folder(path.parent, len(text), self._max_bytes)
-            _write(path, MAGIC + text + _digest(path, text))
+            with folder.new_file(path) as file:
+                if file is not None:  # else another process writes it
+                    file.write(MAGIC + text + _digest(path, text))
         except (NotKeptError, folder.NoRoomError) as error:
             logger.info("config or tokenizer are not kept for the next start: %s", error)
         except (OSError, BuildError) as error:
-            folder.discard(path)
             logger.warning("config or tokenizer are not kept for the next start: %s", error)
         else:
             folder.make_room(path, self._max_bytes)
@@ -136,15 +137,6 @@ def _files(place: Path) -> Iterator[Path]:
     for parent in (place, place / MORE_FILES):
         if parent.is_dir():
             yield from (path for path in parent.iterdir() if path.is_file())
-
-
-def _write(path: Path, data: bytes) -> None:
-    file = folder.open_new(path)
-    if file is not None:  # else another process writes it
-        with closing(file):
-            file.write(data)
-            file.flush()
-        folder.finish(path)
 
 
 def _read(path: Path) -> Any:

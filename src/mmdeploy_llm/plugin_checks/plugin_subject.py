@@ -19,7 +19,7 @@ from mmdeploy_llm.hooks import (
     PluginInfo,
     PluginManager,
 )
-from mmdeploy_llm.hooks.discovery import CORE, InstalledPlugin, discover
+from mmdeploy_llm.hooks.discovery import CORE
 from mmdeploy_llm.hooks.names import normalise
 from mmdeploy_llm.hooks.records import Spec
 from mmdeploy_llm.hooks.registry import MAX_IMPORT_SECONDS
@@ -27,6 +27,8 @@ from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.model_checks.base import CheckFailed, CheckSkipped, attributed, demand
 from mmdeploy_llm.plugin_choice import is_path
 from mmdeploy_llm.plugin_files import load_file
+
+from .installed import installed
 
 PROBE_TIMEOUT = 120.0
 IMPORTTIME = "import time:"
@@ -237,10 +239,3 @@ def _timed(told: str) -> list[tuple[int, int, str]]:
         if line.startswith(IMPORTTIME) and own.strip().isdigit():
             found.append((int(own), int(cumulative), name))
     return found
-
-
-def installed(name: str) -> InstalledPlugin | None:
-    """Returns the installed plugin of this name, or None; of a package's and a built-in one of the
-    same name the package's."""
-    found = [plugin for plugin in discover().plugins if normalise(name) in plugin.origin.names]
-    return min(found, key=lambda plugin: plugin.origin.is_builtin, default=None)

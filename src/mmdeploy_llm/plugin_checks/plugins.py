@@ -18,7 +18,8 @@ from mmdeploy_llm.model_checks.base import Check, CheckSkipped, attributed, dema
 from mmdeploy_llm.plugin_versions import api_problems
 
 from .arguments import example_arguments
-from .plugin_subject import PluginSubject, installed
+from .installed import installed
+from .plugin_subject import PluginSubject
 
 
 def imports_in_a_fresh_process(subject: PluginSubject) -> None:

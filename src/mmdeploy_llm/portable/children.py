@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from .signals import unheard_by_children
@@ -27,6 +28,7 @@ from .signals import unheard_by_children
 SECRET_BYTES = 32
 CONNECT_SECONDS = 60.0
 PARENT_CHECK_SECONDS = 1.0
+NUM_PARTS = 20  # of the time for an answer
 LOOPBACK = "127.0.0.1"
 
 
@@ -145,6 +147,23 @@ def _accepted(
     ours, theirs = socket.socketpair()
     theirs.close()
     return ours
+
+
+def left_after_waiting(peer: socket.socket | Connection, seconds: float) -> float:
+    """Waits until a child sends something or ends. Returns what is left of `seconds`, 0 or less
+    when nothing came.
+
+    Time in which this process does not run is not the child's fault: a job that is suspended and a
+    container that is frozen stop both. So a look at the clock counts as a part at most.
+    """
+    left, part = seconds, seconds / NUM_PARTS
+    while left > 0:
+        begin = time.monotonic()
+        has_come = wait([peer], min(left, part))
+        left -= min(time.monotonic() - begin, part)
+        if has_come:
+            break
+    return left
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
+from mmdeploy_llm.portable.children import left_after_waiting
 from mmdeploy_llm.portable.limits import address_space, set_limit, tell_what_is_unlimited
 
 from .process import Channel, Worker
@@ -98,7 +99,7 @@ class Helper:
             self._drop()
 
     def _answer(self, worker: Worker, seconds: float) -> bytes:
-        if not worker.connection.poll(seconds):
+        if left_after_waiting(worker.connection, seconds) <= 0:
             raise TimeoutError(f"{self._name} did not answer in {seconds:g} s")
         try:
             return worker.connection.recv_bytes(self._max_answer)
@@ -123,7 +124,7 @@ class Helper:
         if self._is_ready:
             return worker
         with contextlib.suppress(EOFError, OSError):
-            if worker.connection.poll(START_SECONDS):
+            if left_after_waiting(worker.connection, START_SECONDS) > 0:
                 self._is_ready = worker.connection.recv_bytes(len(READY)) == READY
         if not self._is_ready:
             self._check_open()

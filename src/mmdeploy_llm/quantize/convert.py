@@ -11,6 +11,7 @@ from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.guarding.group_size import stored_group
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels.coded import Bits
 from mmdeploy_llm.model_folder import MODEL_FILES, read_checkpoint, resolve_model
@@ -18,7 +19,6 @@ from mmdeploy_llm.plugin_choice import PluginChoice
 from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
 from mmdeploy_llm.saving.rounding import Scheme
-from mmdeploy_llm.weight_formats import MAX_GROUP, WHOLE_ROW
 from mmdeploy_llm.weights.find import find_weights
 from mmdeploy_llm.weights.stored_head import follow_stored_head, untie
 
@@ -65,7 +65,7 @@ def quantize_checkpoint(
     Raises ConfigError for a size, folder or item that cannot be used, CheckpointError for weights
     that cannot be rounded, and errors of the model's files and plugins.
     """
-    scheme = _scheme(bits, group_size)
+    scheme = Scheme(bits=bits, group_size=stored_group(group_size))
     nearest = GroupRounder(scheme, TOWERS if rounds_towers else None)
     config = EngineConfig.from_options(model, PluginChoice(**choice).model_dump())
     checkpoint, values = _read(model)
@@ -90,17 +90,6 @@ def quantize_checkpoint(
         found = _compared(config, summary, done, partial)
     partial.finish()
     return found
-
-
-def _scheme(bits: Bits, group_size: int) -> Scheme:
-    if group_size == WHOLE_ROW:
-        return Scheme(bits=bits, group_size=MAX_GROUP)
-    if group_size < 8 or group_size % 8:
-        raise ConfigError(
-            f"group size {group_size}: give a multiple of 8, such as 32, 64 or 128, or {WHOLE_ROW} "
-            "for whole rows"
-        )
-    return Scheme(bits=bits, group_size=group_size)
 
 
 def _read(model: str) -> tuple[Checkpoint, Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks import ReadingPreset, ReadPage, ReadText
+from mmdeploy_llm.hooks import PluginManager, ReadingPreset, ReadPage, ReadText
 
 if TYPE_CHECKING:
     from mmdeploy_llm.startup.model_files import ModelFiles
@@ -74,19 +74,15 @@ def choose_asking(
     """Returns how the model is asked. name: of a preset; None: the one for the model. prompt:
     instead of the preset's. options: of documents. Raises ConfigError."""
     plugins = files.plugins
+    check_asking(plugins, name, task, prompt)
     if name is not None:
         preset = plugins.reading_preset(name)
     else:
         architecture = files.checkpoint.architecture
         found = plugins.reading_preset_for(architecture, about_of(files, model))
         preset = GENERAL if found is None else found
-    if task is not None and prompt is not None:
-        raise ConfigError("--task and --prompt contradict each other; give one of them")
     chosen = next(iter(preset.tasks)) if task is None else task
-    if chosen not in preset.tasks:
-        raise ConfigError(
-            f"the preset {preset.name} has no task {chosen!r}; it has {', '.join(preset.tasks)}"
-        )
+    _check_task(preset, chosen)
     sides = {} if preset.longest_side is None else {"longest_side": preset.longest_side}
     convert = _converter(preset, files)
     return Asking(
@@ -97,6 +93,28 @@ def choose_asking(
         tables=tables,
         options={"dpi": preset.dpi, **sides, **options},
     )
+
+
+def check_asking(
+    plugins: PluginManager, name: str | None, task: str | None, prompt: str | None
+) -> None:
+    """Tells what no model could be asked, see choose_asking. Raises ConfigError."""
+    if task is not None and prompt is not None:
+        raise ConfigError("--task and --prompt contradict each other; give one of them")
+    if name is not None:
+        preset = plugins.reading_preset(name)
+        _check_task(preset, next(iter(preset.tasks)) if task is None else task)
+    elif task is not None:
+        known = dict.fromkeys(key for preset in plugins.reading_presets for key in preset.tasks)
+        if task not in (*GENERAL.tasks, *known):
+            raise ConfigError(f"no preset has a task {task!r}; they have {', '.join(known)}")
+
+
+def _check_task(preset: ReadingPreset, task: str) -> None:
+    if task not in preset.tasks:
+        raise ConfigError(
+            f"the preset {preset.name} has no task {task!r}; it has {', '.join(preset.tasks)}"
+        )
 
 
 def _converter(preset: ReadingPreset, files: ModelFiles) -> Any:

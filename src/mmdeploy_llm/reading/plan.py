@@ -15,14 +15,16 @@ from mmdeploy_llm.finding.files import find_media
 from mmdeploy_llm.finding.options import FindingOptions
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.finding.words import listed
+from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.model_folder import PROMPT_FILES, look_up
+from mmdeploy_llm.page_ranges import parse_pages
 from mmdeploy_llm.paging.documents import Documents
 from mmdeploy_llm.paging.pages import find_pages
 from mmdeploy_llm.paging.source import PageSource
 from mmdeploy_llm.paging.text_layers import TextLayers
 from mmdeploy_llm.params import SamplingParams
 
-from .asking import Asking, choose_asking
+from .asking import Asking, check_asking, choose_asking
 from .finishing import Finishing
 from .folder import check_folder, newest_records, remove_documents, write_folder
 
@@ -78,6 +80,10 @@ def open_reader(config: EngineConfig, wish: Wish) -> Reader:
     """Reads a model's files, not its weights, and chooses how it is asked. Raises ConfigError,
     ModelError, PluginError."""
     look_up(config, PROMPT_FILES)
+    if wish.pages is not None:
+        parse_pages(wish.pages, 1, is_strict=False)
+    if wish.preset is not None or wish.task is not None:
+        check_asking(PluginManager.of(config), wish.preset, wish.task, wish.prompt)
     from mmdeploy_llm.startup.model_files import read_model_files  # which imports torch
 
     files = read_model_files(config, PROMPT_FILES)

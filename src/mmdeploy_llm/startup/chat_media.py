@@ -8,11 +8,11 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.intake.chat import read_messages, with_sources
 from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
+from mmdeploy_llm.media_loading.reader import media_limits
 from mmdeploy_llm.model_folder import PROMPT_FILES
 
 from .media import build_media
 from .model_files import ModelFiles, read_model_files
-from .reader import media_limits
 
 
 class ChatMedia:

@@ -164,8 +164,8 @@ def _weighted(
 def _new_packer(
     runtime: RuntimeConfig, machine: Machine
 ) -> Callable[[nn.Module], PackModule] | None:
-    """Returns what packs modules while others are read; None where the kernels are not a CPU's."""
-    if machine.kernels is None or runtime.device != "cpu":
+    """Returns what packs modules while the weights are loaded; None without kernels."""
+    if machine.kernels is None:
         return None
     return partial(packer, kernels=machine.kernels, quantization=runtime.quantization)
 

@@ -22,13 +22,13 @@ from mmdeploy_llm.media_loading.expanding import PartExpander
 from mmdeploy_llm.media_loading.kinds import ModelMedia
 from mmdeploy_llm.media_loading.loader import MediaLoader
 from mmdeploy_llm.media_loading.outside import encoder_rule
+from mmdeploy_llm.media_loading.reader import media_limits
+from mmdeploy_llm.media_loading.within_budget import within_budget
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.model_folder import PROMPT_FILES, naming
 from mmdeploy_llm.params import SamplingParams
 
-from .budgets import within_budget
 from .model_files import ModelFiles, read_model_files
-from .reader import media_limits
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.draft_heads.wanted import AddDraftHead, draft_head_of
+from mmdeploy_llm.guarding.given_template import load_template
 from mmdeploy_llm.hooks import (
     Checkpoint,
     LogitsContext,
@@ -19,7 +20,7 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.hooks.relatives import HeadKind, head_of
-from mmdeploy_llm.intake.template import checkpoint_template, load_template
+from mmdeploy_llm.intake.template import checkpoint_template
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
 from mmdeploy_llm.model_folder import MODEL_FILES, TOKENIZER_FILES, naming, resolve_model
 from mmdeploy_llm.model_folder.text_sizes import TextSizes, read_text_sizes

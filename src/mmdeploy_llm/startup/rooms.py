@@ -21,6 +21,7 @@ from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.tokenizer import check_eos
 from mmdeploy_llm.media_loading.added_tokens import with_placeholders
 from mmdeploy_llm.media_loading.kinds import ModelMedia
+from mmdeploy_llm.media_loading.reader import media_limits
 from mmdeploy_llm.pooling.abilities import GENERATES, Abilities
 from mmdeploy_llm.runner.executor import ExecutorInfo
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -33,7 +34,6 @@ from .computer import Computer
 from .machine import Machine
 from .media import box_rule_of
 from .model_files import ModelFiles
-from .reader import media_limits
 
 CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
 

@@ -17,6 +17,7 @@ from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
+from mmdeploy_llm.weights.dtypes import dtype_of
 
 from .cards import check_memory
 
@@ -141,12 +142,11 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype, *, stays_coded: bool = Fa
     stores them; they are counted with 4 bits, the least that they take."""
     num_bytes = 0
     for module in model.modules():
-        keep = getattr(module, "fp32_parameters", ())
         for name, param in module.named_parameters(recurse=False):
             if stays_coded and isinstance(module, Linear) and module.can_hold_coded(name):
                 num_bytes += param.numel() // 2
             else:
-                num_bytes += param.numel() * (4 if name in keep else dtype.itemsize)
+                num_bytes += param.numel() * dtype_of(module, name, dtype).itemsize
     return num_bytes
 
 

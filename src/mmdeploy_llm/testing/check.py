@@ -17,7 +17,7 @@ from mmdeploy_llm.attention_checks import backends
 from mmdeploy_llm.attention_checks.subject import BackendSubject
 from mmdeploy_llm.data_checks import corpus, outputs
 from mmdeploy_llm.data_checks.corpus_subject import CorpusSubject
-from mmdeploy_llm.errors import CheckpointError, MediaError, ModelNotSupportedError, PluginLoadError
+from mmdeploy_llm.errors import CheckpointError, MediaError, ModelNotSupportedError
 from mmdeploy_llm.hooks import (
     AttentionBackendSpec,
     ChatPartSpec,
@@ -29,8 +29,7 @@ from mmdeploy_llm.hooks import (
     PluginManager,
     WeightFormatSpec,
 )
-from mmdeploy_llm.hooks.discovery import discover
-from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
+from mmdeploy_llm.hooks.names import error_text, normalise
 from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.media_checks import chats, processors, splitters
@@ -56,9 +55,8 @@ from mmdeploy_llm.plugin_checks import (
     plugins,
     tools,
 )
-from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject, installed
-from mmdeploy_llm.plugin_choice import is_path
-from mmdeploy_llm.plugin_files import check_file
+from mmdeploy_llm.plugin_checks.installed import check_name
+from mmdeploy_llm.plugin_checks.plugin_subject import PluginSubject
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm.weight_checks import products as weight_products
 from mmdeploy_llm.weight_checks import reading as weight_reading
@@ -105,14 +103,7 @@ def check_plugin(
     Raises PluginLoadError when no such plugin is installed, or the file cannot be read, and
     CheckpointError for an unreadable folder.
     """
-    if is_path(name):
-        check_file(Path(name).expanduser().absolute())
-    elif installed(name) is None:
-        known = [plugin.origin.name for plugin in discover().plugins]
-        raise PluginLoadError(
-            f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: "
-            f"{listing(known)}"
-        )
+    check_name(name)
     checkpoint = None if model_folder is None else read_checkpoint(model_folder)
     return _verdicts(PluginSubject.of(name, beside=plugin_files), checkpoint)
 

@@ -15,8 +15,8 @@ from mmdeploy_llm.finding.files import FoundFile, find_media
 from mmdeploy_llm.finding.wanted import Wanted
 from mmdeploy_llm.hooks import MediaLimits, SpeechRules
 from mmdeploy_llm.hooks.factories import imported_for
+from mmdeploy_llm.media_loading.reader import media_limits
 from mmdeploy_llm.model_folder import PROMPT_FILES, look_up
-from mmdeploy_llm.startup.reader import media_limits
 
 from .run import Transcript
 from .writing import FORMATS, write

@@ -18,7 +18,6 @@ from mmdeploy_llm.basic_layers.packed_pairs import PackedPairs
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import Kernels, WeightMemory
 from mmdeploy_llm.native import BuildError
-from mmdeploy_llm.portable.files import CAN_RENAME_OPEN
 from mmdeploy_llm.portable.machine import free_ram
 from mmdeploy_llm.processes import finalize_here
 from mmdeploy_llm.weights.load import Split
@@ -165,25 +164,18 @@ class WeightCache:
 
     def _write(self, kept: Record) -> None:
         try:
-            self._write_file(kept)
+            with folder.new_file(self._path) as file:
+                if file is None:  # another process writes it
+                    return
+                write(file, self._path.name, kept, self._stop.is_set)
+        except NotKeptError as error:
+            logger.info("the weights are not kept for the next start: %s", error)
         except (OSError, BuildError) as error:  # the disk is full
-            folder.discard(self._path)
             logger.warning("the weights are not kept for the next start: %s", error)
-
-    def _write_file(self, kept: Record) -> None:
-        file = folder.open_new(self._path)
-        if file is None:  # another process writes it
-            return
-        with closing(file):
-            if not write(file, self._path.name, kept, self._stop.is_set):
-                folder.discard(self._path)
-                return
-            if not CAN_RENAME_OPEN:
-                file.close()
-            folder.finish(self._path)
-        for path in folder.make_room(self._path, self._max_bytes):
-            logger.info("%s was not used for longest and is removed", path)
-        logger.info("the weights are kept for the next start in %s", self._path)
+        else:
+            for path in folder.make_room(self._path, self._max_bytes):
+                logger.info("%s was not used for longest and is removed", path)
+            logger.info("the weights are kept for the next start in %s", self._path)
 
 
 def _wait(writer: threading.Thread, stop: threading.Event) -> None:

@@ -48,20 +48,19 @@ def planned_size(tensors: Sequence[Tensor]) -> int:
     return sum(_padded(tensor.nbytes) for tensor in tensors) + PAGE
 
 
-def write(file: IO[bytes], name: str, kept: Record, is_stopped: Callable[[], bool]) -> bool:
-    """Writes a record; returns False where it was stopped. name: of the file, once it is whole."""
+def write(file: IO[bytes], name: str, kept: Record, is_stopped: Callable[[], bool]) -> None:
+    """Writes a record. name: of the file, once it is whole. Raises NotKeptError where it was
+    stopped."""
     header = _header(kept)
     file.write(header)
     digest = hashlib.blake2b(name.encode() + b"\0" + header, digest_size=DIGEST_SIZE)
     for tensor in kept.tensors:
         for piece in _pieces(tensor):
             if is_stopped():
-                return False
+                raise NotKeptError("the program ended first")
             file.write(piece.data)
             digest.update(_sums(piece).tobytes())
     file.write(digest.digest() + MAGIC)
-    file.flush()
-    return True
 
 
 def _header(kept: Record) -> bytes:

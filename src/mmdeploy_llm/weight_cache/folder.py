@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -19,7 +20,6 @@ UNUSABLE = ".unusable"  # an empty file in place of one that the model cannot be
 SUFFIXES = (SUFFIX, ".parsed", UNUSABLE, UNFINISHED)  # .parsed: see the room parse_cache
 HARM = "whose weights would be used"
 FREE_SHARE, FREE_BYTES = 20, 8 * 2**30  # a twentieth of the disk stays free, at most so much
-MAX_AGE = 86400  # seconds after which an unfinished file is one that a killed process has left
 
 
 class NoRoomError(Exception):
@@ -78,29 +78,74 @@ def make_folder(folder: Path, size: int, max_bytes: int) -> None:
         raise NoRoomError(f"the disk has {disk.free} bytes left, and {size} are needed")
 
 
-def open_new(path: Path) -> IO[bytes] | None:
-    """Opens the unfinished file that will become `path`; None while another process writes it. What
-    a process that ended has left is written over."""
-    new = path.with_suffix(UNFINISHED)
-    file = open(files.open_unfollowed(new, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes] | None]:
+    """Opens a file of this process alone, which gets the name `path` at the end, or is removed
+    where anything is raised. Yields None where another process writes that file or has written it.
+    Raises OSError where the file, or its folder, was removed meanwhile."""
+    file = _open_new(path)
+    if file is None:
+        yield None
+        return
+    with closing(file):
+        try:
+            yield file
+            file.flush()
+            if not files.CAN_RENAME_OPEN:
+                file.close()
+            _rename(file.name, path)
+        except BaseException:
+            file.close()
+            with suppress(OSError):
+                os.unlink(file.name)
+            raise
+
+
+def _open_new(path: Path) -> IO[bytes] | None:
+    """Opens an unfinished file, locked; None while another process has one that will be `path`."""
+    while not path.exists():
+        others = path.parent.glob(f"{path.stem}-*{UNFINISHED}")
+        if any([_is_written(other) for other in others]):
+            return None
+        fd, name = tempfile.mkstemp(UNFINISHED, f"{path.stem}-", path.parent)
+        file = open(name, "r+b", opener=lambda *_, fd=fd: fd)  # noqa: SIM115 - closed by callers
+        try:
+            locks.lock(file)
+            if os.path.samestat(os.fstat(fd), os.lstat(name)):
+                return file
+        except (BlockingIOError, FileNotFoundError):  # it was taken for one that is left: again
+            file.close()
+        except BaseException:  # this file system has no locks
+            file.close()
+            os.unlink(name)
+            raise
+    return None
+
+
+def _is_written(new: Path) -> bool:
+    """Whether a process writes an unfinished file. Removes one that a killed process has left."""
     try:
-        check_status(new, os.fstat(file.fileno()), HARM)
-        locks.lock(file)
-        if path.exists() or not os.path.samestat(os.fstat(file.fileno()), os.lstat(new)):
-            raise BlockingIOError  # it has been finished meanwhile
-        file.truncate()
-    except (BlockingIOError, FileNotFoundError):
-        file.close()
-        return None
-    except BaseException:
-        file.close()
-        raise
-    return file
+        with open(files.open_unfollowed(new, os.O_RDWR), "r+b") as file:
+            locks.lock(file)
+            if files.CAN_RENAME_OPEN:
+                new.unlink()
+        new.unlink(missing_ok=True)
+    except BlockingIOError:
+        return True
+    except OSError:  # it is finished, or another's
+        return False
+    return False
 
 
-def finish(path: Path) -> None:
-    """Gives a file that is whole its name."""
-    path.with_suffix(UNFINISHED).replace(path)
+def _rename(new: str, path: Path) -> None:
+    try:
+        os.replace(new, path)
+    except FileNotFoundError:
+        raise OSError(f"{new} was removed while it was written") from None
+    except PermissionError:  # Windows replaces no file that is in use: another process was first
+        if not path.is_file():
+            raise
+        os.unlink(new)
 
 
 def give_up(path: Path) -> None:
@@ -111,26 +156,18 @@ def give_up(path: Path) -> None:
         path.unlink()
 
 
-def discard(path: Path) -> None:
-    """Removes what has been written of a file."""
-    with suppress(OSError):
-        path.with_suffix(UNFINISHED).unlink()
-
-
 def make_room(kept: Path, max_bytes: int) -> list[Path]:
     """Removes what killed processes have left, and the files that were not used for longest until
-    the others fit; never `kept`. Returns the removed ones. Processes that use one keep it until
-    they end."""
+    the others fit; never `kept`. Returns the latter. Processes that use one keep it until they
+    end."""
     found = sorted(_files(kept.parent), key=lambda each: each[1].st_mtime_ns)
     total, removed = sum(each.st_size for _, each in found), []
     for path, each in found:
         if path.suffix == UNFINISHED:
-            is_left = time.time() - each.st_mtime > MAX_AGE
-        else:
-            is_left = total > max_bytes and path.name != kept.name
-        if is_left:
+            total -= 0 if _is_written(path) else each.st_size
+        elif total > max_bytes and path.name != kept.name:
             with suppress(OSError):
-                path.unlink()
+                path.unlink(missing_ok=True)  # another process makes room as well
                 removed.append(path)
                 total -= each.st_size
     return removed

@@ -38,6 +38,7 @@ from mmdeploy_llm.sharding import Share
 from mmdeploy_llm.tensor_file import TensorFile
 
 from .bounds import bounded_building
+from .dtypes import dtype_of
 from .files import LOADABLE, SafetensorsFile
 from .find import find_weights
 from .kept import CanKeep, Kept, hold, kept_weights
@@ -71,8 +72,8 @@ def build_model(
 ) -> Any:
     """Builds `factory(checkpoint.config)` and loads its weights; eval mode, no gradients.
 
-    Parameters get `dtype`, except that those named in a module's attribute `fp32_parameters` are
-    float32. A module with non-persistent buffers computes them in `init_buffers(device)`.
+    Parameters get `dtype` or float32, see dtype_of. A module with non-persistent buffers computes
+    them in `init_buffers(device)`.
     load_format: "auto" reads the GGUF files that the checkpoint names, else safetensors files;
         "safetensors" only these; "dummy" reads no file and fills small random values,
         always the same.
@@ -81,8 +82,8 @@ def build_model(
     can_keep: which weights of few bits stay as they are until the kernels pack them; None: all are
         dequantised.
     plugins: whose formats are read; None: those that are installed.
-    new_packer: returns what packs modules of the model while others are read; None: nothing is
-        packed here.
+    new_packer: returns what packs modules: those in few bits, with which a model's checks of its
+        weights multiply, and on a CPU others while more are read; None: nothing is packed here.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
@@ -101,9 +102,10 @@ def build_model(
             _fill_dummy(model, whole, shares)
         else:
             own = [read for read in reads if read.name not in kept]
-            pack = new_packer(model) if new_packer and can_pack_early(model) else None
-            read_all(model, own, whole, shares, pack, kept)
-            _hold(model, kept, memory)
+            pack = new_packer(model) if new_packer else None
+            early = pack if device.type == "cpu" and can_pack_early(model) else None
+            read_all(model, own, whole, shares, early, kept)
+            _hold(model, kept, memory, pack)
     init_buffers(model, device)
     return model.eval()
 
@@ -294,16 +296,20 @@ def _materialize(
     """Replaces the meta parameters by tensors that `empty` allocates, with undefined values; those
     in `kept` by placeholders without rows."""
     for path, module in model.named_modules():
-        keep = getattr(module, "fp32_parameters", ())
         for name, param in module.named_parameters(recurse=False):
-            own = torch.float32 if name in keep else dtype
-            shape = list(param.shape)
+            own, shape = dtype_of(module, name, dtype), list(param.shape)
             if f"{path}.{name}" in kept:
                 shape[-2] = 0
             setattr(module, name, nn.Parameter(empty(shape, dtype=own), requires_grad=False))
 
 
-def _hold(model: nn.Module, kept: Mapping[str, Kept], memory: WeightMemory | None) -> None:
+def _hold(
+    model: nn.Module,
+    kept: Mapping[str, Kept],
+    memory: WeightMemory | None,
+    pack: PackModule | None,
+) -> None:
+    """Reads weights in few bits, and packs their modules once all are there."""
     empty = torch.empty if memory is None else memory.empty
     units = [empty(own.units_shape, dtype=torch.int32) for own in kept.values()]
 
@@ -314,6 +320,9 @@ def _hold(model: nn.Module, kept: Mapping[str, Kept], memory: WeightMemory | Non
         sizes = list(pool.map(hold_one, kept, units))
     if sizes:
         logger.info("%d weights stay in few bits: %.2f GB", len(sizes), sum(sizes) / 1e9)
+    for path in dict.fromkeys(name.rpartition(".")[0] for name in kept):
+        if pack is not None:
+            pack(path, model.get_submodule(path))
 
 
 def _fill_dummy(

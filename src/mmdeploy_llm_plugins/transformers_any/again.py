@@ -54,7 +54,8 @@ class Again:
         self._parts, self._because, self._head = parts, because, head
         self._limit = limits.of_chunks(parts.decoder.config)
         self.hidden_size = int(head.weight.shape[-1])
-        self.repeats = False  # until the trial
+        # Why one pass is not enough; None: it is. Until the trial it is taken for enough.
+        self._why_repeated: str | None = None
         parts.decoder.config._attn_implementation = "eager"
         parts.inner.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
@@ -67,13 +68,20 @@ class Again:
             raise
         except Exception as error:  # transformers' code: anything may come
             raise self._because from error
+        how = "" if self._why_repeated is None else f", by `generate` since {self._why_repeated}"
         logger.warning(
-            "%s computes all tokens of a sequence again for each new one, which is slow; the "
+            "%s computes all tokens of a sequence again for each new one%s, which is slow; the "
             "reason: %s",
             self._parts.name,
+            how,
             self._because,
         )
         return Sizes(layers=(PagedKV(num_kv_heads=1, head_dim=WIDTH),))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `generate` runs again, instead of one pass."""
+        return self._why_repeated is not None
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -161,18 +169,21 @@ class Again:
             if not _is_same(self.logits(hidden), logits):
                 raise self._because
             answers.append(hidden)
-        self.repeats = not self._is_one_pass_enough(ids, answers)
+        self._why_repeated = self._why_not_one_pass(ids, answers)
 
-    def _is_one_pass_enough(self, ids: Tensor, answers: Sequence[Tensor]) -> bool:
-        """answers: of BEGUN."""
+    def _why_not_one_pass(self, ids: Tensor, answers: Sequence[Tensor]) -> str | None:
+        """Returns why one pass does not give what `generate` does; None where it does. answers: of
+        BEGUN."""
         try:
             rows = self._in_one_pass(ids)
-        except Exception:  # transformers' code: anything may come
-            return False
+        except Exception as error:  # transformers' code: anything may come
+            return f"one pass failed ({type(error).__name__}: {error!s:.200})"
+        if len(rows) != len(ids):
+            return f"one pass over {len(ids)} tokens gives {len(rows)} rows"
         pairs = zip(BEGUN, answers, strict=True)
-        return len(rows) == len(ids) and all(
-            _is_same(rows[count - 1 :], hidden) for count, hidden in pairs
-        )
+        if all(_is_same(rows[count - 1 :], hidden) for count, hidden in pairs):
+            return None
+        return "one pass gives something else"
 
 
 class _Written(transformers.LogitsProcessor):  # type: ignore[misc]

@@ -20,6 +20,7 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows, SideBySideAttention
 from mmdeploy_llm_plugins.transformers_parts.cache import carriers, pages, side_by_side, states
+from mmdeploy_llm_plugins.transformers_parts.mamba import layers_of_mixers
 
 from . import limits, masks, mechanisms, rope, structure, trial
 from .interface import refused
@@ -61,6 +62,7 @@ class BySequence:
         self._places = pages.Places()
         self._slots = states.Slots()
         self._carrier = carriers.carrier_of(decoder)
+        self._lent: Sequence[int] = ()  # layers that work on the engine's states themselves
         self._is_one_by_one = False
         # Why sequences that get one token each do not share a pass; None: they do.
         self._alone: str | None = "it was not tried yet"
@@ -74,6 +76,7 @@ class BySequence:
         keeps of earlier tokens, and whether passes of several tokens continue from states. Returns
         the sizes of the engine's cache."""
         rope.fix(self._parts.decoder)
+        self._lent = layers_of_mixers(self._parts.decoder)
         self._try()
         self._alone = self._why_alone()
         if self._alone is not None:
@@ -129,7 +132,7 @@ class BySequence:
         if not self._slots.index:
             return None
         assert inputs.states is not None, "the model has a cache with states"
-        return states.Rows(self._slots, inputs.states, self._num_paged, numbers)
+        return states.Rows(self._slots, inputs.states, self._num_paged, numbers, self._lent)
 
     def _sharing(self, attn: SequenceAttention) -> list[int]:
         """Returns the sequences of a step that share a pass: none or several."""
@@ -211,6 +214,8 @@ class BySequence:
         own = slice(rows.start, rows.end)
         new = positions[..., own]
         cache = pages.sequence_cache(self._kept, self._places, attn, number, new)
+        if isinstance(store, states.Rows):
+            store.lend(cache)
         before = store.load() if store is not None and rows.num_cached else {}
         given: dict[str, Any] = {
             **self._carrier.arguments(cache, before),
@@ -249,6 +254,8 @@ class BySequence:
         )
         ids, new = token_ids[rows], positions[..., rows]
         cache = side_by_side.cache_of(self._kept, self._places, attn, numbers)
+        if isinstance(store, states.Rows):
+            store.lend(cache)
         before = {} if store is None else store.load()
         given: dict[str, Any] = {
             **self._carrier.arguments(cache, before),

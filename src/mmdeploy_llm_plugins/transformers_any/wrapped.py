@@ -21,6 +21,7 @@ from mmdeploy_llm_plugins.transformers_media.sound.encoding import encode_sound
 from mmdeploy_llm_plugins.transformers_parts import buffers
 from mmdeploy_llm_plugins.transformers_parts.adapter import merge_adapter
 from mmdeploy_llm_plugins.transformers_parts.linear import use_engine_layers
+from mmdeploy_llm_plugins.transformers_parts.mamba import check_mixers, use_engine_mixers
 from mmdeploy_llm_plugins.transformers_parts.weights import WeightTable
 
 from . import head, masks, media, structure
@@ -111,6 +112,7 @@ class Wrapped(nn.Module):
         super().__init__()
         architecture = _architecture(config)
         self.inner: Any = _build(architecture, copy.deepcopy(config))
+        use_engine_mixers(self.inner)
         use_engine_layers(self.inner)
         decoder = structure.decoder_of(self.inner)
         # Not a submodule: `inner` holds its parameters already.
@@ -142,6 +144,7 @@ class Wrapped(nn.Module):
             merge_adapter(self, checkpoint, self.weight_targets)
         buffers.retie(self.inner, self._ties)
         buffers.compute(self.inner, device, self.inner.get_input_embeddings().weight.dtype)
+        check_mixers(self.inner)
         with torch.inference_mode():
             self.parts.replaced.update(placeholders.replaced_ids(self.inner))
 

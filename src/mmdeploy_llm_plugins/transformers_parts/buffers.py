@@ -5,7 +5,7 @@ Every tensor that a checkpoint holds is a parameter with one name; every buffer 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -44,10 +44,10 @@ def retie(model: nn.Module, ties: Mapping[str, str]) -> None:
 
 def prepare(model: Any, part: nn.Module | None = None) -> None:
     """Makes parameters of the buffers that checkpoints hold, and marks what must stay float32: what
-    the model makes so, whatever dtype it is built in, and what a pattern of its class finds.
+    the model makes so, whatever dtype it is built in, and what patterns of its class find.
     part: a module beside those of the model, which is prepared in place of these."""
-    strict = sorted(model._keep_in_fp32_modules_strict or ())
-    pattern = build_glob_alternation(strict)[0] if strict else None  # as transformers loads them
+    is_wide = _finder(model._keep_in_fp32_modules_strict)
+    is_wide_in_float16 = _finder(model._keep_in_fp32_modules)
     prepared: Any = model if part is None else part
     for path, module in prepared.named_modules():
         for own, buffer in list(module.named_buffers(recurse=False)):
@@ -55,11 +55,20 @@ def prepare(model: Any, part: nn.Module | None = None) -> None:
             if is_kept and buffer.is_floating_point():
                 del module._buffers[own]
                 setattr(module, own, nn.Parameter(buffer, requires_grad=False))
+        params = dict(module.named_parameters(recurse=False))
         module.fp32_parameters = tuple(
             name
-            for name, param in module.named_parameters(recurse=False)
-            if param.dtype == torch.float32 or (pattern and pattern.search(f"{path}.{name}"))
+            for name, param in params.items()
+            if param.dtype == torch.float32 or is_wide(f"{path}.{name}")
         )
+        module.fp32_parameters_of_float16 = tuple(
+            name for name in params if is_wide_in_float16(f"{path}.{name}")
+        )
+
+
+def _finder(patterns: Collection[str] | None) -> Callable[[str], object]:
+    """Returns what finds one of transformers' patterns in the name of a parameter."""
+    return build_glob_alternation(sorted(patterns))[0].search if patterns else lambda _: None
 
 
 def compute(model: Any, device: torch.device, dtype: torch.dtype) -> None:

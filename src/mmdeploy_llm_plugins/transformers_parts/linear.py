@@ -3,8 +3,10 @@ kernels."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Collection, Set
 from typing import Any, cast
 
@@ -20,7 +22,10 @@ KEPT = r"(?!\.(?:dtype|device)\b|, torch\.Tensor\))"
 
 
 class AnyLinear(Linear):
-    """Has the attributes and parameters of the torch.nn.Linear that it replaces."""
+    """Has the attributes and parameters of the torch.nn.Linear that it replaces. is_reordered:
+    whether its rows get another order once they are loaded, see WeightTable."""
+
+    is_reordered = False
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__(plain.in_features, plain.out_features)
@@ -28,6 +33,10 @@ class AnyLinear(Linear):
         self.out_features = plain.out_features
         self.weight = cast("nn.Parameter", plain.weight)
         self.bias = cast("nn.Parameter | None", plain.bias)
+
+    def can_hold_coded(self, name: str) -> bool:
+        """See Matrix."""
+        return super().can_hold_coded(name) and not self.is_reordered
 
     def forward(self, x: Tensor) -> Tensor:
         """See Linear. The kernels need rows whose values follow one another in memory, but some of
@@ -74,8 +83,8 @@ def use_engine_layers(model: nn.Module) -> None:
     experts where the engine's compute the same.
 
     Two kinds stay: other layers that share their weight, since packing changes its layout, and
-    layers whose values the parent module reads itself, or may read because its source is
-    unavailable.
+    layers whose values the parent module reads itself, in a branch that its own switches do not
+    rule out, or may read because its source is unavailable.
     """
     sources = {kind: _source(kind) for kind in {type(module) for module in model.modules()}}
     _replace_tied(model, sources.values())
@@ -85,6 +94,8 @@ def use_engine_layers(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if code is None or (type(child) is not nn.Linear and not has_experts(child)):
                 continue
+            if _is_read((code,), name):
+                code = _living_code(parent)
             found = _engine_layer(child, code, name)
             if found is not None and not shared & {id(own) for own in child.parameters()}:
                 setattr(parent, name, found)
@@ -145,3 +156,25 @@ def _source(module_class: type[nn.Module]) -> str | None:
         return TEXTS.sub("", inspect.getsource(module_class))
     except (OSError, TypeError):
         return None
+
+
+def _living_code(module: nn.Module) -> str:
+    """Returns the source code of a module's class as `_source` does, without the branches that it
+    takes only while it learns, or with another switch that it has off."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(type(module))))
+    off = {name for name, value in vars(module).items() if value is False}
+    return TEXTS.sub("", ast.unparse(_Living(off).visit(tree)))
+
+
+class _Living(ast.NodeTransformer):
+    """Removes branches whose condition asks for an attribute of `self` that is False."""
+
+    def __init__(self, off: Collection[str]) -> None:
+        self._off = {f"self.{name}" for name in off}
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        """See NodeTransformer."""
+        self.generic_visit(node)
+        is_all = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+        parts = node.test.values if is_all else [node.test]  # type: ignore[attr-defined]
+        return node.orelse if any(ast.unparse(part) in self._off for part in parts) else node

@@ -47,6 +47,7 @@ class WeightTable:
         ignored = (*COMPUTED, *own, *_draft_layers(model.config.get_text_config()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
         self._beside: dict[str, str] = {}  # see `add`
+        self._modules = dict(model.named_modules())
         self._reordered: dict[str, tuple[Any, str]] = {}  # name -> (operation, its own pattern)
         # names -> (operations on all of them, joined; their patterns)
         self._interleaved: dict[tuple[str, ...], tuple[Sequence[Any], list[str]]] = {}
@@ -87,6 +88,12 @@ class WeightTable:
         if name in self._ties or name in self._computed or self._ignored.search(key):
             return ()
         return None
+
+    def _reorder(self, name: str, operation: Any, pattern: str) -> None:
+        """Has `complete` change a parameter, whose values must then be floats."""
+        self._reordered[name] = operation, pattern
+        owner: Any = self._modules[name.rpartition(".")[0]]
+        owner.is_reordered = True
 
     def _name(self, name: str) -> str:
         return self._beside.get(name, self._prefix + name)
@@ -166,7 +173,7 @@ class WeightTable:
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
         """Maps one tensor to a parameter that `complete` changes."""
-        self._reordered[name] = converter.operations[-1], converter.target_patterns[0]
+        self._reorder(name, converter.operations[-1], converter.target_patterns[0])
         return (Target(name=self._name(name)),)
 
     def _float_experts(
@@ -241,8 +248,8 @@ class WeightTable:
             found.append(Target(name=self._name(own), source=slice(start, end)))
             start = end
         if len(converter.operations) > 1:
-            pairs = zip(names, patterns, strict=True)
-            self._reordered |= {own: (converter.operations[-1], other) for own, other in pairs}
+            for own, other in zip(names, patterns, strict=True):
+                self._reorder(own, converter.operations[-1], other)
         return found
 
 

@@ -113,6 +113,44 @@ def test_tokens_are_kept_as_bits():
         assert num_prompt == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("ReformerModelWithLMHead", "int8"),
+        pytest.param("CpmAntForCausalLM", "int4", marks=pytest.mark.full),
+        pytest.param("ProphetNetForCausalLM", "int8wo", marks=pytest.mark.full),
+    ],
+)
+def test_in_few_bits_answers_are_those_of_generate_too(name, quantization, census, tmp_path):
+    """Transformers' own `generate` of the very modules whose weights the kernels have rounded."""
+    config = census.config_of(name)
+    write_checkpoint(config, tmp_path, tokenizer=make_tokenizer("qwen2"), dtype=torch.float32)
+    with LLM(model=str(tmp_path), quantization=quantization, **SETTINGS) as llm:
+        assert any(getattr(module, "packed", None) for module in llm.model.modules())
+        found = answers(llm)
+        own = llm.model.parts.inner
+        for prompt, tokens in zip(PROMPTS, found, strict=True):
+            ids = torch.tensor([prompt])
+            wanted = own.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False
+            )
+            assert tokens == wanted[0, len(prompt) :].tolist()
+
+
+def test_why_generate_runs_again_is_said(census, tmp_path, monkeypatch, caplog):
+    """An error of transformers' code in the trial of one pass is in the log."""
+    config = census.config_of("OpenAIGPTLMHeadModel")
+    write_checkpoint(config, tmp_path, tokenizer=make_tokenizer("qwen2"), dtype=torch.float32)
+
+    def fails(*_):
+        raise RuntimeError("no pass")
+
+    monkeypatch.setattr(again.Again, "_in_one_pass", fails)
+    with LLM(model=str(tmp_path), **SETTINGS) as llm:
+        assert REPEATED in llm.model.mechanisms
+    assert "by `generate` since one pass failed (RuntimeError: no pass)" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["Blip2ForConditionalGeneration", "MusicgenForCausalLM"])
 def test_media_and_several_heads_are_refused(name, census):
     """Their answers need more than tokens."""

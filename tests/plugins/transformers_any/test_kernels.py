@@ -72,6 +72,19 @@ def test_a_head_is_replaced():
         assert isinstance(model.model.layers[0].mlp.up_proj, AnyLinear)
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_layers_whose_weights_are_read_in_another_branch(is_slow):
+    """Bloom reads those of its outputs where a switch of its config is on."""
+    sizes = {"hidden_size": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64}
+    config = transformers.BloomConfig(**sizes, slow_but_exact=is_slow)
+    model = transformers.BloomForCausalLM(config).eval()
+    use_engine_layers(model)
+    block = model.transformer.h[0]
+    outputs = block.self_attention.dense, block.mlp.dense_4h_to_h
+    assert [isinstance(each, AnyLinear) for each in outputs] == [not is_slow] * 2
+    assert isinstance(block.mlp.dense_h_to_4h, AnyLinear)
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_layers_that_are_asked_for_the_dtype_of_their_weight(kernels, is_packed):
     """T5's MLPs ask for it, and compute the same once the weight is packed and empty."""

@@ -19,15 +19,20 @@ SETTINGS = {
     "block_size": 4,
     "kv_cache_memory": 2**26,
     "max_model_len": 64,
-    "blocked_plugins": ("granite", "qwen"),
+    "blocked_plugins": ("granite", "nemotron", "qwen"),
 }
-# Biases by distance, windows, states with attention and without, keys of another layer.
+# Biases by distance, windows, states with attention and without, keys of another layer, mixers of
+# Mamba-2 that are the engine's.
 CLASSES = (
+    "BambaForCausalLM",
     "BloomForCausalLM",
     "GPTNeoForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "Mamba2ForCausalLM",
     "MambaForCausalLM",
+    "NemotronHForCausalLM",
     "Qwen3NextForCausalLM",
+    "Zamba2ForCausalLM",
 )
 
 

@@ -14,6 +14,9 @@ from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm.weights import build_model
 from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+from mmdeploy_llm_plugins.transformers_parts import buffers
+from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
+from mmdeploy_llm_plugins.transformers_parts.weights import WeightTable
 
 MOE = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
@@ -208,20 +211,56 @@ def test_embeddings_of_added_tokens(tmp_path, is_published):
     assert_same(load(tmp_path), model)
 
 
-@pytest.mark.parametrize("name", ["Dots1ForCausalLM", "FlintForCausalLM"])
-def test_what_transformers_keeps_in_float32(load_file, tmp_path, name):
-    """Routers by a pattern of the end of their names, and what is made in float32."""
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("Dots1ForCausalLM", torch.bfloat16),
+        ("FlintForCausalLM", torch.bfloat16),
+        ("AfmoeForCausalLM", torch.float16),
+    ],
+)
+def test_what_transformers_keeps_in_float32(load_file, tmp_path, name, dtype):
+    """Routers by a pattern of the end of their names, what is made in float32, and in float16 more
+    than in bfloat16."""
     shrink = load_file("plugins/transformers_any/census/shrink.py")
     architecture = getattr(transformers, name)
     config = shrink.shrunk(architecture.config_class)
     config.architectures = [name]
-    write_checkpoint(config, tmp_path, tokenizer=make_tokenizer(), dtype=torch.bfloat16)
-    model = architecture.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    write_checkpoint(config, tmp_path, tokenizer=make_tokenizer(), dtype=dtype)
+    model = architecture.from_pretrained(tmp_path, dtype=dtype)
     wanted = {key: tensor.dtype for key, tensor in model.state_dict().items()}
     checkpoint = Checkpoint(folder=tmp_path, config=model.config)
-    found = build_model(AnyModel, checkpoint, torch.bfloat16, torch.device("cpu"))
+    found = build_model(AnyModel, checkpoint, dtype, torch.device("cpu"))
     ours = {key: param.dtype for key, param in found.inner.named_parameters()}
     assert ours == {key: wanted[key] for key in ours}
-    routers = [dtype for key, dtype in ours.items() if key.endswith(".gate.weight")]
-    assert routers
-    assert set(routers) == {torch.float32}
+    assert set(ours.values()) == {torch.float32, dtype}
+
+
+class EncoderOfT5(TransformersTower):
+    """Restores the embeddings' second name before buffers are computed, as AnyModel does."""
+
+    def __init__(self, config):
+        super().__init__(config, transformers.T5EncoderModel)
+        self.ties = buffers.untie(self.inner)
+        self.weight_targets = WeightTable(self.inner, "inner.", self.ties).targets
+
+    def init_buffers(self, device):
+        buffers.retie(self.inner, self.ties)
+        super().init_buffers(device)
+
+
+def test_an_encoder_in_float16(tmp_path):
+    """T5's MLPs overflow in float16, so the second layer of each stays in float32."""
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 48}
+    config = transformers.T5Config(**sizes, num_layers=2, num_heads=2)
+    torch.manual_seed(0)
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    own = transformers.T5EncoderModel.from_pretrained(tmp_path, dtype=torch.float16).eval()
+    checkpoint = Checkpoint(folder=tmp_path, config=own.config)
+    found = build_model(EncoderOfT5, checkpoint, torch.float16, torch.device("cpu")).inner
+    wide = {name for name, param in found.named_parameters() if param.dtype == torch.float32}
+    assert wide == {name for name, _ in own.named_parameters() if name.endswith(".wo.weight")}
+    ids = torch.arange(5, 25).unsqueeze(0)
+    with torch.inference_mode():
+        ours, wanted = (each(input_ids=ids).last_hidden_state for each in (found, own))
+    torch.testing.assert_close(ours, wanted, atol=4e-3, rtol=4e-3)

@@ -13,7 +13,7 @@ from typing import Any
 from mmdeploy_llm.datasets.rows import BadItem, Lines, Row, table_row
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
 from mmdeploy_llm.hooks.records import describe
-from mmdeploy_llm.portable.children import borrowed
+from mmdeploy_llm.portable.children import borrowed, left_after_waiting
 from mmdeploy_llm.processes import Worker, finalize_here
 
 from .frames import receive
@@ -229,7 +229,7 @@ class _Child:
             raise _EndedError(str(error)) from None
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        if not self._worker.connection.poll(seconds):
+        if left_after_waiting(self._worker.connection, seconds) <= 0:
             raise _EndedError(f"it was not read within {seconds:g} seconds")
         try:
             return receive(self._peer, self._spec.mark, self._spec.max_bytes)

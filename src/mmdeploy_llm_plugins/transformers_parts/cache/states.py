@@ -6,7 +6,7 @@ state tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,8 +23,20 @@ Key = tuple[int, str, int]  # layer of the model, attribute, index in it
 States = dict[Key, Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """The engine's rows of a layer, which it reads and writes itself. tensors: its convolution's
+    and its recurrence's, [rows, *shape]. read, write: see forward.StateContext."""
+
+    tensors: tuple[Tensor, ...]
+    read: Tensor
+    write: Tensor
+
+
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
-    """Holds the states of one layer, for one sequence in one step."""
+    """Holds the states of one layer, for one sequence in one step. lent: in place of these."""
+
+    lent: Lent | None = None
 
     def lazy_initialization(
         self,
@@ -112,12 +124,30 @@ class Rows:
     Store."""
 
     def __init__(
-        self, slots: Slots, context: StateContext, layer: int, sequences: Sequence[int]
+        self,
+        slots: Slots,
+        context: StateContext,
+        layer: int,
+        sequences: Sequence[int],
+        lent: Collection[int] = (),
     ) -> None:
-        """layer: that of `Slots.cache` in the engine's cache."""
-        self._columns = dict(zip(slots.index, context.tensors(layer), strict=True))
+        """layer: that of `Slots.cache` in the engine's cache. lent: layers of the model for
+        `lend`."""
+        columns = dict(zip(slots.index, context.tensors(layer), strict=True))
+        self._columns = {key: own for key, own in columns.items() if key[0] not in lent}
+        self._lent = {
+            number: tuple(columns[number, name, 0].flatten(0, 1) for name in (CONV, RECURRENT))
+            for number in lent
+        }
         own = list(sequences)
         self._read, self._write = context.read[own], context.write[own]
+
+    def lend(self, cache: Any) -> None:
+        """Gives layers of transformers' cache that can work on the engine's rows these rows, which
+        `load` and `save` leave out."""
+        for number, tensors in self._lent.items():
+            own = Lent(tensors=tensors, read=self._read, write=self._write)
+            cache.layers[number].lent = own
 
     def load(self) -> States:
         """See Store."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaLimits, PluginManager
-from mmdeploy_llm.media_loading.kinds import ModelMedia
-from mmdeploy_llm.media_loading.loader import MediaLoader
+
+from .kinds import ModelMedia
+from .loader import MediaLoader
 
 
 def open_reader(config: EngineConfig) -> MediaLoader:

@@ -10,8 +10,9 @@ from mmdeploy_llm.budgets.choice import resolved
 from mmdeploy_llm.budgets.photo import PHOTO
 from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, PluginContractError
 from mmdeploy_llm.hooks import MediaLimits, MediaProcessor
-from mmdeploy_llm.media_loading.protocols import CanPeek
 from mmdeploy_llm.option_types import TokenBudget
+
+from .protocols import CanPeek
 
 logger = logging.getLogger(__name__)
 

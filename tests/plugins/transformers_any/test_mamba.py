@@ -1,0 +1,81 @@
+"""Mixers of Mamba-2 in transformers' models are the engine's where these compute the same."""
+
+import pytest
+import torch
+import transformers
+
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.tiny import make_tokenizer
+from mmdeploy_llm.weights.load import build_model
+from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+from mmdeploy_llm_plugins.transformers_parts import mamba
+
+CLASSES = ("BambaForCausalLM", "Mamba2ForCausalLM", "NemotronHForCausalLM", "Zamba2ForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def census(load_file):
+    return load_file("plugins/transformers_any/census/census.py")
+
+
+@pytest.fixture
+def loaded(census, tmp_path):
+    """Returns a function from the name of a class to the model, loaded, and transformers' own."""
+
+    def load(name, dtype=torch.float32):
+        config = census.config_of(name)
+        write_checkpoint(config, tmp_path, tokenizer=make_tokenizer("qwen2"), dtype=dtype)
+        own = getattr(transformers, name).from_pretrained(tmp_path, dtype=dtype).eval()
+        checkpoint = Checkpoint(folder=tmp_path, config=own.config)
+        return build_model(AnyModel, checkpoint, dtype, torch.device("cpu")), own
+
+    return load
+
+
+def mixers(model):
+    return [module for module in model.modules() if isinstance(module, mamba.AnyMamba2)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] * (name != CLASSES[0])) for name in CLASSES],
+)
+def test_logits_are_those_of_transformers(loaded, name):
+    """In bfloat16 they are no farther from those of the same weights in float32 than transformers'
+    own are."""
+    model, own = loaded(name)
+    assert mixers(model)
+    ids = torch.arange(5, 45).unsqueeze(0)
+    with torch.inference_mode():
+        found, wanted = (each(ids, use_cache=False).logits for each in (model.inner, own))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    model, own = loaded(name, torch.bfloat16)
+    assert mixers(model)
+    with torch.inference_mode():
+        found, near = (each(ids, use_cache=False).logits for each in (model.inner, own))
+        wanted = own.float()(ids, use_cache=False).logits
+    assert (found - wanted).norm() < 1.25 * (near - wanted).norm()
+
+
+def test_other_mixers_stay(loaded):
+    """Falcon H1's multiplies its channels by factors; its scan fills prompts up to fewer tokens."""
+    model, own = loaded("FalconH1ForCausalLM")
+    assert not mixers(model)
+    sizes = {module.chunk_size for module in model.modules() if hasattr(module, "A_log")}
+    assert sizes == {mamba.CHUNK}
+    ids = torch.arange(5, 45).unsqueeze(0)
+    with torch.inference_mode():
+        found, wanted = (each(ids, use_cache=False).logits for each in (model.inner, own))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_what_computes_something_else_is_put_back(loaded, monkeypatch, caplog):
+    monkeypatch.setattr(mamba, "_is_same", lambda _: False)
+    model, own = loaded("BambaForCausalLM")
+    assert not mixers(model)
+    assert "compute something else than BambaMixer, which stays" in caplog.text
+    ids = torch.arange(5, 45).unsqueeze(0)
+    with torch.inference_mode():
+        found, wanted = (each(ids, use_cache=False).logits for each in (model.inner, own))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
