@@ -113,9 +113,9 @@ def test_hostile_answers(text, boxes):
 )
 def test_many_boxes_take_linear_time(rule, text):
     """Nothing that a model writes holds the program."""
-    begin = time.monotonic()
+    begin = time.process_time()
     read_boxes(text, rule, SIZE)
-    assert time.monotonic() - begin < 3
+    assert time.process_time() - begin < 3
 
 
 def test_coco_and_yolo():

@@ -227,6 +227,42 @@ def test_a_file_that_is_cut_off_is_read_to_its_end(decoder):
     assert np.array_equal(cut, floats(samples)[: len(cut)])
 
 
+def notes(decoder, blob, options=None, limits=HERE):
+    sound = decoder.open(blob, limits)
+    sound.samples(RATE, options or {})
+    return sound.notes
+
+
+def test_what_is_left_out_is_noted(decoder):
+    samples = noise(4)
+    whole = [wav16(samples), wav16(samples, size=2**32 - 1), wav16(samples, size=0)]
+    whole += [encoded(samples, "flac", "flac", sample_format="s16")]
+    whole += [encoded(samples, "aac", "adts"), encoded(samples, "libmp3lame", "mp3")]
+    assert {notes(decoder, blob) for blob in whole} == {()}
+    (told,) = notes(decoder, wav16(samples)[: -2 * RATE])
+    assert told == "it ends after 3.0 s, though its header says 4.0 s: it may be cut off"
+    assert notes(decoder, wav16(samples)[: -2 * RATE], {"end": 1}) == ()
+    flac = whole[3]
+    assert "header says 4.0 s" in notes(decoder, flac[: len(flac) // 2])[0]
+
+
+def test_other_sound_tracks_are_noted(decoder):
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="matroska") as file:
+        streams = [file.add_stream("pcm_s16le", rate=RATE, layout="mono") for _ in range(2)]
+        for stream, language in zip(streams, ("deu", "eng"), strict=True):
+            stream.metadata["language"] = language
+        for stream in streams:
+            frame = av.AudioFrame.from_ndarray(SAMPLES.reshape(1, -1), "s16", "mono")
+            frame.sample_rate, frame.pts = RATE, 0
+            for packet in (*stream.encode(frame), *stream.encode(None)):
+                file.mux(packet)
+    wanted = ("heard is sound track 1 of 2 (deu, eng); the others are left out",)
+    assert notes(decoder, buffer.getvalue()) == wanted
+    apart = MediaLimits(isolation="process")
+    assert notes(decoder, buffer.getvalue(), limits=apart) == wanted
+
+
 def test_damage_within_a_file_is_an_error(decoder):
     mp3 = bytearray(encoded(noise(4, rate=44100), "libmp3lame", "mp3", 44100))
     mp3[4000:-4000] = np.random.default_rng(1).bytes(len(mp3) - 8000)

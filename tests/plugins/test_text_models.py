@@ -145,6 +145,21 @@ CASES = {
         "glm4",
         {"seed": 1, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "head_dim": 16},
     ),
+    # A dense layer, then experts and shared ones; norms of the heads, which are half rotated.
+    "glm4 moe": ("glm4_moe", {}),
+    # Experts in groups, biases, no norms of the heads, a tied head.
+    "glm4 moe groups": (
+        "glm4_moe",
+        {
+            "seed": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "attention_bias": True,
+            "use_qk_norm": False,
+            "first_k_dense_replace": 0,
+            **TIED,
+        },
+    ),
     # Heads whose size is not hidden / heads, an untied head.
     "llama": ("llama", {}),
     # The frequencies of Llama 3.1 and later: kept, divided or interpolated; all biases.

@@ -9,6 +9,7 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import config_reader, rotary_config
 from mmdeploy_llm_plugins.ernie import text as ernie
 from mmdeploy_llm_plugins.gemma import text as gemma
+from mmdeploy_llm_plugins.glm import text as glm_text
 from mmdeploy_llm_plugins.glm import vl as glm
 from mmdeploy_llm_plugins.gptoss import text as gptoss
 from mmdeploy_llm_plugins.granite import hybrid as granite
@@ -54,6 +55,7 @@ FAMILIES = [
     ("gpt_oss", "GptOssConfig", gptoss.decoder_config, {}),
     ("olmoe", "OlmoeConfig", olmo.decoder_config, {}),
     ("glm_ocr", "GlmOcrConfig", glm.decoder_config, {}),
+    ("glm4_moe", "Glm4MoeConfig", glm_text.moe_decoder_config, {}),
     ("glm4v_moe", "Glm4vMoeConfig", glm.decoder_config, GLM),
     ("granitemoehybrid", "GraniteMoeHybridConfig", granite.decoder_config, {}),
     ("ernie4_5", "Ernie4_5Config", ernie.decoder_config, {}),

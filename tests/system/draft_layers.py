@@ -40,20 +40,26 @@ ERNIE = {
     "hidden": "model.mtp_hidden_norm.0.",
     "proj": "model.mtp_linear_proj.0.",
 }
-GLM_LAYER = "model.language_model.layers.3."
-GLM = {
-    "from": "model.language_model.layers.2.",
-    "layer": GLM_LAYER,
-    "embed": GLM_LAYER + "enorm.",
-    "hidden": GLM_LAYER + "hnorm.",
-    "norm": GLM_LAYER + "shared_head.norm.",
-    "proj": GLM_LAYER + "eh_proj.",
-    # Copies of the model's, which are not read.
-    "copies": {
-        "embed_tokens.": "model.language_model.embed_tokens.",
-        "shared_head.head.": "lm_head.",
-    },
-}
+
+
+def one_more_layer(decoder):
+    """Returns the keys of a draft layer after the last one of three. decoder: the prefix of its
+    tensors."""
+    layer = decoder + "layers.3."
+    return {
+        "from": decoder + "layers.2.",
+        "layer": layer,
+        "embed": layer + "enorm.",
+        "hidden": layer + "hnorm.",
+        "norm": layer + "shared_head.norm.",
+        "proj": layer + "eh_proj.",
+        # Copies of the model's, which are not read.
+        "copies": {"embed_tokens.": decoder + "embed_tokens.", "shared_head.head.": "lm_head."},
+    }
+
+
+GLM = one_more_layer("model.language_model.")
+DEEPSEEK = one_more_layer("model.")
 KEYS = {
     "qwen3_next": QWEN,
     "qwen3_5_text": QWEN,
@@ -63,6 +69,7 @@ KEYS = {
     "ernie4_5": ERNIE,
     "ernie4_5_moe": ERNIE,
     "ernie4_5_vl_moe": ERNIE,
+    "glm4_moe": DEEPSEEK,
     "glm4v_moe": GLM,
     "glm_ocr": GLM,
 }

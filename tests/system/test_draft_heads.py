@@ -72,7 +72,7 @@ def test_answers_are_those_without_drafts(folders, family, name, monkeypatch):
     assert 50 < stats.num_accepted_drafts < stats.num_drafts
 
 
-LOOKED_AT = {"ernie4_5", "glm4v_moe", "glm_ocr", "qwen3_5_text"}  # each guess, below
+LOOKED_AT = {"ernie4_5", "glm4_moe", "glm4v_moe", "glm_ocr", "qwen3_5_text"}  # each guess, below
 
 
 @pytest.mark.usefixtures("always_drafts")
@@ -95,6 +95,7 @@ def test_other_families_with_a_draft_layer(folders, family):
         pytest.param("ernie4_5", {"native_kernels": False}, marks=pytest.mark.full),
         pytest.param("ernie4_5", {"max_num_batched_tokens": 32}, marks=pytest.mark.full),
         ("glm_ocr", {}),
+        ("glm4_moe", {}),
         pytest.param("glm4v_moe", {}, marks=pytest.mark.full),
         ("qwen3_5_text", {}),
         pytest.param("qwen3_5_text", {"max_num_batched_tokens": 32}, marks=pytest.mark.full),

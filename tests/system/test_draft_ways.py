@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdeploy_llm import LLM, AsyncLLM, SamplingParams
+from mmdeploy_llm import LLM, AsyncLLM, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.schedule.lifecycle import Lifecycle
 from mmdeploy_llm.schedule.pace import Pace
 from tests.adapters.lora import write_adapter
 from tests.system.draft_layers import (
@@ -113,6 +114,73 @@ def test_options_of_requests(folders):
             found.append(completions_of(outputs))
             stats = llm.stats()
     for name, plain, drafted in zip(OTHERS, *found, strict=True):
+        assert drafted[0] == plain[0], name
+    assert stats.num_accepted_drafts > 20
+
+
+IMAGE = "<|begin_of_image|><|image|><|end_of_image|> what is it? "
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+SCHEMA["additionalProperties"] = False
+# What the tests above do not ask for.
+MORE = {
+    "draws of several completions": SamplingParams(
+        temperature=0.8, seed=7, n=3, top_p=0.9, top_k=20, min_p=0.02, max_tokens=24
+    ),
+    "penalties of several completions": SamplingParams(
+        temperature=0.3, seed=1, n=2, presence_penalty=0.4, frequency_penalty=0.2, max_tokens=24
+    ),
+    "forbidden words": SamplingParams(
+        temperature=0, max_tokens=30, bad_words=["a", "the fox"], ignore_eos=True
+    ),
+    "a JSON schema": SamplingParams(
+        temperature=0,
+        max_tokens=60,
+        reasoning_max_tokens=4,
+        guided_decoding=GuidedDecodingParams(json=SCHEMA),
+    ),
+    "a stop text that stays": SamplingParams(
+        temperature=0, max_tokens=40, stop=["e"], include_stop_str_in_output=True, logprobs=1
+    ),
+    "thinking": SamplingParams(temperature=0, max_tokens=30, reasoning_max_tokens=6),
+    "one token": SamplingParams(temperature=0, max_tokens=1),
+    "biases": SamplingParams(temperature=0, max_tokens=30, logit_bias={7: 2.0, 9: -3.0}),
+}
+
+
+@pytest.mark.usefixtures("always_drafts")
+def test_more_options_with_images_in_a_tight_pool(folders, monkeypatch):
+    """Each option once with an image and once without, after a prompt that the cache holds, with
+    too few blocks for all, so that some are preempted."""
+    pixels = torch.randint(0, 256, (48, 64, 3), generator=torch.Generator().manual_seed(0))
+    image = Image.fromarray(pixels.to(torch.uint8).numpy())
+    text = "the fox jumps over the lazy dog " * 2
+    with_image = {"prompt": IMAGE + text, "multimodal_data": {"image": [image]}}
+    params = [*MORE.values()] * 2
+    prompts = [with_image] * len(MORE) + [text] * len(MORE)
+    options = {"dtype": "float32", "max_model_len": 256, "use_warmup": False, "quiet": True}
+    options |= {"block_size": 4, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 40}
+    found, preempted = [], []
+    real = Lifecycle.preempt
+    monkeypatch.setattr(
+        Lifecycle, "preempt", lambda self, state: (preempted.append(state), real(self, state))[1]
+    )
+    for speculative in (None, "mtp"):
+        preempted.clear()
+        with LLM(
+            str(folders("glm_ocr")),
+            enable_logprob=True,
+            reasoning_parser="glm-4.5",
+            speculative=speculative,
+            **options,
+        ) as llm:
+            first = llm.generate([with_image, text], MORE["one token"], use_tqdm=False)
+            rest = llm.generate(prompts, params, use_tqdm=False)
+            found.append(completions_of([*first, *rest]))
+            stats = llm.stats()
+        assert preempted
+        assert stats.num_cached_tokens > 0
+    names = ["one token"] * 2 + [*MORE] * 2
+    for name, plain, drafted in zip(names, *found, strict=True):
         assert drafted[0] == plain[0], name
     assert stats.num_accepted_drafts > 20
 

@@ -1,8 +1,12 @@
 """Windows of long sounds, what is joined of them, and the files that are written."""
 
+import io
 import json
+from html import unescape
+from pathlib import Path
 from types import SimpleNamespace
 
+import av
 import numpy as np
 import pytest
 
@@ -11,7 +15,7 @@ from mmdeploy_llm.hooks import Heard, Spoken
 from mmdeploy_llm.transcripts.again import is_poor
 from mmdeploy_llm.transcripts.joining import Line, joined
 from mmdeploy_llm.transcripts.plan import plan
-from mmdeploy_llm.transcripts.run import Transcriber, Wish
+from mmdeploy_llm.transcripts.run import Transcriber, Transcript, Wish
 from mmdeploy_llm.transcripts.windows import windows_of
 from mmdeploy_llm.transcripts.writing import FORMATS, read_formats, write
 from tests.media.sound_files import RATE, noise, wav16
@@ -108,6 +112,37 @@ def test_formats():
     assert [make([]) for make in FORMATS.values()] == ["[]\n", "", "", "WEBVTT\n"]
 
 
+TEXTS = {  # what a model may say -> what a reader of subtitles makes of it
+    "a --> b": "a -> b",
+    "00:00:01,000 --> 00:00:02,000": "00:00:01,000 -> 00:00:02,000",
+    "R&D & <i>x</i> <b": "R&D & <i>x</i> <b",
+    "1": "1",
+    "NOTE this": "NOTE this",
+    "WEBVTT": "WEBVTT",
+    "two\n\nlines\r\nthree": "two lines three",
+    "nul\x00 byte\x1b[31m": "nul byte[31m",
+    "line\u2028separator": "line separator",
+    "\x00": None,
+    "": None,
+    "the end": "the end",
+}
+
+
+@pytest.mark.parametrize("name", ["srt", "vtt"])
+def test_another_reader_finds_every_text(name):
+    """FFmpeg reads what is written, also around whole hours, in lines that overlap or run back."""
+    spans = [(3599.9996 + 2 * at, 3602 + 2 * at) for at in range(len(TEXTS))]
+    spans[-1] = (360_000, 359_999)
+    own = [Line(start=a, end=b, text=text) for (a, b), text in zip(spans, TEXTS, strict=True)]
+    with av.open(
+        io.BytesIO(FORMATS[name](own).encode()), format={"vtt": "webvtt"}.get(name, name)
+    ) as file:
+        read = [bytes(packet).decode() for packet in file.demux() if packet.size]
+    wanted = [text for text in TEXTS.values() if text is not None]
+    found = [unescape(text) for text in read] if name == "vtt" else read
+    assert [text.replace("-->", "->") for text in found] == wanted
+
+
 def test_a_subtitle_ends_after_it_begins():
     line = [Line(start=2.0, end=2.0, text="yes")]
     assert FORMATS["vtt"](line) == "WEBVTT\n\n00:00:02.000 --> 00:00:02.100\nyes\n"
@@ -154,6 +189,15 @@ def test_where_transcripts_go(tmp_path):
     assert names(again, tmp_path) == expected
     with pytest.raises(ConfigError):
         plan([str(tmp_path / "out")], ("srt",), None)
+
+
+def test_folders_that_cannot_be_written_are_told_first(tmp_path, monkeypatch):
+    path = written(tmp_path / "a.wav", 0.1)
+    with pytest.raises(ConfigError, match=r"a\.wav cannot be made for transcripts: "):
+        plan([str(path)], ("srt",), path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be written to; give another folder by --output"):
+        plan([str(path)], ("srt",), None)
 
 
 class Rule:
@@ -226,7 +270,7 @@ def test_a_poor_answer_is_asked_for_again(tmp_path, poor, asked):
     assert rows(found["a.wav"].lines) == [(0.5, 2.5, "0"), (2.5, 4, "1")]
     assert (found["a.wav"].num_again, found["b.wav"].num_again) == (1, 0)
     assert found["a.wav"].doubtful == ((0.0,) if poor == 1.0 else ())
-    words = "doubtful, repeated or cut off, are those from 0 s on"
+    words = "1 window asked for again, doubtful, repeated or cut off, from 0 s"
     assert (words in found["a.wav"].told) == (poor == 1.0)
 
 
@@ -250,6 +294,19 @@ def test_silence_is_not_asked_about(tmp_path):
     path.write_bytes(wav16(noise(2) * 0))
     (found,) = run([path], engine).values()
     assert (engine.asked, found.lines, found.error) == ([], (), None)
+    assert found.told == f"{path}: 2 s, 0 lines, 1 window of digital silence"
+
+
+def test_an_end_that_is_missing_is_told(tmp_path):
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav16(noise(1), size=3 * 3600 * 2 * RATE))
+    (found,) = run([path], Engine()).values()
+    assert found.told.endswith("its header says 10800.0 s: it may be cut off")
+
+
+def test_a_line_about_a_file_is_short():
+    told = Transcript(path=Path("a"), seconds=700, doubtful=tuple(range(0, 300, 25))).told
+    assert told.endswith("from 0 s, 25 s, 50 s, 75 s, 100 s, 7 more")
 
 
 def test_wrong_wishes():

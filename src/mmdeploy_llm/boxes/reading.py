@@ -62,6 +62,7 @@ def find_boxes(text: str, rule: BoxRule, size: Size, shown: Size | None = None) 
             continue
         if rule.order == "yxyx":
             numbers = [numbers[place ^ 1] for place in range(len(numbers))]
+        numbers = [number + rule.offset for number in numbers]
         xs = [_inside(number / spans[0] * size[0], size[0]) for number in numbers[::2]]
         ys = [_inside(number / spans[1] * size[1], size[1]) for number in numbers[1::2]]
         box = Box(label=label, x0=min(xs), y0=min(ys), x1=max(xs), y1=max(ys))
@@ -110,14 +111,22 @@ def _groups(text: str, count: int | None) -> Iterator[list[float]]:
     """Yields the numbers of each box; none for one that is half-written. "[]" is no box. count: of
     a box; None: as its numbers tell, see BoxRule.has_both."""
     numbers = [float(number) for number in NUMBER.findall(text)]
-    start = 0
-    while start < len(numbers):
-        own = numbers[start : start + 8]
-        size = count or (8 if len(own) == 8 and own[6] < own[4] else 4)
-        start += size
-        yield own[:size] if len(own) >= size else []
+    size = count or _size(numbers)
+    for start in range(0, len(numbers), size):
+        own = numbers[start : start + size]
+        yield own if len(own) == size and size % 2 == 0 else []
     if not numbers and "]" not in text:
         yield []
+
+
+def _size(numbers: list[float]) -> int:
+    """Returns how many numbers in a row are one box: 4 where all are corners of boxes, whose second
+    one is never left of the first or above it, 8 of quadrangles, else all, of one polygon."""
+    pairs = zip(numbers[::4], numbers[1::4], numbers[2::4], numbers[3::4], strict=False)
+    if all(x0 <= x1 and y0 <= y1 for x0, y0, x1, y1 in pairs):
+        return 4
+    is_back = all(x3 < x2 for x2, x3 in zip(numbers[4::8], numbers[6::8], strict=False))
+    return 8 if len(numbers) % 8 == 0 and is_back else max(4, len(numbers))
 
 
 def _unquoted(text: str) -> str:

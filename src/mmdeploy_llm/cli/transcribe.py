@@ -61,8 +61,6 @@ def transcribe(
     )
     for words in planned.told:
         typer.echo(words)
-    if planned.num_done:
-        typer.echo(f"{planned.num_done} files have their transcripts (--overwrite: again)")
     if not planned.tasks:
         return
     rule, limits = open_rule(EngineConfig.from_options(desk.model.model, options))
@@ -75,7 +73,7 @@ def transcribe(
 
 def _run(transcriber: Transcriber, planned: Plan) -> int:
     """Writes each transcript as it is finished, and says so. Returns how many failed."""
-    num_failed = 0
+    num_failed, num_files = 0, len(planned.tasks)
     for found in transcriber.run(planned.tasks):
         error = found.error
         try:
@@ -88,4 +86,6 @@ def _run(transcriber: Transcriber, planned: Plan) -> int:
             num_failed += 1
             continue
         typer.echo(found.told)
+    if num_files > 1:
+        typer.echo(f"{num_files - num_failed} files transcribed, {num_failed} failed")
     return num_failed

@@ -20,8 +20,10 @@ class BoxRule:
         the model sees it.
     order: of the four numbers of a box.
     corners: points of a box: 2, or 4 of a quadrangle, of which the upright rectangle is taken.
-    has_both: boxes of 2 points and of 4 occur; eight numbers whose last point lies left of the one
-        before are a quadrangle, since no box runs back.
+    has_both: boxes of 2 points, quadrangles and polygons occur, in a row without words between
+        them only those of one kind. No box runs back, the last side of a quadrangle runs left, and
+        anything else is one polygon, of which the upright rectangle is taken.
+    offset: added to each number: 0.5 where it names a bin, whose middle is meant.
     is_special: the numbers are special tokens, so that answers need skip_special_tokens=False.
     """
 
@@ -31,4 +33,5 @@ class BoxRule:
     order: Order = "xyxy"
     corners: Literal[2, 4] = 2
     has_both: bool = False
+    offset: float = 0.0
     is_special: bool = False

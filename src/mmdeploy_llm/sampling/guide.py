@@ -114,7 +114,7 @@ class Thoughts:
             if self._next.kind == "free" or self._has_tag():
                 self._enter(matcher, content)
             elif not is_begun(self._begun, self._tags, self._blanks):
-                self._leave_tags()
+                self._leave_tags(matcher, content)
         except FAULTS:
             self._give_up()
 
@@ -179,13 +179,17 @@ class Thoughts:
         if self._may_answer and (content or not self._next.tags):
             self._begin_answer()
 
-    def _leave_tags(self) -> None:
+    def _leave_tags(self, matcher: GrammarMatcher, content: str) -> None:
         """Goes on after a text that is none of the tags: with the answer, unless something forced
-        a token that is no part of it either."""
+        a token that is no part of it either, such as the end of a thinking that had no begin."""
         if self._may_answer:
             self._begin_answer()
-        else:
-            self._next = NextText(kind="free")
+            return
+        end = self._parser.end_marker
+        is_end = bool(end) and self._begun.endswith(str(end).encode())
+        self._next = NextText(kind="free")
+        if is_end:
+            self._enter(matcher, content)
 
     def _give_up(self) -> None:
         logger.debug("a reasoning parser failed; delivery will say so", exc_info=True)

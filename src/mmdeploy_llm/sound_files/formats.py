@@ -12,7 +12,7 @@ def sniff(head: bytes) -> str | None:
     """Returns FFmpeg's name of the format that the first bytes announce; None if unknown. Only
     formats that hold sound themselves: never playlists, which name other files or URLs."""
     signatures = {
-        "wav": head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:12] == b"WAVE",
+        "wav": head[:4] in (b"RIFF", b"RIFX", b"RF64", b"BW64") and head[8:12] == b"WAVE",
         "w64": head.startswith(b"riff\x2e\x91\xcf\x11"),
         "aiff": head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"),
         "flac": head.startswith(b"fLaC"),

@@ -1,4 +1,5 @@
-"""Corrects headers of WAV files that FFmpeg takes for something else."""
+"""Corrects headers of WAV files that FFmpeg takes for something else, and reads the length that
+they state, which FFmpeg holds against the size of the file."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ EXTENSIBLE = 0xFFFE
 PCM = bytes.fromhex("0100000000001000800000aa00389b71")
 BITS, VALID_BITS, SUB_FORMAT = 14, 18, 24  # where the fields of the chunk "fmt " lie
 EXTENSIBLE_SIZE = 40
+BYTES_PER_SECOND = slice(8, 12)
+UNKNOWN = 2**31 - 2**16  # sizes from here on are those of programs that write to a pipe
 
 
 def corrected(blob: bytes) -> bytes:
@@ -18,8 +21,10 @@ def corrected(blob: bytes) -> bytes:
     Whole numbers of 20 or 24 bits in containers of 32 fill the upper bits: they are numbers of 32.
     FFmpeg takes them for floats of a program of its own kind, which have the same sizes.
     """
-    at = _format_chunk(blob)
-    if at is None or blob[at : at + 2] != struct.pack("<H", EXTENSIBLE):
+    at, size = _chunk(blob, b"fmt ")
+    if not EXTENSIBLE_SIZE <= size <= len(blob) - at or blob[at : at + 2] != struct.pack(
+        "<H", EXTENSIBLE
+    ):
         return blob
     bits, valid = (blob[at + field : at + field + 2] for field in (BITS, VALID_BITS))
     if bits == valid or blob[at + SUB_FORMAT : at + EXTENSIBLE_SIZE] != PCM:
@@ -27,13 +32,21 @@ def corrected(blob: bytes) -> bytes:
     return blob[: at + VALID_BITS] + bits + blob[at + VALID_BITS + 2 :]
 
 
-def _format_chunk(blob: bytes) -> int | None:
-    """Returns where the content of the chunk "fmt " begins; None without a whole extensible one."""
+def stated_seconds(blob: bytes) -> float | None:
+    """Returns how long a WAV file says it is; None where it does not."""
+    at, _ = _chunk(blob, b"fmt ")
+    rate = int.from_bytes(blob[at : at + EXTENSIBLE_SIZE][BYTES_PER_SECOND], "little")
+    _, size = _chunk(blob, b"data")
+    return size / rate if rate and 0 < size < UNKNOWN and blob.startswith(b"RIFF") else None
+
+
+def _chunk(blob: bytes, wanted: bytes) -> tuple[int, int]:
+    """Returns where the content of a chunk begins, and the size that it states; the end of the file
+    and 0 where there is none."""
     at = FORM
     for _ in range(MAX_CHUNKS):
         name, size = blob[at : at + 4], int.from_bytes(blob[at + 4 : at + 8], "little")
-        if name == b"fmt ":
-            is_whole = EXTENSIBLE_SIZE <= size <= len(blob) - at - 8
-            return at + 8 if is_whole else None
+        if name == wanted:
+            return at + 8, size
         at += 8 + size + size % 2
-    return None
+    return len(blob), 0

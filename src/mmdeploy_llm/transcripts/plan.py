@@ -43,7 +43,7 @@ class Task:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The files to be transcribed, by path. num_done: those that have all transcripts already.
-    told: lines about files that are no sounds."""
+    told: lines about files that are not transcribed."""
 
     tasks: dict[Path, Task]
     num_done: int
@@ -103,8 +103,25 @@ def plan(
         num_done += not targets
         if targets:
             tasks[Path(file.path)] = Task(path=Path(file.path), targets=targets)
-    told = tuple(filter(None, (found.skipped.text, *found.skipped.notes)))
+    _make_folders({path.parent for task in tasks.values() for path in task.targets.values()})
+    have = "file has its" if num_done == 1 else "files have their"
+    done = f"{num_done} {have} transcripts (--overwrite: again)" if num_done else ""
+    told = tuple(filter(None, (found.skipped.text, *found.skipped.notes, done)))
     return Plan(tasks=tasks, num_done=num_done, told=told)
+
+
+def _make_folders(folders: Iterable[Path]) -> None:
+    """Makes the folders of transcripts. Raises ConfigError for one that cannot be written to,
+    before hours are computed for it."""
+    for folder in sorted(folders):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be made for transcripts: {error.strerror}"
+            ) from None
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"{folder} cannot be written to; give another folder by --output")
 
 
 def _base(file: FoundFile, folder: Path | None) -> Path:

@@ -24,6 +24,7 @@ TASKS = ("transcribe", "translate")
 OVERLAP = 5.0  # seconds that windows share, where nothing else is said
 SEED = 0  # of answers that are asked for again, so that a run can be repeated
 SHORTEST = 0.1  # seconds of a last window that is heard
+MOST_NAMED = 5  # moments in a line about a file
 SILENCE = 1e-4  # of the largest sample: digital silence, in which models hear words that are not
 
 
@@ -52,29 +53,35 @@ class Wish:
 class Transcript:
     """A file that was transcribed, or why it was not.
 
-    seconds: its length. languages: those that were recognized, in order. num_again: windows that
-    were asked for again, see again.py. doubtful: the seconds at which windows begin whose last
-    answer was poor, too.
+    seconds: its length. languages: those that were recognized, in order. num_silent: windows of
+    digital silence. num_again: windows that were asked for again, see again.py. doubtful: the
+    seconds at which windows begin whose last answer was poor, too. notes: see OpenSound.
     """
 
     path: Path
     lines: tuple[Line, ...] = ()
     seconds: float = 0.0
     languages: tuple[str, ...] = ()
+    num_silent: int = 0
     num_again: int = 0
     doubtful: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
     error: str | None = None
 
     @property
     def told(self) -> str:
         """A line about the file: its length, its lines, and what was asked for again."""
-        parts = [f"{self.seconds:.0f} s", f"{len(self.lines)} lines", *self.languages]
+        parts = [f"{self.seconds:.0f} s", _counted(len(self.lines), "line"), *self.languages]
+        if self.num_silent:
+            parts.append(f"{_counted(self.num_silent, 'window')} of digital silence")
         if self.num_again:
-            parts.append(f"{self.num_again} windows asked for again")
+            parts.append(f"{_counted(self.num_again, 'window')} asked for again")
         if self.doubtful:
-            where = ", ".join(f"{seconds:.0f} s" for seconds in self.doubtful)
-            parts.append(f"doubtful, repeated or cut off, are those from {where} on")
-        return f"{self.path}: {', '.join(parts)}"
+            where = [f"{seconds:.0f} s" for seconds in self.doubtful[:MOST_NAMED]]
+            left = len(self.doubtful) - len(where)
+            where += [f"{left} more"] if left else []
+            parts.append(f"doubtful, repeated or cut off, from {', '.join(where)}")
+        return f"{self.path}: {'; '.join((', '.join(parts), *self.notes))}"
 
 
 class Engine(Protocol):
@@ -96,6 +103,8 @@ class _File:
     windows: list[Window]
     rate: int
     num_left: int = 0
+    num_silent: int = 0
+    notes: tuple[str, ...] = ()
     heard: dict[int, Heard] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
     doubtful: list[int] = field(default_factory=list)
@@ -161,13 +170,16 @@ class Transcriber:
                 file.error = str(error)
                 self._ready.append(file)
                 continue
+            file.notes = opened.notes
             file.windows = list(windows_of(len(samples), self._size, self._overlap))
-            asked = [
-                (index, samples[window.first : window.end])
-                for index, window in enumerate(file.windows)
-                if _is_heard(samples[window.first : window.end], window, self._rule.rate)
+            parts = [samples[window.first : window.end] for window in file.windows]
+            long = [
+                (index, own)
+                for index, own in enumerate(parts)
+                if not index or len(own) >= SHORTEST * self._rule.rate  # else a last rest
             ]
-            file.num_left = len(asked)
+            asked = [(index, own) for index, own in long if _is_heard(own)]
+            file.num_left, file.num_silent = len(asked), len(long) - len(asked)
             if not asked:
                 self._ready.append(file)
             for index, own in asked:
@@ -209,8 +221,10 @@ class Transcriber:
                 lines=tuple(joined(windows)),
                 seconds=seconds,
                 languages=tuple(dict.fromkeys(one for one in languages if one is not None)),
+                num_silent=file.num_silent,
                 num_again=len(file.again),
                 doubtful=tuple(file.windows[at].first / file.rate for at in sorted(file.doubtful)),
+                notes=file.notes,
             )
 
     def _lines(self, file: _File, index: int) -> tuple[float, float, list[Line]]:
@@ -231,8 +245,10 @@ class Transcriber:
         return text.strip()
 
 
-def _is_heard(samples: np.ndarray, window: Window, rate: int) -> bool:
-    """Whether a window is asked about: not a last rest, and not digital silence."""
-    if window.first and len(samples) < SHORTEST * rate:
-        return False
+def _is_heard(samples: np.ndarray) -> bool:
+    """Whether a window is asked about: it is not digital silence."""
     return bool(len(samples)) and float(np.abs(samples).max()) > SILENCE
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

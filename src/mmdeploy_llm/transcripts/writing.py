@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
@@ -16,23 +17,24 @@ SHORTEST = 0.1  # seconds of a subtitle: WebVTT has none that ends when it begin
 
 
 def srt(lines: Sequence[Line]) -> str:
-    """Returns SubRip: numbered blocks with times 00:00:01,500."""
+    """Returns SubRip: numbered blocks with times 00:00:01,500. It has no escapes, so that the arrow
+    between times is a shorter one in a text."""
     blocks = (
-        f"{number}\n{_span(line, ',')}\n{_one_block(line.text)}\n"
-        for number, line in enumerate(lines, start=1)
+        f"{number}\n{_span(line, ',')}\n{text.replace('-->', '->')}\n"
+        for number, (line, text) in enumerate(_texts(lines), start=1)
     )
     return "\n".join(blocks)
 
 
 def vtt(lines: Sequence[Line]) -> str:
     """Returns WebVTT. Its text has three characters with a meaning, which are escaped."""
-    blocks = (f"{_span(line, '.')}\n{_escaped(_one_block(line.text))}\n" for line in lines)
+    blocks = (f"{_span(line, '.')}\n{_escaped(text)}\n" for line, text in _texts(lines))
     return "\n".join(("WEBVTT\n", *blocks))
 
 
 def txt(lines: Sequence[Line]) -> str:
     """Returns the texts, each on a line."""
-    return "".join(f"{_one_block(line.text)}\n" for line in lines)
+    return "".join(f"{text}\n" for _, text in _texts(lines))
 
 
 def as_json(lines: Sequence[Line]) -> str:
@@ -78,9 +80,14 @@ def _time(seconds: float, comma: str) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{int(seconds):02}{comma}{millis:03}"
 
 
-def _one_block(text: str) -> str:
-    """Returns a text without empty lines, which would end a block."""
-    return " ".join(text.split())
+def _texts(lines: Sequence[Line]) -> Iterator[tuple[Line, str]]:
+    """Yields lines with their texts, without empty lines, which would end a block, and without the
+    control characters of broken answers: after a NUL many programs read no further."""
+    for line in lines:
+        text = "".join(" " if one.isspace() else one for one in line.text)
+        text = "".join(one for one in text if unicodedata.category(one) != "Cc")
+        if words := text.split():
+            yield line, " ".join(words)
 
 
 def _escaped(text: str) -> str:

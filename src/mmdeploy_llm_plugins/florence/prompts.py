@@ -3,6 +3,7 @@ with tokens of its own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -34,6 +35,10 @@ TASKS_WITH_INPUT = {
     "<REGION_TO_DESCRIPTION>": "What does the region {} describe?",
     "<REGION_TO_OCR>": "What text is in the region {}?",
 }
+NUM_BINS = 1000  # places from left to right, and from top to bottom
+LOCATION = re.compile(r"<loc_(\d+)>")
+REGION = re.compile(r"(?:<loc_\d+><loc_\d+>){2,}")
+UNKNOWN = re.compile(r"<[A-Z][A-Z_ ]+>")  # tokens of the model's own have small letters
 
 
 class FlorencePrompts:
@@ -82,8 +87,11 @@ class FlorencePrompts:
 def question(text: str) -> str:
     """Returns what the model is asked by a prompt: a task's name stands for its question, with what
     follows it. Raises RequestError for a task with text that it does not take, or without text that
-    it needs."""
+    it needs, a task that is not known, and a region that is none."""
     text = text.replace(MARKER, "").strip()
+    wrong = next((name for name in LOCATION.findall(text) if int(name) >= NUM_BINS), None)
+    if wrong is not None:
+        raise RequestError(f"there is no <loc_{wrong}>, only <loc_0> to <loc_{NUM_BINS - 1}>")
     for task, asked in TASKS.items():
         if task in text:
             if text != task:
@@ -91,8 +99,21 @@ def question(text: str) -> str:
             return asked
     for task, asked in TASKS_WITH_INPUT.items():
         if task in text:
-            given = text.replace(task, "").strip()
-            if not given:
-                raise RequestError(f"the task {task} needs a text after it")
-            return asked.format(given)
+            return asked.format(_given(task, text.replace(task, "").strip()))
+    unknown = UNKNOWN.match(text)
+    if unknown is not None:
+        known = ", ".join((*TASKS, *TASKS_WITH_INPUT))
+        raise RequestError(f"the task {unknown[0]} is not known; there are {known}")
+    return text
+
+
+def _given(task: str, text: str) -> str:
+    """Returns the text after a task's name. Raises RequestError where it is not what is needed."""
+    if not text:
+        raise RequestError(f"the task {task} needs a text after it")
+    if task.startswith("<REGION") and not REGION.fullmatch(text):
+        raise RequestError(
+            f"the task {task} needs a region after it, the corners of a box as four tokens such as "
+            f"<loc_10><loc_20><loc_500><loc_600>, or of a polygon as more pairs; found {text!r:.80}"
+        )
     return text

@@ -1,4 +1,4 @@
-"""GLM-4 text models; GLM-4V with images and videos, dense and with experts; GLM-OCR."""
+"""GLM-4 text models, and GLM-4V with images and videos, dense and with experts; GLM-OCR."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CELLS = ("<table><tr><td></td></tr></table>", "<tr><th></th></tr>")  # of tables
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns the specs of glm (GLM-4 of 2024), glm4 (GLM-4 of 2025, GLM-Z1), glm4v (GLM-4.1V),
-    glm4v_moe (GLM-4.5V, GLM-4.6V), glm46v and glm_ocr."""
+    """Returns the specs of glm (GLM-4 of 2024), glm4 (GLM-4 of 2025, GLM-Z1), glm4_moe (GLM-4.5
+    to 4.7), glm4v (GLM-4.1V), glm4v_moe (GLM-4.5V, GLM-4.6V), glm46v and glm_ocr."""
     return (*_text_models(), *_vl_models())
 
 
@@ -35,6 +35,15 @@ def _text_models() -> tuple[ModelSpec, ...]:
             tiny="mmdeploy_llm_plugins.glm.tiny:GLM4",
             deterministic=True,
         ),
+        # Not deterministic: torch's sigmoid of the experts' scores depends on the rows.
+        ModelSpec(
+            name="glm4_moe",
+            architectures=("Glm4MoeForCausalLM",),
+            factory="mmdeploy_llm_plugins.glm.text:GlmMoeForCausalLM",
+            draft_head=DRAFT_HEAD,
+            tiny="mmdeploy_llm_plugins.glm.tiny:GLM4_MOE",
+            reasoning="glm-4.5",
+        ),
     )
 
 
@@ -51,9 +60,8 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             media=("image", "video"),
             reasoning="glm-4.5",
         ),
-        # Not deterministic: torch's sigmoid of the experts' scores depends on the rows.
         ModelSpec(
-            name="glm4v_moe",
+            name="glm4v_moe",  # not deterministic, as glm4_moe
             architectures=("Glm4vMoeForConditionalGeneration",),
             factory=MEDIA,
             draft_head=DRAFT_HEAD,

@@ -8,16 +8,17 @@ from functools import partial
 from typing import Any
 
 from mmdeploy_llm.draft_heads import add_draft_head
+from mmdeploy_llm.layers import CausalLM
 
-from .vl import GlmLayer, GlmVForConditionalGeneration, draft_keys
+from .experts import GlmLayer, draft_keys
 
 
-def add_head(model: GlmVForConditionalGeneration, config: Any) -> None:
+def add_head(model: CausalLM, config: Any) -> None:
     """Adds the draft head; see ModelSpec.draft_head."""
     keys = draft_keys(model.sizes)
     add_draft_head(
         model,
-        partial(GlmLayer, text=config.text_config),
+        partial(GlmLayer, text=config.get_text_config()),
         keys=keys,
         renames=(
             (keys + r"enorm\.", "draft_head.embed_norm."),

@@ -1,5 +1,5 @@
-"""The mixture of experts of GLM-4.5: sigmoid scores, a bias that only chooses, groups of experts,
-and a shared expert."""
+"""The layers of GLM-4.5: a mixture of experts with sigmoid scores, a bias that only chooses, groups
+of experts, and a shared expert."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmdeploy_llm.layers import (
     DecoderConfig,
+    DecoderLayer,
     Experts,
     GatedMLP,
     GroupRouter,
@@ -16,7 +17,8 @@ from mmdeploy_llm.layers import (
     added,
 )
 
-KEYS = (  # that a text model reads beside the standard ones; vl.py reads the last two
+WITH_EXPERTS = ("glm4_moe", "glm4v_moe_text")  # model_type of the text configs of such models
+KEYS = (  # that a text model reads beside the standard ones; GlmLayer and vl.py read the last two
     "n_group",
     "topk_group",
     "n_routed_experts",
@@ -47,3 +49,21 @@ class GlmExperts(KernelLayer):
         weights, experts = self.gate(x)
         routed: Tensor = self.experts(x, weights, experts)
         return added(routed, self.shared_experts(x), self.kernels)
+
+
+class GlmLayer(DecoderLayer):
+    """A decoder layer, with experts after the first dense layers of a model that has experts."""
+
+    mlp: GatedMLP | GlmExperts  # type: ignore[assignment]
+
+    def __init__(self, config: DecoderConfig, layer: int, *, text: Any) -> None:
+        """text: transformers' config."""
+        super().__init__(config, layer)
+        is_sparse = type(text).model_type in WITH_EXPERTS
+        if is_sparse and layer >= text.first_k_dense_replace:
+            self.mlp = GlmExperts(text, config)
+
+
+def draft_keys(decoder: DecoderConfig) -> str:
+    """Returns the pattern of the tensors of the draft layer, which is used on demand."""
+    return rf"^model\.(?:language_model\.)?layers\.{decoder.num_layers}\."

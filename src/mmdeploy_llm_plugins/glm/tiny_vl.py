@@ -9,7 +9,7 @@ import transformers
 
 from mmdeploy_llm.tiny import Family, MediaForm, preprocessor_files, text_config, token_ids
 
-from .tiny import SPECIAL_TOKENS
+from .tiny import EXPERTS, SPECIAL_TOKENS
 
 TOKENS = {
     "image_start_token_id": "<|begin_of_image|>",
@@ -66,14 +66,7 @@ def _glm46v(tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _glm4v_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
-    experts = {
-        "moe_intermediate_size": 24,
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 2,
-        "routed_scaling_factor": 1.5,
-    }
-    fields = _fields(tokenizer, options, {"intermediate_size": 80}, head_dim=16, **experts)
+    fields = _fields(tokenizer, options, {"intermediate_size": 80}, head_dim=16, **EXPERTS)
     return transformers.Glm4vMoeConfig(**fields)
 
 

@@ -14,8 +14,6 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaSpan
 from mmdeploy_llm.layers import (
     DecoderConfig,
-    DecoderLayer,
-    GatedMLP,
     Grid,
     GridLM,
     rotary_config,
@@ -25,7 +23,7 @@ from mmdeploy_llm.layers import (
 from mmdeploy_llm.weights.map import WeightMap
 
 from .experts import KEYS as EXPERT_KEYS
-from .experts import GlmExperts
+from .experts import GlmLayer, draft_keys
 from .tower import GlmTower
 
 # From the published names, which are also those of transformers' modules, to ours.
@@ -39,18 +37,6 @@ RENAMES = (
 IGNORED = (r"inv_freq$", r"\.embeddings\.position_ids$")
 SECTIONS = (8, 12, 12)  # transformers' default: channel pairs of time, height and width
 DENSE, SPARSE, OCR = "glm4v_text", "glm4v_moe_text", "glm_ocr_text"
-
-
-class GlmLayer(DecoderLayer):
-    """A decoder layer, with experts after the first dense layers of a model that has experts."""
-
-    mlp: GatedMLP | GlmExperts  # type: ignore[assignment]
-
-    def __init__(self, config: DecoderConfig, layer: int, *, text: Any) -> None:
-        """text: transformers' config."""
-        super().__init__(config, layer)
-        if type(text).model_type == SPARSE and layer >= text.first_k_dense_replace:
-            self.mlp = GlmExperts(text, config)
 
 
 class GlmVForConditionalGeneration(GridLM):
@@ -78,11 +64,6 @@ class GlmVForConditionalGeneration(GridLM):
         ((_, (frames, height, width), interval),) = super().grids_of(span)
         num = frames // len(span.runs)
         return [(start, (num, height, width), interval) for start, _ in span.runs]
-
-
-def draft_keys(decoder: DecoderConfig) -> str:
-    """Returns the pattern of the tensors of the draft layer, which is used on demand."""
-    return rf"^model\.(?:language_model\.)?layers\.{decoder.num_layers}\."
 
 
 def decoder_config(config: Any) -> DecoderConfig:

@@ -13,7 +13,7 @@ BY_ITEM = ("Gemma3ForConditionalGeneration",)
 BY_PROMPT = ("PaliGemmaForConditionalGeneration",)
 ATOMIC = (*BY_ITEM, *BY_PROMPT)
 # Checkpoints hold a draft layer, as draft.py reads it.
-DRAFTING = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
+DRAFTING = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
 # Their picture stands before a prompt, and a Q-Former may read the prompt; see before.py.
 BY_QUERIES = ("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration")
 KOSMOS = ("Kosmos2ForConditionalGeneration",)

@@ -70,7 +70,8 @@ def test_pixels_and_tokens_equal_those_of_transformers(folder):
 
 @pytest.mark.parametrize("task", [*TASKS, *TASKS_WITH_INPUT])
 def test_the_encoder_reads_what_transformers_makes_of_a_task(folder, rule, task):
-    text = task if task in TASKS else f"{task} a red circle"
+    given = "<loc_1><loc_2><loc_5><loc_6>" if task.startswith("<REGION_TO") else " a red circle"
+    text = task if task in TASKS else f"{task}{given}"
     processor = theirs(folder)
     ids = processor(text=text, images=picture(1), return_tensors="pt")["input_ids"][0]
     own = rule.divide(text, (), (item(),), lambda text: processor.tokenizer.encode(text))
@@ -109,23 +110,51 @@ def test_the_decoder_begins_as_generation_config_says(folder):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("car<loc_100><loc_200><loc_300><loc_400>", [("car", 10, 40, 30, 80)]),
+        ("car<loc_100><loc_200><loc_300><loc_400>", [("car", 10.05, 40.1, 30.05, 80.1)]),
         (
             "car<loc_0><loc_0><loc_10><loc_10><loc_500><loc_500><loc_900><loc_900>door<loc_1>"
             "<loc_2><loc_3><loc_4>",
-            [("car", 0, 0, 1, 2), ("car", 50, 100, 90, 180), ("door", 0.1, 0.4, 0.3, 0.8)],
+            [
+                ("car", 0.05, 0.1, 1.05, 2.1),
+                ("car", 50.05, 100.1, 90.05, 180.1),
+                ("door", 0.15, 0.5, 0.35, 0.9),
+            ],
         ),
         (  # text: four corners, clockwise from the upper left one
             "</s><s>EXIT<loc_10><loc_20><loc_90><loc_21><loc_91><loc_60><loc_11><loc_59>",
-            [("EXIT", 1, 4, 9.1, 12)],
+            [("EXIT", 1.05, 4.1, 9.15, 12.1)],
+        ),
+        (  # a mask: a polygon of five points, then one of eight
+            "<loc_50><loc_10><loc_90><loc_40><loc_70><loc_90><loc_30><loc_90><loc_10><loc_40>"
+            "<sep><loc_5><loc_1><loc_7><loc_1><loc_9><loc_3><loc_9><loc_6><loc_7><loc_9>"
+            "<loc_5><loc_9><loc_2><loc_6><loc_2><loc_3>",
+            [("", 1.05, 2.1, 9.05, 18.1), ("", 0.25, 0.3, 0.95, 1.9)],
         ),
         ("car<loc_100><loc_200><loc_300>", []),
+        (  # an odd number of a polygon's numbers, of which the last ones are missing
+            "<loc_50><loc_10><loc_10><loc_40><loc_70><loc_90><loc_30><loc_90><loc_10>",
+            [],
+        ),
     ],
 )
 def test_location_tokens_are_boxes(text, expected):
     found = find_boxes(text, RULE, (100, 200))
     assert [(box.label, box.x0, box.y0, box.x1, box.y1) for box in found.boxes] == expected
     assert found.num_unread == (not expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<DETAILED CAPTION>", "<DETAILED CAPTION> is not known; there are .*<DETAILED_CAPTION>"),
+        ("<REGION_TO_OCR><loc_1><loc_2><loc_3>", "needs a region after it"),
+        ("<REGION_TO_OCR>the sign", "needs a region after it.*found 'the sign'"),
+        ("<REGION_TO_OCR><loc_1><loc_2><loc_3><loc_1000>", "no <loc_1000>, only <loc_0> to"),
+    ],
+)
+def test_questions_that_nobody_understands_are_refused(text, message):
+    with pytest.raises(RequestError, match=message):
+        question(text)
 
 
 PROMPTS = [("<CAPTION>", 0), ("<OD>", 1), ("<OCR>", 2), ("Where is a circle?", 0), ("<CAPTION>", 0)]

@@ -11,7 +11,8 @@ OPTIONS = {"dtype": "float32", "quiet": True, "use_warmup": False, "max_model_le
 
 
 @pytest.mark.parametrize(
-    ("family", "is_left_out"), [("glm4v", False), ("glm_ocr", True), ("glm4v_moe", True)]
+    ("family", "is_left_out"),
+    [("glm4v", False), ("glm_ocr", True), ("glm4_moe", True), ("glm4v_moe", True)],
 )
 def test_a_layer_after_the_last_one(tiny_copy, tmp_path, family, is_left_out):
     folder = tiny_copy(family, tmp_path / "model")

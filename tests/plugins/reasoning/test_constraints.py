@@ -293,6 +293,10 @@ def test_the_limit_of_the_thinking_holds(writer) -> None:
     assert found.text in ("red", "<blue>")
     found = one.write(CONSTRAINTS["json"], "Q", "{", "x", reasoning_max_tokens=2)
     assert found.is_valid  # the limit closes no thinking that never began
+    for name in ("qwen3", "glm-4.5"):
+        one = writer(name, are_tokens=True)
+        found = one.write(CONSTRAINTS["choice"], "Q", "\n" * 9, "x", reasoning_max_tokens=2)
+        assert found.text in ("red", "<blue>"), name  # it ends white space before the thinking
 
 
 @pytest.mark.parametrize("kind", ["json", "structural_tag"])

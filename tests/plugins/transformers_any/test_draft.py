@@ -1,6 +1,8 @@
 """speculative="mtp" of models that transformers computes: the answers of a run without it, and the
 guesses of transformers' own draft layer."""
 
+import re
+
 import pytest
 import torch
 import transformers
@@ -13,32 +15,21 @@ from mmdeploy_llm.runner.drafter import Drafter
 from mmdeploy_llm.schedule import speculation
 from mmdeploy_llm.schedule.pace import Pace
 from tests.plugins.transformers_any.test_text import CONFIGS, write
-from tests.system.draft_layers import PARAMS, PROMPTS, TABLE, Knowing, answers, write_head
+from tests.system.draft_layers import (
+    DEEPSEEK,
+    PARAMS,
+    PROMPTS,
+    TABLE,
+    Knowing,
+    answers,
+    write_head,
+)
 
 LATENT = CONFIGS["deepseek_v3"][1]
-EXPERTS = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-}
 FAMILIES = {
     "deepseek_v3": CONFIGS["deepseek_v3"],
-    "glm4_moe": ("Glm4Moe", {**EXPERTS, "head_dim": 16, "use_qk_norm": True}),
     # Its class says nothing of draft layers, published files do.
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, "num_nextn_predict_layers": 1}),
-}
-LAYER = "model.layers.3."
-KEYS = {
-    "from": "model.layers.2.",
-    "layer": LAYER,
-    "embed": LAYER + "enorm.",
-    "hidden": LAYER + "hnorm.",
-    "norm": LAYER + "shared_head.norm.",
-    "proj": LAYER + "eh_proj.",
-    "copies": {"embed_tokens.": "model.embed_tokens.", "shared_head.head.": "lm_head."},
 }
 
 
@@ -51,7 +42,7 @@ def folders(tmp_path_factory):
         if family not in known:
             folder = tmp_path_factory.mktemp(family)
             write(family, folder, FAMILIES)
-            known[family] = write_head(folder, KEYS)
+            known[family] = write_head(folder, DEEPSEEK)
         return known[family]
 
     return of
@@ -70,7 +61,9 @@ FORMATS = {
     "int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
 }
 CASES = [
-    pytest.param(family, name, marks=[pytest.mark.full] * (family != "glm4_moe" or bool(options)))
+    pytest.param(
+        family, name, marks=[pytest.mark.full] * (family != "glm4_moe_lite" or bool(options))
+    )
     for family in FAMILIES
     for name, options in FORMATS.items()
 ]
@@ -95,7 +88,7 @@ class Oracle:
             folder, dtype=torch.float32, attn_implementation="eager"
         )
         # Its class names the layers of published checkpoints, which are larger.
-        self.model._keys_to_ignore_on_load_unexpected = [rf"^{LAYER}".replace(".", r"\.")]
+        self.model._keys_to_ignore_on_load_unexpected = ["^" + re.escape(DEEPSEEK["layer"])]
         config = self.model.config
         config.num_mtp_layers = 1
         if hasattr(config, "mlp_layer_types"):  # its class says nothing of draft layers
@@ -124,9 +117,8 @@ class Oracle:
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("glm4_moe", {}),
-        pytest.param("glm4_moe", {"max_num_batched_tokens": 32}, marks=pytest.mark.full),
-        pytest.param("glm4_moe_lite", {}, marks=pytest.mark.full),
+        ("glm4_moe_lite", {}),
+        pytest.param("glm4_moe_lite", {"max_num_batched_tokens": 32}, marks=pytest.mark.full),
         pytest.param("deepseek_v3", {}, marks=pytest.mark.full),
         pytest.param("deepseek_v3", {"native_kernels": False}, marks=pytest.mark.full),
     ],

@@ -1,14 +1,15 @@
 """Reads the sound of files, through PyAV (FFmpeg): sound files, and videos with a sound track.
 
 Nothing that a header says about the length is believed, since recorders that write to a pipe do not
-know it: a file is decoded until it ends, or is longer than allowed.
+know it: a file is decoded until it ends, or is longer than allowed. What is missing of the length
+that it states, and what else is left out, is noted.
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,14 +19,14 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
-from mmdeploy_llm.sound_files.ogg import Link, links
-from mmdeploy_llm.sound_files.riff import corrected
+from mmdeploy_llm.sound_files.parts import parts_of
+from mmdeploy_llm.sound_files.riff import stated_seconds
+from mmdeploy_llm.sound_files.tally import Tally
 
 from .limits import MAX_CHANNELS, check_values, no_samples, too_long
 from .options import RATES
 from .resampling import Resampler
 
-MAX_DAMAGED = 0.05  # share of the packets of a file that may be unreadable
 # Formats of decoded samples -> (what a whole number is divided by, its middle).
 SCALES = {
     "u8": (128.0, 128.0),
@@ -48,21 +49,19 @@ class Span:
     because: str
 
 
-@dataclass(slots=True)
-class _Packets:
-    """Counts packets. `_frames` is the only writer."""
-
-    whole: int = 0
-    damaged: int = 0
-
-
-def read_container(blob: bytes, name: str, rate: int, span: Span) -> Iterator[np.ndarray]:
+def read_container(
+    blob: bytes, name: str, rate: int, span: Span, notes: list[str] | None = None
+) -> Iterator[np.ndarray]:
     """Yields the samples of a part of a file, one channel at `rate`. name: FFmpeg's of its format.
+    notes: gets what was left out, where the file is read to its end.
 
     Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
     UnsupportedMediaError for one without sound.
     """
-    yield from _resampled(_cut(_mono(blob, name), span), rate)
+    read = Tally()
+    yield from _resampled(_cut(_mono(blob, name, read), span), rate)
+    if notes is not None and span.end is None:
+        notes += read.notes()
 
 
 @contextmanager
@@ -114,31 +113,35 @@ class _Block:
     rate: int
 
 
-def _mono(blob: bytes, name: str) -> Iterator[_Block]:
+def _mono(blob: bytes, name: str, read: Tally) -> Iterator[_Block]:
     """Yields decoded blocks. Raises MediaError where more than a few packets are damaged."""
-    packets = _Packets()
-    for link in _links(blob, name):
-        packets.damaged += link.num_lost
+    for link in parts_of(blob, name):
+        read.num_damaged += link.num_lost
         left = sys.maxsize if link.num_samples is None else link.num_samples
         with _opened(link.blob, name) as (container, stream):
-            for frame in _frames(container, stream, packets):
+            _note(read, link.blob, container, stream)
+            for frame in _frames(container, stream, read):
                 if samples := min(frame.samples, left):
                     left -= samples
-                    yield _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
-    # The end of a file that is cut off is one of them.
-    allowed = max(1, MAX_DAMAGED * packets.whole) if packets.whole else 0
-    if packets.damaged > allowed:
+                    block = _Block(samples=_mixed(frame)[:samples], rate=_rate(frame))
+                    read.seconds += samples / block.rate
+                    yield block
+    if read.is_corrupt:
         raise MediaError(
-            f"the sound is corrupt: {packets.damaged} of its "
-            f"{packets.whole + packets.damaged} packets cannot be decoded"
+            f"the sound is corrupt: {read.num_damaged} of its {read.num_packets} packets cannot be "
+            "decoded"
         )
 
 
-def _links(blob: bytes, name: str) -> Iterable[Link]:
-    """Returns what FFmpeg reads as a file each."""
-    if name == "ogg":
-        return links(blob)
-    return (Link(blob=corrected(blob) if name == "wav" else blob),)
+def _note(read: Tally, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
+    """Adds what the header of a file, or of one link of it, says."""
+    own = float((stream.duration or 0) * (stream.time_base or 0))
+    tracks = [*container.streams.audio]
+    is_alone = len(container.streams) == 1  # a picture may be longer than its sound
+    whole = (container.duration or 0) / av.time_base if is_alone else 0.0
+    read.stated += stated_seconds(blob) or own or whole
+    languages = (track.language or "und" for track in tracks)
+    read.tracks, read.track = tuple(languages), tracks.index(stream)
 
 
 def _rate(frame: av.AudioFrame) -> int:
@@ -153,18 +156,16 @@ def _rate(frame: av.AudioFrame) -> int:
     return rate
 
 
-def _frames(
-    container: InputContainer, stream: AudioStream, packets: _Packets
-) -> Iterator[av.AudioFrame]:
+def _frames(container: InputContainer, stream: AudioStream, read: Tally) -> Iterator[av.AudioFrame]:
     try:
         for packet in container.demux(stream):
             try:
                 yield from packet.decode()
-                packets.whole += 1
+                read.num_whole += 1
             except av.error.FFmpegError:
-                packets.damaged += 1
+                read.num_damaged += 1
     except av.error.FFmpegError:  # a file that is cut off: what came before is whole
-        if not packets.whole:
+        if not read.num_whole:
             raise
 
 

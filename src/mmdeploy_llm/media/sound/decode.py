@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -21,7 +21,8 @@ OVERALL = "max_video_seconds allows"
 
 
 class OpenSound:
-    """A sound that can be read, by one thread at a time. digest: hash of its content.
+    """A sound that can be read, by one thread at a time. digest: hash of its content. notes: what
+    `samples` has left out of a file: other tracks, damaged packets, an end that is missing.
 
     content: the bytes of a file, or an array.
     """
@@ -30,6 +31,7 @@ class OpenSound:
         self, content: bytes | Array, digest: str, limits: MediaLimits, workers: Workers | None
     ) -> None:
         self.digest = digest
+        self.notes: tuple[str, ...] = ()
         self._content, self._limits, self._workers = content, limits, workers
         self._kept: dict[Any, np.ndarray] = {}  # what was read last
 
@@ -63,14 +65,18 @@ class OpenSound:
                 "sampling_rate is an option of sounds that are arrays; a file says its own"
             )
         span = {"start": chosen.start, "end": chosen.end, "most": most, "because": because}
+        answers: Iterator[tuple[Mapping[str, Any], np.ndarray | None]]
         if self._workers is None:
-            pieces = list(files.read_file(self._content, rate, span))
+            answers = files.decode(self._content, {}, rate, span)
         else:
             answers = self._workers.decode(
                 f"{files.__name__}:decode", self._content, self._limits, rate=rate, span=span
             )
-            pieces = [piece.view(np.float32) for _, piece in answers if piece is not None]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        pieces = list[np.ndarray]()
+        for fields, piece in answers:
+            self.notes = tuple(fields.get("notes", ()))
+            pieces += () if piece is None else (piece.view(np.float32),)
+        return np.concatenate(pieces)
 
     def _of_array(self, rate: int, chosen: SoundOptions, most: float, because: str) -> np.ndarray:
         assert isinstance(self._content, Array)

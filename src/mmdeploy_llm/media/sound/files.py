@@ -14,18 +14,6 @@ from mmdeploy_llm.sound_files.formats import ACCEPTED, sniff_file
 PIECE = 2**22  # samples in one message
 
 
-def read_file(blob: bytes, rate: int, span: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    """Yields the samples of a part of a file, float32, one channel at `rate`. span: the fields of a
-    container.Span.
-
-    Raises MediaError for a file that cannot be read, MediaLimitError for one over a limit,
-    UnsupportedMediaError for another format.
-    """
-    name = format_of(blob)
-    container = _container()
-    yield from container.read_container(blob, name, rate, container.Span(**span))
-
-
 def format_of(blob: bytes) -> str:
     """Returns FFmpeg's name of the format. Raises UnsupportedMediaError; MediaError: no bytes."""
     if not blob:
@@ -51,12 +39,19 @@ def _container() -> Any:
 def decode(
     blob: bytes, limits: Mapping[str, Any], rate: int, span: Mapping[str, Any]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Runs in a worker process; yields the bytes of the samples."""
-    held: list[np.ndarray] = []
-    for piece in read_file(blob, rate, span):
+    """Yields the bytes of the samples of a part of a file, float32, one channel at `rate`, and with
+    the last ones notes of what was left out. Runs in a worker process, too. span: the fields of a
+    container.Span.
+
+    Raises MediaError for a file that cannot be read, MediaLimitError for one over a limit,
+    UnsupportedMediaError for another format.
+    """
+    name, container = format_of(blob), _container()
+    held, notes = list[np.ndarray](), list[str]()
+    for piece in container.read_container(blob, name, rate, container.Span(**span), notes):
         held.append(piece)
         if sum(map(len, held)) >= PIECE:
             yield {}, np.concatenate(held).view(np.uint8)
             held = []
-    if held:
-        yield {}, np.concatenate(held).view(np.uint8)
+    rest = np.concatenate(held) if held else np.zeros(0, np.float32)
+    yield {"notes": notes}, rest.view(np.uint8)

@@ -1,0 +1,53 @@
+"""Tally: what was read of a sound file, and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MAX_DAMAGED = 0.05  # share of the packets of a file that may be unreadable
+MISSING = 0.02, 0.5  # share and seconds of the stated length from which on missing ones are noted
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts what is read of a file; its reader is the only writer.
+
+    num_whole, num_damaged: packets. seconds: that were read; stated: that the header says, 0 where
+    it does not. tracks: languages of the sound tracks; track: the one that is read.
+    """
+
+    num_whole: int = 0
+    num_damaged: int = 0
+    seconds: float = 0.0
+    stated: float = 0.0
+    tracks: tuple[str, ...] = ()
+    track: int = 0
+
+    @property
+    def num_packets(self) -> int:
+        """All packets."""
+        return self.num_whole + self.num_damaged
+
+    @property
+    def is_corrupt(self) -> bool:
+        """Whether more packets are damaged than may be. The end of a file that is cut off is
+        one."""
+        allowed = max(1, MAX_DAMAGED * self.num_whole) if self.num_whole else 0
+        return self.num_damaged > allowed
+
+    def notes(self) -> Iterator[str]:
+        """Yields what a listener should know of a file that was read to its end."""
+        if len(self.tracks) > 1:
+            yield (
+                f"heard is sound track {self.track + 1} of {len(self.tracks)} "
+                f"({', '.join(self.tracks)}); the others are left out"
+            )
+        share, most = MISSING
+        if self.stated - self.seconds > max(most, share * self.stated):
+            yield (
+                f"it ends after {self.seconds:.1f} s, though its header says {self.stated:.1f} s: "
+                "it may be cut off"
+            )
+        if self.num_damaged:
+            yield f"{self.num_damaged} of its {self.num_packets} packets are damaged and left out"
