@@ -20,8 +20,8 @@ CHINESE = {
     "8 bits": "8 位",
     "4 bits": "4 位",
 }
-PEERS = {"Zen 3": ("OpenVINO", "llama.cpp"), "Zen 4": ("OpenVINO", "llama.cpp")}
-PEERS["Zen 5"] = ("OpenVINO", "vLLM")
+PEERS = dict.fromkeys(MACHINES, ("OpenVINO", "llama.cpp"))
+PEERS["Zen 5"] += ("vLLM",)
 Ratios = dict[tuple[str, str, str, str], str]  # machine, work, weights, engine -> ratio
 
 

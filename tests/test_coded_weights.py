@@ -5,14 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmdeploy_llm.kernels.coded import (
-    CodedWeight,
-    CodeLayout,
-    joined,
-    units_of,
-    units_of_words,
-    zeros_fit,
-)
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, joined, units_of, units_of_words
 
 
 def a_weight(bits, n=3, k=70, group_size=32):
@@ -125,9 +118,3 @@ def test_joined_of_other_bits_and_groups():
     both = joined([four, eight], torch.empty(6, 18, dtype=torch.int32))
     assert (both.bits, both.group_size) == (8, 16)
     assert torch.equal(both.dequantize(), torch.cat([four.dequantize(), eight.dequantize()]))
-
-
-def test_zeros_fit():
-    assert zeros_fit(torch.rand(4, 4).bfloat16().float())
-    assert zeros_fit(torch.rand(4, 4).half().float())
-    assert not zeros_fit(torch.tensor([1 / 3]))

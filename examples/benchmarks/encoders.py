@@ -1,12 +1,15 @@
-"""Compares this engine and others at models with an encoder and a decoder: Whisper and Florence-2.
+"""Compares this engine and others at models with an encoder and a decoder: Whisper, Florence-2,
+Pix2Struct, GIT and Kosmos-2.5.
 
-    python examples/benchmarks/encoders.py FOLDER [--rounds 3] [--only WORDS]
-        [--whispercpp PYTHON]
+    python examples/benchmarks/encoders.py FOLDER [--rounds 3] [--only WORDS] [--num 16]
+        [--threads 1] [--whispercpp PYTHON]
 
 Writes random checkpoints of real shapes into FOLDER, unless they are there: Whisper base and small,
-Florence-2 base. A sound is half a minute, a picture 768 x 768; each answer has 64 tokens, greedy,
-end-of-sequence ignored. --whispercpp: the Python interpreter of an environment with pywhispercpp
-(peers/README.md), which gets the same weights in 16 bits.
+Florence-2 base, Pix2Struct base, GIT base, and Kosmos-2.5 with a quarter of its layers. A sound is
+half a minute, a picture 768 x 768; each answer has 64 tokens, greedy, end-of-sequence ignored.
+--num: items of a round. --threads: of each engine; seconds are those of the processor then, which
+other programs change least. --whispercpp: the Python interpreter of an environment with
+pywhispercpp (peers/README.md), which gets the same weights in 16 bits.
 
 Each engine loads a model once, in a process of its own, and warms up; then they take turns, and
 the processes of the others are stopped meanwhile. Rates are medians of the rounds, ratios medians
@@ -28,9 +31,9 @@ from typing import Any
 
 import numpy as np
 from compare import Runner, RunnerError, say
+from encoder_checkpoints import write_git, write_kosmos, write_pix2struct
 
 OURS = "mmdeploy_llm"
-NUM = 16  # items of a round
 WHISPER_SIZES = {"base": (512, 8, 6), "small": (768, 12, 12)}  # channels, heads, layers
 NUM_WORDS, NUM_LANGUAGES = 50257, 99
 AFTER_LANGUAGES = ("translate", "transcribe", "startoflm", "startofprev", "nospeech")
@@ -73,10 +76,13 @@ WORKS = (
     Work(model="whisper-base", unit="seconds of sound a second", precisions=SOUNDS),
     Work(model="whisper-small", unit="seconds of sound a second", precisions=SOUNDS),
     Work(model="florence-2-base", unit="images/s", precisions={"bf16": TORCH, "int8": ()}),
+    Work(model="pix2struct-base", unit="images/s", precisions={"bf16": TORCH[:1]}),
+    Work(model="git-base", unit="images/s", precisions={"bf16": TORCH[:1]}),
+    Work(model="kosmos-2.5-quarter", unit="images/s", precisions={"bf16": TORCH[:1]}),
 )
 
 
-def run(work: Work, folder: Path, rounds: int, whispercpp: str) -> None:
+def run(work: Work, folder: Path, args: argparse.Namespace) -> None:
     """Measures one model and prints a table."""
     wanted = [(OURS, own) for own in work.precisions]
     wanted += dict.fromkeys(peer for peers in work.precisions.values() for peer in peers)
@@ -84,28 +90,30 @@ def run(work: Work, folder: Path, rounds: int, whispercpp: str) -> None:
         runners: dict[tuple[str, str], Runner] = {}
         for engine, precision in wanted:
             try:
-                runners[engine, precision] = start(engine, precision, folder, whispercpp)
+                runners[engine, precision] = start(engine, precision, folder, args)
                 stack.callback(runners[engine, precision].close)
                 runners[engine, precision].ask(num=2, seed=99)
             except RunnerError as error:
                 say(f"{engine} {precision}: left out, {error}")
                 runners.pop((engine, precision), None)
         rates: dict[tuple[str, str], list[float]] = {}
-        for number in range(rounds):
+        for number in range(args.rounds):
             for key, runner in runners.items():
-                done = runner.ask(num=NUM, seed=number)
+                done = runner.ask(num=args.num, seed=number)
                 each = 30 if "sound" in work.unit else 1
-                rates.setdefault(key, []).append(each * NUM / done["seconds"])
+                rates.setdefault(key, []).append(each * args.num / done["seconds"])
                 say(f"round {number + 1} {runner.name:30} {rates[key][-1]:.3f} {work.unit}")
     print(table(work, {key: runner.name for key, runner in runners.items()}, rates))
 
 
-def start(engine: str, precision: str, folder: Path, whispercpp: str) -> Runner:
+def start(engine: str, precision: str, folder: Path, args: argparse.Namespace) -> Runner:
     """Starts an engine. Raises RunnerError."""
-    if engine == "whispercpp" and not whispercpp:
+    if engine == "whispercpp" and not args.whispercpp:
         raise RunnerError("no --whispercpp was given")
-    python = whispercpp if engine == "whispercpp" else sys.executable
+    python = args.whispercpp if engine == "whispercpp" else sys.executable
     arguments = ["--model", str(folder), "--engine", engine, "--precision", precision]
+    if args.threads is not None:
+        arguments += ["--threads", str(args.threads)]
     return Runner(python, "run_encoders.py", arguments)
 
 
@@ -281,6 +289,9 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "whisper-base": lambda folder: write_whisper(folder, "base"),
     "whisper-small": lambda folder: write_whisper(folder, "small"),
     "florence-2-base": write_florence,
+    "pix2struct-base": write_pix2struct,
+    "git-base": write_git,
+    "kosmos-2.5-quarter": write_kosmos,
 }
 
 
@@ -292,6 +303,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="a part of the model's name")
+    parser.add_argument("--num", type=int, default=16, help="items of a round")
+    parser.add_argument("--threads", type=int, help="of each engine, in seconds of the processor")
     parser.add_argument("--whispercpp", metavar="PYTHON", default="")
     args = parser.parse_args()
     for work in WORKS:
@@ -299,7 +312,7 @@ def main() -> None:
             folder = args.folder / work.model
             if not (folder / "config.json").exists():
                 WRITERS[work.model](folder)
-            run(work, folder, args.rounds, args.whispercpp)
+            run(work, folder, args)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ namespace {
 // A weight in codes: its values are scale * value(row, column) - offset.
 struct Codes {
     int32_t bits;
-    bool is_float, has_offsets;
+    bool is_float;
+    int32_t form;  // of scales, see LinearCodes
     int64_t n, k, group;
     std::vector<uint8_t> codes;                // [n][whole units]
     std::vector<float> scales, offsets;        // [n][groups]
@@ -27,7 +28,8 @@ struct Codes {
 };
 
 Codes random_codes(int32_t bits, bool is_float, int64_t n, int64_t k, int64_t group) {
-    Codes made{bits, is_float, !is_float && between(0, 1) == 1, n, k, group, {}, {}, {}};
+    const int32_t form = is_float ? 0 : int32_t(between(0, bits == 4 ? 3 : 1));
+    Codes made{bits, is_float, form, n, k, group, {}, {}, {}};
     made.codes.resize(n * made.units() * made.per_unit());
     for (uint8_t& code : made.codes) {
         code = uint8_t(between(0, (1 << bits) - 1));
@@ -35,10 +37,9 @@ Codes random_codes(int32_t bits, bool is_float, int64_t n, int64_t k, int64_t gr
     }
     for (int64_t i = 0; i < n * made.groups(); ++i) {
         const float scale = float(between(1, 255)) / 128.0f;  // as short as those of bf16
-        const int64_t zero = is_float ? 0 : between(0, (1 << bits) - 1);
-        made.scales.push_back(made.has_offsets ? scale * 1.2345f : scale);
-        made.offsets.push_back(made.has_offsets ? float(between(-999, 999)) / 77.0f
-                                                : scale * float(zero));
+        const int64_t zero = is_float ? 0 : form == 3 ? 8 : between(0, (1 << bits) - 1);
+        made.scales.push_back(form == 1 ? scale * 1.2345f : scale);
+        made.offsets.push_back(form == 1 ? float(between(-999, 999)) / 77.0f : scale * float(zero));
     }
     return made;
 }
@@ -57,14 +58,18 @@ std::vector<uint32_t> packed_codes(const Codes& from, int32_t in_words, int32_t 
 }
 
 std::vector<uint32_t> packed_scales(const Codes& from) {
-    const int64_t words = from.groups() * (from.has_offsets ? 2 : 1);
+    const int64_t words = mm::Groups(from.k, from.group, from.form).rows();
     std::vector<uint32_t> scales((from.n + 63) / 64 * 64 * words);
     for (int64_t row = 0; row < from.n; ++row) {
         uint32_t* to = scales.data() + row / 64 * 64 * words + row % 64;
         for (int64_t g = 0; g < from.groups(); ++g) {
             const float scale = from.scales[row * from.groups() + g];
             const float offset = from.offsets[row * from.groups() + g];
-            if (from.has_offsets) {
+            if (from.form >= 2) {  // exponents are those of floats, 98 or 102 larger
+                const uint32_t bits = mm::float_to_bits(std::ldexp(scale, from.form == 2 ? -98 : -102));
+                const uint32_t half = from.form == 2 ? bits >> 12 | uint32_t(offset / scale) : bits >> 13;
+                to[g / 2 * 64] |= half << (g % 2 * 16);
+            } else if (from.form == 1) {
                 to[2 * g * 64] = mm::float_to_bits(scale);
                 to[(2 * g + 1) * 64] = mm::float_to_bits(offset);
             } else {
@@ -107,7 +112,7 @@ void run_codes(int32_t dtype, int32_t bits, bool rounds, int32_t threads) {
     if (!rounds) x = random_values<T>(rows * k);
     const auto bias = random_values<T>(n);
     std::vector<T> out(rows * n);
-    const mm::LinearCodes product{dtype, w.bits, w.has_offsets, w.is_float, rounds, x.data(), k,
+    const mm::LinearCodes product{dtype, w.bits, w.form, w.is_float, rounds, x.data(), k,
                                   packed.data(), 0, scales.data(), w.group, bias.data(),
                                   out.data(), rows, n, k, packed.data(), w.units() * 4, threads};
     run(product);

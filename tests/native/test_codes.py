@@ -73,6 +73,16 @@ def rounded_weight(kernels, weight, kind, group_size):
     )
 
 
+def forms(coded):
+    """Yields a weight with each form of scales that it can have in memory."""
+    yield coded
+    yield coded.with_offsets()
+    if coded.bits == 4:
+        yield replace(coded, scales=coded.scales * (1 + 2**-8))  # too long for half a word
+        zeros, signs = torch.full_like(coded.zeros, 8), torch.randn(coded.scales.shape).sign()
+        yield replace(coded, zeros=zeros, scales=coded.scales * signs)
+
+
 # Codes, and whether x is rounded.
 KINDS = [(4, False), (4, True), (8, False), (8, True), ("float8", False)]
 CASES = [(1, 64, 256), (5, 130, 200), (7, 63, 1030), (33, 200, 64), (1, 1, 1), (200, 70, 160)]
@@ -89,10 +99,10 @@ def test_products(kernels, dtype, kind, rounds, group_size):
             continue
         x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
         bias = values(n, dtype=dtype)
-        weight = coded.dequantize().double()
-        expected = rounded_rows(x, by_row=kind == 4) if rounds else x.double()
-        expected = expected @ weight.T + bias.double()
-        for form in (coded.with_offsets(), coded):
+        multiplied = rounded_rows(x, by_row=kind == 4) if rounds else x.double()
+        for form in forms(coded):
+            weight = form.dequantize().double()
+            expected = multiplied @ weight.T + bias.double()
             own = replace(form, units=form.units.clone(), scales=form.scales.clone())
             found = kernels.pack_coded(own, rounds=rounds).product(x, bias).double()
             slack = x.float().abs().max() / 127 * weight.abs().max() * 1.5 if rounds else 0

@@ -31,12 +31,12 @@ struct LookUp {
 struct LookUpCodes {
     int32_t dtype;        // of out
     int32_t bits;         // of a code: 4 or 8
-    int32_t has_offsets;  // whether each group has an offset, else a zero
+    int32_t scale_form;   // of groups: with zeros 0, offsets 1; short with zeros 2, without 3
     int32_t is_float8;    // whether codes are floats of 8 bits
     int32_t is_s8;        // whether codes are those of PackS8, and scales those of QuantizeRows
     const int64_t* ids;   // [tokens]
     const void* codes;    // [n / 64][units][64]
-    const void* scales;   // [n / 64][groups, or twice as many][64] words; of is_s8 [2][n] floats
+    const void* scales;   // [n / 64][see codes.h][64] words; of is_s8 [2][n] floats
     int64_t group;        // columns of a group
     int64_t n;
     int64_t k;
@@ -434,14 +434,14 @@ struct LinearS8 {
 struct LinearCodes {
     int32_t dtype;        // of x, bias and out
     int32_t bits;         // of a code: 4 or 8
-    int32_t has_offsets;  // whether each group has an offset, else a zero
+    int32_t scale_form;   // of groups: with zeros 0, offsets 1; short with zeros 2, without 3
     int32_t is_float8;    // whether codes are floats of 8 bits
     int32_t rounds;       // whether rows of x are rounded to int8; not with is_float8
     const void* x;        // [rows][k]
     int64_t x_stride;
     const void* packed;  // [n / 64][units][64]
     int64_t row_bytes;   // see Linear
-    const void* scales;  // [n / 64][groups, or twice as many][64] words
+    const void* scales;  // [n / 64][see codes.h][64] words
     int64_t group;       // columns of a group
     const void* bias;    // [n]; optional
     void* out;           // [rows][n]

@@ -17,7 +17,7 @@ mm::Next next_of(const Args& args) {
 }
 
 void run(const mm::LookUpCodes& args) {
-    const mm::Groups groups(args.k, args.group, args.has_offsets != 0);
+    const mm::Groups groups(args.k, args.group, args.scale_form);
     by_dtype(args.dtype, [&](auto of) {
         using T = typename decltype(of)::Type;
         const auto look_up = args.bits == 4 ? mm::look_up_codes<4, T> : mm::look_up_codes<8, T>;
@@ -66,7 +66,7 @@ void run(const mm::LinearS8& args) {
 }
 
 void run(const mm::LinearCodes& args) {
-    const mm::Groups groups(args.k, args.group, args.has_offsets != 0);
+    const mm::Groups groups(args.k, args.group, args.scale_form);
     by_dtype(args.dtype, [&](auto of) {
         const auto multiply = [&](auto format) {
             mm::linear_codes<decltype(format)>(

@@ -1,6 +1,7 @@
 // Rounds weights to codes of 4 or 8 bits with a scale and an integer zero for each group of columns,
 // see codes.h. A scale has the precision of bf16. In 4 bits a group's range is cut where that makes the
-// sum of its squared errors smaller.
+// sum of its squared errors smaller, and a scale is 0 or at least what half a word holds: one smaller
+// group, such as a row that training let die, would make all scales of the weight take a word.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 
 namespace mm {
 
+constexpr float LEAST_SCALE = 1.0f / (1 << 28);
+
 // How a group is rounded: code - zero is the nearest integer to w / scale between low and high. scale
 // may be 0 where all values are.
 struct Range {
@@ -21,6 +24,7 @@ struct Range {
     Range() = default;
     Range(float smallest, float largest, float ratio, float levels)
         : scale(rounded<bf16>((largest - smallest) * ratio / levels)) {
+        if (levels == 15.0f && scale > 0.0f && scale < LEAST_SCALE) scale = LEAST_SCALE;
         inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
         const float zero = scale > 0.0f ? std::nearbyint(-smallest * ratio / scale) : 0.0f;
         low = -(zero < 0.0f ? 0.0f : (zero > levels ? levels : zero));

@@ -8,7 +8,15 @@
 //
 //     codes    [n / 64][unit][64]   a unit is four bytes: 4 codes of 8 bits, or 8 codes of 4 bits
 //     scales   [n / 64][group][64]  scales as floats; the lowest 8 bits of each are the code that
-//                                   stands for 0. With offsets: two such rows, scales and offsets
+//                                   stands for 0. With offsets: two such rows, scales and offsets.
+//              [n / 64][pair of groups][64]  if codes of 4 bits have scales that are short enough: the
+//                                   first group in the lower half of a word
+//
+//     half a word   5 bits of exponent, 7 of mantissa, 4 of the zero    scales from 2^-28 to 8, as those
+//                                                                       of bf16 are that we choose
+//                   1 sign, 5 of exponent, 10 of mantissa               from 2^-24 to 128, as those of
+//                                                                       IEEE halves are; all zeros are 8
+//                   Exponents begin at 1; a scale whose exponent and mantissa are 0 is 0.
 //
 //     a unit of 4 bits       byte         0   1   2   3         code j is at bit 8 j, and
 //                            high bits    4   5   6   7         code 4 + j at bit 8 j + 4
@@ -38,11 +46,6 @@
 
 namespace mm {
 
-// Scales and offsets of a group of a panel, see read_scales.
-struct alignas(64) PanelScales {
-    float values[2 * PANEL];
-};
-
 // A chunk of a panel as many strips of rows read it: the scales of its groups, and codes as operands, if
 // they are unpacked: each unit has become PARTS units.
 template <typename Format>
@@ -59,12 +62,9 @@ struct Chunk {
         codes = own;
         return same;
     }
-    void read_scales_of(const uint32_t* from, bool has_offsets, int64_t groups) {
-        scales.resize(groups);
-        for (int64_t g = 0; g < groups; ++g) {
-            read_scales<LESS<Format>, Format::ZEROS_FIRST>(
-                from + g * (has_offsets ? 2 : 1) * PANEL, has_offsets, scales[g].values);
-        }
+    void read_scales_of(const uint32_t* panel, const Groups& groups, int64_t first, int64_t num) {
+        scales.resize(num);
+        read_scales<LESS<Format>, Format::ZEROS_FIRST>(panel, groups, first, num, scales.data());
     }
     void unpack(int64_t units) {
         constexpr int UNITS = Operands<Format>::UNITS;
@@ -101,7 +101,9 @@ constexpr int64_t UNPACKED_ROWS<Bf16Codes<BITS>> = BITS == 4 ? NEVER : 4 * STRIP
 template <>
 constexpr int64_t UNPACKED_ROWS<S8PairCodes> = 8 * STRIP + 1;
 #endif
-constexpr int64_t CODE_UNITS = 128;  // of a chunk at most, whose operands stay in the cache
+// Operands of a chunk stay in the cache. One strip of rows takes longer for a unit of codes than for one
+// of another product, and reads it faster line by line, a few kilobytes in advance.
+constexpr Reading CODE_READING = {128, MM_VECTOR_BYTES == 64 ? 64 : 32, MM_VECTOR_BYTES == 64 ? 2 : 1};
 
 // Returns the number of registers of columns in a tile.
 template <typename Format>
@@ -152,10 +154,7 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, const ChunkOfCodes& 
         count = chunk.units - done;
         if (scales == nullptr) {
             const int64_t group = first / groups.group, num = std::min(READ_GROUPS, groups.num - group);
-            for (int64_t g = 0; g < num; ++g) {
-                read_scales<LESS<Format>, Format::ZEROS_FIRST>(
-                    chunk.words + (group + g) * groups.words() * PANEL, groups.has_offsets, own[g].values);
-            }
+            read_scales<LESS<Format>, Format::ZEROS_FIRST>(chunk.words, groups, group, num, own);
             scales = own[0].values;
             count = std::min(count, (group_left + (num - 1) * group_steps) * groups.step / VALUES);
         }
@@ -204,8 +203,7 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
         if (!chunk.is(product, part)) {
             const int64_t group = unit * VALUES / groups.group;
             const int64_t end = ((unit + count) * VALUES - 1) / groups.group + 1;
-            chunk.read_scales_of(words + group * groups.words() * PANEL, groups.has_offsets,
-                                 std::min(end, groups.num) - group);
+            chunk.read_scales_of(words, groups, group, std::min(end, groups.num) - group);
             if (unpacks) chunk.unpack(count);
         }
         own.scales = chunk.scales[0].values;
@@ -222,7 +220,10 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
         write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num,
                   Format::POWERS ? arranged.row_scales[row] : 1.0f);
     };
-    multiply(codes, rows, n, units, num_threads, next, strip, write, CODE_UNITS);
+    Reading reading = CODE_READING;
+    reading.beside = reinterpret_cast<const char*>(scales);
+    reading.beside_bytes = groups.rows() * PANEL * int64_t(sizeof *scales);
+    multiply(codes, rows, n, units, num_threads, next, strip, write, reading);
 }
 
 // out [tokens][k] = rows `ids` of a weight [n][k], dequantised: scale * (code - zero), or scale * code
@@ -235,11 +236,14 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* sc
     constexpr int64_t VALUES = 32 / BITS;
     const int64_t units = (k + VALUES - 1) / VALUES;
     const uint32_t flip = is_s8 ? S8Format::FLIP ^ 0x80808080u : 0;  // leaves 128 + int8
-    const auto write_group = [&](const uint32_t* own, const uint32_t* word, int64_t first,
+    const auto write_group = [&](const uint32_t* own, const uint32_t* words, int64_t first,
                                  int64_t end, T* to) {
         const bool has_zero = !groups.has_offsets && !is_s8;
-        const float scale = bits_to_float(has_zero ? *word & 0xffffff00u : *word);
-        const float zero = is_s8 ? 128.0f : has_zero ? float(int32_t(*word & 0xffu)) : 0.0f;
+        const int64_t group = first / groups.group;
+        const uint32_t* word = words + groups.rows_of(group) * PANEL;
+        const uint32_t bits = *word >> groups.bit(group);
+        const float scale = has_zero ? groups.bits.scale_of(bits) : bits_to_float(bits);
+        const float zero = is_s8 ? 128.0f : has_zero ? float(groups.bits.zero_of(bits)) : 0.0f;
         float offset = groups.has_offsets ? bits_to_float(word[PANEL]) : 0.0f;
         if (is_s8) offset = -bits_to_float(word[n]);
         for (int64_t unit = first / VALUES; unit * VALUES < end; ++unit) {
@@ -261,11 +265,10 @@ void look_up_codes(const int64_t* ids, const uint32_t* codes, const uint32_t* sc
                 std::memset(to, 0xff, k * sizeof(T));
                 continue;
             }
-            const uint32_t* word = scales + panel * groups.rows() * PANEL + at;
+            const uint32_t* words = scales + panel * groups.rows() * PANEL + at;
             for (int64_t first = 0; first < k; first += groups.group) {
-                write_group(codes + panel * units * PANEL + at, word, first,
+                write_group(codes + panel * units * PANEL + at, words, first,
                             std::min(k, first + groups.group), to);
-                word += groups.has_offsets ? 2 * PANEL : PANEL;
             }
         }
     });

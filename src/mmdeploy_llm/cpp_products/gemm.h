@@ -39,15 +39,32 @@ constexpr int64_t ROW_BLOCK = 192;
 // Largest number of units of a chunk: wide x takes twice the memory or more, and such levels have
 // smaller caches.
 constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
-// One strip of rows waits for memory. Chunks are small then, and prefetched line by line, a few
-// kilobytes in advance: that reads faster than many at once, far in advance.
-constexpr int64_t SMALL_PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 32;
-constexpr int64_t SMALL_PREFETCH_UNITS = MM_VECTOR_BYTES == 64 ? PREFETCH_UNITS : 1;
 constexpr int64_t GROUP = 128;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
 static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
-static_assert(SMALL_PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
+
+// How weights are read: in chunks of at most so many units. One strip of rows waits for memory, so that
+// its chunks are others, and every so many units of one it prefetches as many of the next.
+struct Reading {
+    int64_t units = PART_UNITS;
+    int64_t strip_units = MM_VECTOR_BYTES == 64 ? 512 : 32;
+    int64_t strip_every = MM_VECTOR_BYTES == 64 ? PREFETCH_UNITS : 1;
+    // What a panel needs beside its units, the scales of groups; one strip prefetches them, too.
+    const char* beside = nullptr;
+    int64_t beside_bytes = 0;
+
+    // Returns the units of a chunk, so that all are nearly equal and hold whole groups.
+    int64_t chunk(int64_t all, int64_t rows) const {
+        const int64_t largest = rows <= STRIP ? strip_units : units;
+        const int64_t num = (all + largest - 1) / largest;
+        return round_up((all + num - 1) / num, GROUP_UNITS);
+    }
+    void prefetch_beside(int64_t panel) const {
+        const char* own = beside + panel * beside_bytes;
+        for (int64_t i = 0; i < beside_bytes; i += 64) __builtin_prefetch(own + i, 0, 2);
+    }
+};
 
 // Calls tile(first column) for the tiles of a panel, each REGISTERS wide. Each prefetches its share of
 // `prefetch`.
@@ -113,23 +130,14 @@ struct Next {
 };
 
 // Returns what to prefetch of the `next_bytes` of the next chunk while one of `num_strips` strips
-// computes `units` units.
+// computes `units` units, `every` so many.
 inline Prefetch prefetch_of(const char* next, int64_t next_bytes, int64_t strip, int64_t num_strips,
-                      int64_t units) {
+                      int64_t units, int64_t every) {
     if (next == nullptr) return {nullptr, 0};
-    const int64_t every = num_strips == 1 ? SMALL_PREFETCH_UNITS : PREFETCH_UNITS;
     const int64_t lines = next_bytes / 64, times = (units + every - 1) / every;
     const int64_t num = (lines + num_strips * times - 1) / (num_strips * times);
     const int64_t done = strip * num * times;
     return {next + done * 64, done < lines ? num : 0, every};
-}
-
-// Returns the units of a chunk, so that all are nearly equal and hold whole groups. part_units: the
-// largest number for many rows.
-inline int64_t chunk_of(int64_t units, int64_t rows, int64_t part_units) {
-    const int64_t largest = rows <= STRIP ? SMALL_PART_UNITS : part_units;
-    const int64_t num = (units + largest - 1) / largest;
-    return round_up((units + num - 1) / num, GROUP_UNITS);
 }
 
 // Multiplies all rows by all panels of `packed`.
@@ -139,15 +147,17 @@ inline int64_t chunk_of(int64_t units, int64_t rows, int64_t part_units) {
 template <typename Strip, typename Write>
 void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
               const Next& next_product, const Strip& strip, const Write& write,
-              int64_t part_units = PART_UNITS) {
+              const Reading& reading = {}) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int64_t chunk = chunk_of(units, rows, part_units);
+    const int64_t chunk = reading.chunk(units, rows);
     const char* weights = static_cast<const char*>(packed);
     parallel_with_next(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
         const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
         const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
         const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
+        const int64_t every = num_strips == 1 ? reading.strip_every : PREFETCH_UNITS;
+        if (num_strips == 1 && next_task < panels * blocks) reading.prefetch_beside(next_task % panels);
         const char* own = weights + panel * units * UNIT_BYTES;
         const int64_t tasks = panels * blocks;
         const char* after = weights + next_task % panels * units * UNIT_BYTES;
@@ -165,7 +175,7 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
                 const int64_t row = num_rows * i / num_strips;
                 with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
                     strip(num, first_row + row, unit, part, count,
-                          prefetch_of(next, next_count * UNIT_BYTES, i, num_strips, count),
+                          prefetch_of(next, next_count * UNIT_BYTES, i, num_strips, count, every),
                           sums + row * PANEL, unit > 0);
                 });
             }

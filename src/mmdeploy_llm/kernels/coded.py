@@ -27,8 +27,6 @@ Bits = Literal[4, 8]
 UNIT_BYTES = 4
 NAN = 0x7F  # of 8-bit floats, beside the sign
 BLOCK_UNITS = 2**18  # that are looked at at a time
-# The kernels keep an integer zero in the lowest bits of its scale, where these are free.
-ZERO_BITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,9 +293,3 @@ def _apart(words: Tensor) -> Tensor:
     """Moves the four codes in the lower half of each word to the lower halves of its bytes."""
     words = (words | (words << 8)) & 0x00FF00FF
     return (words | (words << 4)) & 0x0F0F0F0F
-
-
-def zeros_fit(scales: Tensor) -> bool:
-    """Whether the lowest bits of all scales, float32, are free for a code of zero."""
-    mask = (1 << ZERO_BITS) - 1
-    return not bool((scales.view(torch.int32) & mask).any())

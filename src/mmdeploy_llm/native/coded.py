@@ -8,15 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import (
-    Bits,
-    CodedWeight,
-    CodeLayout,
-    num_units,
-    zeros_fit,
-)
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout, num_units
 
 from .library import Library
+from .scale_words import scale_words
 
 PANEL = 64  # rows of a panel, as in gemm.h
 STEP = 16  # groups of columns are multiples of it
@@ -31,7 +26,7 @@ class Panels(Protocol):
     k: int
     group_size: int
     bits: Bits
-    has_offsets: bool
+    scale_form: int
     is_float8: bool
     is_s8: bool
     units: Tensor
@@ -98,7 +93,7 @@ class CodedProducts(Library):
         self._library.linear_codes(
             dtype=x.dtype,
             bits=weight.bits,
-            has_offsets=weight.has_offsets,
+            scale_form=weight.scale_form,
             is_float8=weight.is_float8,
             rounds=weight.rounds,
             x=x,
@@ -124,7 +119,7 @@ class CodedProducts(Library):
         self._library.look_up_codes(
             dtype=dtype,
             bits=weight.bits,
-            has_offsets=weight.has_offsets,
+            scale_form=weight.scale_form,
             is_float8=weight.is_float8,
             is_s8=weight.is_s8,
             ids=indices,
@@ -155,8 +150,7 @@ class CodedProducts(Library):
 
 
 class CodedPanels:
-    """A kernels.PackedWeight in few bits. scales: those of all groups, with their zeros in the
-    lowest bits, or with offsets in turn."""
+    """A kernels.PackedWeight in few bits. scales: those of all groups, as `scale_form` says."""
 
     is_s8 = False
 
@@ -167,8 +161,12 @@ class CodedPanels:
         self._columns = weight.columns
         self._places = None if weight.columns is None else weight.columns.argsort()
         self.bits, self.is_float8, self.rounds = weight.bits, weight.is_float8, rounds
-        self.has_offsets = weight.zeros is None or not zeros_fit(weight.scales)
-        words = _scale_words(weight.with_offsets() if self.has_offsets else weight)
+        self.scale_form, words = scale_words(weight)
+        if words.numel() < weight.scales.numel() and weight.scales.is_contiguous():
+            # All weights of a checkpoint in few bits are read before the first is packed: memory of
+            # its own would come on top of that of the scales, which the allocator keeps.
+            place = weight.scales.view(torch.int32).flatten()[: words.numel()]
+            words = place.view(words.shape).copy_(words)
         self.scales = kernels.pack_units(words)
         self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 
@@ -182,13 +180,3 @@ class CodedPanels:
         """Looks up rows, [T] -> [T, k]."""
         found = self._kernels.look_up_codes(self, indices, dtype)
         return found if self._places is None else self._kernels.take_columns(found, self._places)
-
-
-def _scale_words(weight: CodedWeight) -> Tensor:
-    """Returns the words of each row's groups, [n, G] or [n, 2 G] int32: scales whose lowest bits
-    are the codes of zero, in the memory of the scales, or scales and offsets in turn."""
-    scales = weight.scales.contiguous().view(torch.int32)  # those of some columns are a view
-    if weight.zeros is not None:
-        return scales.bitwise_or_(weight.zeros)
-    assert weight.offsets is not None
-    return torch.stack([scales, weight.offsets.view(torch.int32)], -1).flatten(1)

@@ -230,7 +230,7 @@ class S8Weight:
     too, with a scale for every 128 values of a row, whose largest magnitude becomes 127."""
 
     bits: Bits = 8
-    has_offsets, is_float8, is_s8 = False, False, True
+    scale_form, is_float8, is_s8 = 0, False, True
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] float32 or bf16."""

@@ -29,7 +29,7 @@ from mmdeploy_llm.portable.machine import free_ram
 
 from .record import NotKeptError, Record
 
-MAGIC = b"mmdeploy_llm weights 1\n"
+MAGIC = b"mmdeploy_llm weights 2\n"
 PAGE = 4096
 DIGEST_SIZE = 32
 FOOTER_SIZE = DIGEST_SIZE + len(MAGIC)

@@ -5,9 +5,8 @@
     x = norm(x + fc2(activation(fc1(x))))
 
 What the layers compute of a picture depends on no text: its keys and values are an item's of an
-encoder, and text tokens attend to them. One softmax over both needs both keys side by side, so that
-attention is computed for one sequence after the other. Shapes: T tokens, L tokens of a picture, H
-heads, D head size.
+encoder, and text tokens attend to them. Shapes: T tokens, L tokens of a picture, H heads, D head
+size.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from transformers.models.git.modeling_git import GitVisionModel
 
 from mmdeploy_llm.caches import CrossKV, PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import ForwardInputs, SequenceAttention
+from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.layers import MLP, Embedding, LayerNorm, Linear, MergedLinear, refuse_unread
 from mmdeploy_llm.weights.map import Target, WeightMap
 from mmdeploy_llm_plugins.encoder_decoder.decoder import activation_of
-from mmdeploy_llm_plugins.encoder_decoder.merged import merged_attention
+from mmdeploy_llm_plugins.encoder_decoder.merged import StepAttention
 from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
 
 from .image import num_cells
@@ -66,18 +65,9 @@ class GitLayer(nn.Module):
         self.mlp = MLP(size, inner, size, activation_of(config.hidden_act))
         self.norm, self.mlp_norm = LayerNorm(size, eps), LayerNorm(size, eps)
 
-    def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
+    def forward(self, x: Tensor, attention: StepAttention) -> Tensor:
         """Computes the layer for tokens of text, [T, hidden] -> [T, hidden]."""
-        assert inputs.cross is not None, "the model has the attribute cross"
-        assert isinstance(inputs.attn, SequenceAttention), "the model has attends_itself"
-        q, k, v = self._heads(x)
-        found = []
-        for number, rows in enumerate(inputs.attn.sequences):
-            own = slice(rows.start, rows.end)
-            kept = inputs.attn.extend(number, self.layer, k[own], v[own])
-            item = inputs.cross.of(number, self.layer)
-            found.append(merged_attention(q[own], kept, item, rows.num_cached))
-        return self._finished(x, torch.cat(found))
+        return self._finished(x, attention.attend(self.layer, *self._heads(x)))
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Computes the layer for the tokens of a picture, [L, hidden] -> [L, hidden]. Returns their
@@ -153,8 +143,9 @@ class GitForCausalLM(nn.Module):
         """Returns the last hidden states, [T, hidden]."""
         x = self.word_embeddings(inputs.token_ids) + self.position_embeddings(inputs.positions)
         out: Tensor = self.embeddings_norm(x)
+        attention = StepAttention(inputs.attn, inputs.cross)
         for layer in self.layers:
-            out = layer(out, inputs)
+            out = layer(out, attention)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:

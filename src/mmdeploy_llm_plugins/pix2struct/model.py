@@ -6,8 +6,7 @@
 
 No kernel adds a bias to scores, and this decoder alone needs it: its answers are short, and most of
 the time goes into the tower and the cross attention. So attention to the sequence is computed in
-plain torch, for one sequence after the other. Shapes: T tokens, n tokens of a sequence in a step, L
-keys, H heads, D head size.
+plain torch. Shapes: T tokens, L tokens of an item, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import ForwardInputs, SequenceAttention
+from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.layers import (
     Embedding,
@@ -38,6 +36,7 @@ from mmdeploy_llm_plugins.encoder_decoder.decoder import (
     EncoderDecoderLM,
     activation_of,
 )
+from mmdeploy_llm_plugins.encoder_decoder.merged import StepAttention
 from mmdeploy_llm_plugins.encoder_decoder.patch_tower import (
     RENAMES,
     PatchTower,
@@ -77,20 +76,12 @@ class OwnAttention(nn.Module):
         self.qkv_proj = MergedLinear(size, {"query": size, "key": size, "value": size})
         self.out_proj = Linear(size, size)
 
-    def forward(self, x: Tensor, attn: SequenceAttention, biases: Sequence[Tensor]) -> Tensor:
-        """[T, hidden] -> [T, hidden]. biases: of each sequence, [H, n, L]."""
+    def forward(self, x: Tensor, attention: StepAttention) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
         q, k, v = (part.reshape(self.shape) for part in self.qkv_proj(x).chunk(3, -1))
-        found = []
-        for number, (rows, bias) in enumerate(zip(attn.sequences, biases, strict=True)):
-            own = slice(rows.start, rows.end)
-            kept = attn.extend(number, self.layer, k[own], v[own])
-            heads, keys, values = (part.transpose(0, 1)[None] for part in (q[own], *kept))
-            out = F.scaled_dot_product_attention(
-                heads, keys, values, attn_mask=bias[None], scale=1.0
-            )
-            found.append(out[0].transpose(0, 1))
-        result: Tensor = self.out_proj(torch.cat(found).flatten(1))
-        return result
+        attended = attention.attend(self.layer, q, k, v, scale=1.0)
+        out: Tensor = self.out_proj(attended.flatten(1))
+        return out
 
 
 class PatchAttention(KernelLayer):
@@ -130,12 +121,11 @@ class TextLayer(nn.Module):
         self.own_norm, self.cross_norm, self.mlp_norm = (RMSNorm(size, eps) for _ in range(3))
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, inputs: ForwardInputs, biases: Sequence[Tensor]
+        self, x: Tensor, residual: Tensor | None, inputs: ForwardInputs, attention: StepAttention
     ) -> tuple[Tensor, Tensor]:
         """Returns (output, residual stream), both [T, hidden], not yet added."""
-        assert isinstance(inputs.attn, SequenceAttention), "the model has attends_itself"
         x, residual = self.own_norm.add(x, residual)
-        x, residual = self.cross_norm.add(self.own(x, inputs.attn, biases), residual)
+        x, residual = self.cross_norm.add(self.own(x, attention), residual)
         x, residual = self.mlp_norm.add(self.cross(x, inputs), residual)
         return self.mlp(x), residual
 
@@ -159,26 +149,17 @@ class TextDecoder(nn.Module):
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns [T, hidden]."""
         x, residual = self.embed_tokens(inputs.token_ids), None
-        biases = self._biases(inputs, x.dtype)
+        attention = StepAttention(inputs.attn, bias=self._bias_of)
         for layer in self.layers:
-            x, residual = layer(x, residual, inputs, biases)
+            x, residual = layer(x, residual, inputs, attention)
         out, _ = self.final_layer_norm.add(x, residual)
         return out
 
-    def _biases(self, inputs: ForwardInputs, dtype: torch.dtype) -> list[Tensor]:
-        """Returns the bias of the scores of each sequence, [H, n, L]; -inf for later keys."""
-        assert isinstance(inputs.attn, SequenceAttention), "the model has attends_itself"
-        ends = [own.num_cached + own.end - own.start for own in inputs.attn.sequences]
-        device = inputs.token_ids.device
-        buckets = distance_buckets(max(ends), self.num_buckets, self.max_distance).to(device)
-        table = self.bias[buckets].to(dtype).T  # [H, distances]
-        found = []
-        for own, end in zip(inputs.attn.sequences, ends, strict=True):
-            queries = torch.arange(own.num_cached, end, device=device)[:, None]
-            distances = queries - torch.arange(end, device=device)
-            bias = table[:, distances.clamp(min=0)]
-            found.append(bias.masked_fill(distances < 0, -torch.inf))
-        return found
+    def _bias_of(self, distances: Tensor) -> Tensor:
+        """Returns the bias of scores, [n, L] -> [H, n, L]."""
+        count = distances.shape[1]
+        buckets = distance_buckets(count, self.num_buckets, self.max_distance)
+        return self.bias[buckets.to(distances.device)].T[:, distances]
 
     def keys_values(self, states: Tensor) -> Tensor:
         """Returns what all layers read of an item, [L, encoder size] -> [layers, 2, L, H, D]."""

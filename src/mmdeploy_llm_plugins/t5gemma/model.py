@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
 
 from mmdeploy_llm.caches import CrossKV, PagedKV
-from mmdeploy_llm.forward import CrossContext, ForwardInputs, SequenceAttention
+from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.layers import (
     Attention,
@@ -33,7 +33,7 @@ from mmdeploy_llm.layers import (
     to_device,
 )
 from mmdeploy_llm.weights.map import Target, WeightMap
-from mmdeploy_llm_plugins.encoder_decoder.merged import merged_attention
+from mmdeploy_llm_plugins.encoder_decoder.merged import StepAttention
 from mmdeploy_llm_plugins.gemma import model3
 from mmdeploy_llm_plugins.gemma.text import decoder_config
 from mmdeploy_llm_plugins.transformers_parts.tower import TransformersTower
@@ -55,10 +55,9 @@ IGNORED = (r"^lm_head\.", r"^model\.decoder\.embed_tokens\.", model3.UNUSED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedStep(DecoderStep):
-    """cross: see ForwardInputs. sequences: the attention by sequence."""
+    """attention: to the sequences and their items."""
 
-    cross: CrossContext
-    sequences: SequenceAttention
+    attention: StepAttention
 
 
 class MergedAttention(Attention):
@@ -76,18 +75,8 @@ class MergedAttention(Attention):
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         qk = self._rotated(qkv[:, :num_rotated], step.rope_for(self.window))
         q, k, v = qk[:, : self.num_heads], qk[:, self.num_heads :], qkv[:, num_rotated:]
-        found = []
-        for number, rows in enumerate(step.sequences.sequences):
-            own = slice(rows.start, rows.end)
-            num_kept = None if self.window is None else self.window - 1
-            kept = step.sequences.extend(number, self.layer, k[own], v[own], num_kept)
-            item = step.cross.of(number, self.layer)
-            found.append(
-                merged_attention(
-                    q[own], kept, item, rows.num_cached, window=self.window, scale=self.scale
-                )
-            )
-        out: Tensor = self.o_proj(torch.cat(found).flatten(1))
+        attended = step.attention.attend(self.layer, q, k, v, window=self.window, scale=self.scale)
+        out: Tensor = self.o_proj(attended.flatten(1))
         return out
 
     def keys_values(self, states: Tensor) -> Tensor:
@@ -131,11 +120,9 @@ class MergedDecoder(Decoder):
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
         """See Decoder."""
-        assert inputs.cross is not None, "the model has the attribute cross"
-        assert isinstance(inputs.attn, SequenceAttention), "the model has attends_itself"
         step = super().begin(inputs, x, is_vision)
         values = {field.name: getattr(step, field.name) for field in fields(step)}
-        return MergedStep(**values, cross=inputs.cross, sequences=inputs.attn)
+        return MergedStep(**values, attention=StepAttention(inputs.attn, inputs.cross))
 
 
 class T5Gemma2ForConditionalGeneration(CausalLM):

@@ -16,6 +16,7 @@ ATOMIC = (*BY_ITEM, *BY_PROMPT)
 DRAFTING = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
 # Their picture stands before a prompt, and a Q-Former may read the prompt; see before.py.
 BY_QUERIES = ("Blip2ForConditionalGeneration", "InstructBlipForConditionalGeneration")
+BY_FRAMES = ("InstructBlipVideoForConditionalGeneration",)
 KOSMOS = ("Kosmos2ForConditionalGeneration",)
 
 ANY = ModelSpec(
@@ -47,26 +48,34 @@ ANY_BEFORE = tuple(
         architectures=architectures,
         factory=MODEL,
         encoder=f"mmdeploy_llm_plugins.transformers_any.before:{rule}",
-        media=("image",),
+        media=(kind,),
         priority=PRIORITY,
     )
-    for name, architectures, rule in (
-        ("queries", BY_QUERIES, "QueryPrompts"),
-        ("kosmos", KOSMOS, "KosmosPrompts"),
+    for name, architectures, rule, kind in (
+        ("queries", BY_QUERIES, "QueryPrompts", "image"),
+        ("frames", BY_FRAMES, "VideoQueryPrompts", "video"),
+        ("kosmos", KOSMOS, "KosmosPrompts", "image"),
     )
 )
+
+
+def _names_of(kind: str) -> tuple[str, ...]:
+    """Returns the names of the specs above whose items are of this kind."""
+    return tuple(spec.name for spec in ANY_BEFORE if kind in spec.media)
+
+
 IMAGES = MediaProcessorSpec(
     name="transformers_any-image",
     kind="image",
     factory="mmdeploy_llm_plugins.transformers_media.processor:AnyImageProcessor",
-    models=(ANY.name, ANY_ATOMIC.name, *(spec.name for spec in ANY_BEFORE)),
+    models=(ANY.name, ANY_ATOMIC.name, *_names_of("image")),
     priority=PRIORITY,
 )
 VIDEOS = MediaProcessorSpec(
     name="transformers_any-video",
     kind="video",
     factory="mmdeploy_llm_plugins.transformers_media.video.processor:AnyVideoProcessor",
-    models=(ANY.name, ANY_ATOMIC.name),
+    models=(ANY.name, ANY_ATOMIC.name, *_names_of("video")),
     priority=PRIORITY,
 )
 SOUNDS = MediaProcessorSpec(
@@ -81,7 +90,7 @@ SOUNDS = MediaProcessorSpec(
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns one spec for all models, one for those whose images are atomic, one for those with a
-    draft layer, and those of models whose picture stands before a prompt."""
+    draft layer, and those of models whose picture or video stands before a prompt."""
     return (ANY, ANY_ATOMIC, ANY_DRAFTING, *ANY_BEFORE)
 
 

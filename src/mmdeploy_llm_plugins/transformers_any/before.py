@@ -1,5 +1,5 @@
-"""How models read a prompt whose picture stands before all of it, also before the token with which
-the tokenizer begins a text. InstructBLIP's Q-Former reads the text as well.
+"""How models read a prompt whose picture or video stands before all of it, also before the token
+with which the tokenizer begins a text. InstructBLIP's Q-Former reads the text as well.
 
     prompt      <image>What is in it?
     BLIP-2      [ embeddings of the picture ] <s> What is in it ?
@@ -30,11 +30,12 @@ Encode = Callable[[str], list[int]]
 
 class BeforePrompts(ABC):
     """See hooks.EncoderPrompts. token: stands for each embedding of the picture. marker: stands for
-    the picture in a text."""
+    the picture in a text. kind: of the only item of a prompt."""
 
     has_places = True
     token: str
     marker = "<image>"
+    kind = "image"
 
     def divide(
         self, text: str | None, ids: Sequence[int], media: Sequence[MediaInput], encode: Encode
@@ -43,19 +44,20 @@ class BeforePrompts(ABC):
         if not media:
             return EncoderPrompt(ids=tuple(ids), items=())
         if len(media) != 1:
-            raise MediaError(f"this model takes one image in each prompt, found {len(media)}")
-        item, found, (image_id,) = media[0], ids, encode(self.token)[-1:]
+            raise MediaError(f"this model takes one {self.kind} in each prompt, found {len(media)}")
+        item, found, (own_id,) = media[0], ids, encode(self.token)[-1:]
         if text is not None:
             before, marker, text = text.replace(self.token, self.marker).partition(self.marker)
             if before.strip() or not marker or self.marker in text:
                 raise MediaError(
-                    f"this model's image stands before the prompt; begin with {self.marker}"
+                    f"this model's {self.kind} stands before the prompt; begin with {self.marker}"
                 )
             found = self.written(item, text, ids, encode)
-        places = tuple(index for index, token in enumerate(found) if token == image_id)
+        places = tuple(index for index, token in enumerate(found) if token == own_id)
         if len(places) != item.num_tokens:
             raise MediaError(
-                f"the prompt has {len(places)} tokens for the image, which needs {item.num_tokens}"
+                f"the prompt has {len(places)} tokens for the {self.kind}, which needs "
+                f"{item.num_tokens}"
             )
         return EncoderPrompt(ids=tuple(found), items=(self.asked(item, text),), places=(places,))
 
@@ -112,6 +114,13 @@ class QueryPrompts(BeforePrompts):
         key = blake2b(f"{item.key}\0{ids.tolist()}".encode(), digest_size=20).hexdigest()
         tensors = {**item.tensors, **read} if item.tensors else item.tensors
         return replace(item, tensors=tensors, key=key if item.key else "")
+
+
+class VideoQueryPrompts(QueryPrompts):
+    """The rule of InstructBLIP with videos, whose Q-Former reads the text for each frame."""
+
+    token = marker = "<video>"
+    kind = "video"
 
 
 class KosmosPrompts(BeforePrompts):

@@ -30,7 +30,8 @@ def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
     base, else of the model, makes of the item's tensors, or get_video_features of the pixels of a
     video. Features for single layers follow as further columns."""
     own = "get_video_features" if VIDEO_PIXELS in item.tensors else "get_image_features"
-    methods = (getattr(owner, own, None) for owner in (base, model))
+    names = (own, "get_video_features") if item.kind == "video" else (own,)
+    methods = (getattr(owner, name, None) for name in names for owner in (base, model))
     method = next(filter(None, methods), None)
     if method is None:
         raise MediaError(f"transformers' {name} has no {own}; use a plugin made for this model")

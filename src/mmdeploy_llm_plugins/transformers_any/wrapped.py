@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,9 +201,12 @@ def _architecture(config: Any) -> Any:
             f"transformers {transformers.__version__} has no model class {name!r}; use a plugin "
             "made for this model"
         )
+    architecture: Any = found
+    if "bbox" in inspect.signature(architecture.forward).parameters:  # UDOP
+        why = "reads words with their boxes on the page (bbox), for which prompts have no place"
+        raise refused(name, "its encoder", why)
     if config.is_encoder_decoder:
         raise refused(name, "its decoder", "attends to an encoder (cross attention)")
-    architecture: Any = found
     if not architecture.can_generate():
         raise refused(name, "the model", "has no head that gives logits for the next token")
     return architecture

@@ -32,6 +32,7 @@ BEFORE = ("Blip2Processor", "InstructBlipProcessor", "Kosmos2Processor")
 # Class that writes ids of words where embeddings go -> its token that stands for them here, which a
 # prompt with an image has nowhere else, and its token before them. It says by PLACES where they go.
 UNNAMED = {"Kosmos2Processor": ("eol_token", "boi_token")}
+VIDEOS = "video_processor"
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
 
@@ -41,11 +42,14 @@ def load_processor(
     """Loads the processor with its image processor (Pillow) and tokenizer, and with the video
     processor that is given, nothing else.
 
-    Raises UnsupportedMediaError when the model has none for images, ConfigError for unknown
-    options, CheckpointError for files that transformers cannot use.
+    Raises UnsupportedMediaError when the model has none for images, nor for the videos that are
+    processed, ConfigError for unknown options, CheckpointError for files that transformers cannot
+    use.
     """
-    base = processor_class(checkpoint)
-    image_processor = load_image_processor(checkpoint, None, options, owner=base.__name__)
+    kinds = ("image_processor",) if video_processor is None else ("image_processor", VIDEOS)
+    base, image_processor = processor_class(checkpoint, kinds), None
+    if "image_processor" in base.get_attributes():
+        image_processor = load_image_processor(checkpoint, None, options, owner=base.__name__)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
@@ -54,7 +58,7 @@ def load_processor(
         # What a Q-Former reads of a prompt is no image's; see transformers_any/before.py.
         components["qformer_tokenizer"] = tokenizer
         if video_processor is not None:
-            components["video_processor"] = video_processor
+            components[VIDEOS] = video_processor
         processor = assembled(base, components, checkpoint.read_json("processor_config.json"))
     except Exception as error:  # transformers raises whatever its classes raise
         raise CheckpointError(
@@ -64,7 +68,7 @@ def load_processor(
     if base.__name__ in UNNAMED:
         named = (getattr(processor, name) for name in UNNAMED[base.__name__])
         processor.image_token, processor.image_placeholder_token = named
-    if not getattr(processor, "image_token", None):
+    if image_processor is not None and not getattr(processor, "image_token", None):
         raise UnsupportedMediaError(f"transformers' {base.__name__} names no token for images")
     return processor
 
@@ -224,5 +228,5 @@ def assembled(base: Any, components: Mapping[str, Any], options: Mapping[str, An
     try:
         return subclass.from_args_and_dict([components.get(name) for name in names], own)
     except AttributeError:  # it reads options of the video processor, often those of images
-        known = {**components, "video_processor": components["image_processor"]}
+        known = {**components, VIDEOS: components["image_processor"]}
         return subclass.from_args_and_dict([known.get(name) for name in names], own)

@@ -19,6 +19,7 @@ COUNT = 3  # embeddings of the picture
 CLASSES = (
     "Blip2ForConditionalGeneration",
     "InstructBlipForConditionalGeneration",
+    "InstructBlipVideoForConditionalGeneration",
     "Kosmos2ForConditionalGeneration",
 )
 

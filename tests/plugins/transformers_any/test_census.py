@@ -85,11 +85,11 @@ def test_every_class_is_counted_in_the_page(page, data):
     """A refused class stands in the table of reasons, and a fault in its column."""
     classes = {name: dict(row) for name, row in data["classes"].items()}
     classes["Faulty"] = {"text": "died", "images": "", "reason": ""}
-    classes["RefusedForCausalLM"] = {"text": "refused", "images": "", "reason": "cross attention"}
+    classes["RefusedForCausalLM"] = {"text": "refused", "images": "", "reason": "it takes more"}
     written = page.page({**data, "classes": classes})
     assert re.search(r"^\| text, to models of text \|.*\| 1 \|$", written, re.MULTILINE)
     before, after = (
-        int(re.search(r"attends to an encoder \| (\d+)", text)[1])
+        int(re.search(r"more than tokens and positions \| (\d+)", text)[1])
         for text in (page.page(data), written)
     )
     assert after == before + 1

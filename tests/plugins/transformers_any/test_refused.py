@@ -32,8 +32,17 @@ FIELDS = {
 REFUSED = {
     "both directions": ("Bert", {}, r"encoder\.layer\.0\.attention\.self .* is not causal"),
     "an encoder": ("Bart", {}, r"its decoder attends to an encoder"),
+    "boxes of words": (
+        "Udop",
+        {},
+        r"its encoder reads words with their boxes .* \(bbox\)",
+    ),
 }
-ARCHITECTURES = {"Bert": "BertLMHeadModel", "Llama4Text": "Llama4ForCausalLM"}
+ARCHITECTURES = {
+    "Bert": "BertLMHeadModel",
+    "Llama4Text": "Llama4ForCausalLM",
+    "Udop": "UdopForConditionalGeneration",
+}
 
 
 def on_meta(config):

@@ -39,6 +39,10 @@ from .operators import Source
 from .sampling import DEFAULT_RATE, SOURCE_RATE, Sampling, engine_options, metadata_of
 
 GRID = "video_grid_thw"
+# Writes a token for each query of a Q-Former and frame, and takes videos as if they were images.
+QUERIES = ("InstructBlipVideoProcessor",)
+# Frames of a video, where the class takes all and its model knows so many.
+FEW_FRAMES = {"InstructBlipVideoVideoProcessor": 4}
 MAX_TEXTS = 1024  # videos whose prompt text is cached
 TRIAL = constant_timeline(48, 40, 8, 2.0)
 TRIAL_NAME = "trial"
@@ -72,6 +76,9 @@ class AnyVideoProcessor(VideoOpener):
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         super().__init__()
         self._base, self._fields = find_class(checkpoint)
+        if self._base.__name__ in FEW_FRAMES:
+            fewer = {"do_sample_frames": True, "num_frames": FEW_FRAMES[self._base.__name__]}
+            self._fields = {**self._fields, **fewer}
         component = self._component()
         given = engine_options(self._base, options)
         if given:
@@ -81,11 +88,12 @@ class AnyVideoProcessor(VideoOpener):
             self._processor = load_processor(checkpoint, options, component)
         except CheckpointError as error:  # its images may be fine
             raise UnsupportedMediaError(f"with videos, {error}") from error
+        self._name = type(self._processor).__name__
         defaults = getattr(self._processor, "videos_kwargs", None) or {}
         self._sampling = Sampling(component, given, defaults)
         self._texts: dict[tuple[Any, ...], str] = {}
         fields = json.dumps(component.to_dict(), sort_keys=True, default=str)
-        self._settings = f"{type(self._processor).__name__}\0{fields}"
+        self._settings = f"{self._name}\0{fields}"
         self._lender: Lender[Any] = Lender(self._copied)
         self._marker = str(
             getattr(self._processor, "video_placeholder_token", None) or self._processor.video_token
@@ -183,9 +191,8 @@ class AnyVideoProcessor(VideoOpener):
             if read is not None and any(_is_meta(value) for value in made.values()):
                 # It did not begin by resizing, so it needs all frames at once.
                 made = self._called(processor, torch.stack(list(read())), plan)
-        (replaced,) = made["text_replacement_offsets"][0]
         start, end = tokens_around(self._processor)
-        text = replaced["replacement"].replace(self._written, self.token)
+        text = self._replacement(made, len(plan.indices)).replace(self._written, self.token)
         tensors = {name: _as_tensor(value) for name, value in made.items() if name not in OF_TEXT}
         return _Made(
             tensors={name: value for name, value in tensors.items() if value is not None},
@@ -194,19 +201,30 @@ class AnyVideoProcessor(VideoOpener):
 
     def _called(self, processor: Any, pixels: Tensor, plan: _Plan) -> Any:
         """Calls transformers' processor. pixels: uint8 [frames, 3, height, width]."""
+        options = {
+            "do_convert_rgb": False,
+            "do_sample_frames": False,
+            "input_data_format": "channels_first",
+            "video_metadata": [metadata_of(plan.timeline, plan.indices)],
+        }
+        if self._name in QUERIES:
+            return processor.video_processor([pixels], return_tensors="pt", **options)
         return processor(
             videos=[pixels],
             text=[self._marker],
-            videos_kwargs={
-                "do_convert_rgb": False,
-                "do_sample_frames": False,
-                "input_data_format": "channels_first",
-                "video_metadata": [metadata_of(plan.timeline, plan.indices)],
-            },
+            videos_kwargs=options,
             return_tensors="pt",
             return_text_replacement_offsets=True,
             return_mm_token_type_ids=False,
         )
+
+    def _replacement(self, made: Mapping[str, Any], num_frames: int) -> str:
+        """Returns what the processor that has made this writes for a video."""
+        if self._name in QUERIES:
+            count: int = self._processor.num_query_tokens * num_frames
+            return str(self._processor.video_token) * count
+        (replaced,) = made["text_replacement_offsets"][0]
+        return str(replaced["replacement"])
 
     def _read_text(self, config: Any) -> None:
         """Finds the token that takes embeddings in the text of a video.
@@ -215,7 +233,7 @@ class AnyVideoProcessor(VideoOpener):
         images and videos are told apart. Raises UnsupportedMediaError for a processor that fails
         without torchvision, or whose text of a video depends on more than its size and times.
         """
-        name = type(self._processor).__name__
+        name = self._name
         start, end = tokens_around(self._processor)
         self.markers = (f"{start}{self._marker}{end}",)
         self.token = self._written = str(self._processor.video_token)

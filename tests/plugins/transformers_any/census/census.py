@@ -70,6 +70,7 @@ from mmdeploy_llm_plugins.transformers_media import processor
 
 sys.path.insert(0, str(Path(__file__).parent))
 import encoders
+import frames
 import images
 import page
 import shrink
@@ -250,6 +251,9 @@ def image_outcome(name, folder):
     if name in encoders.FAMILIES:
         prompts, inputs = encoders.write(name, folder)
         return compared(name, folder, {**SETTINGS, "max_model_len": 100}, prompts, inputs)
+    if name == frames.NAME:
+        prompts, inputs = frames.write(config_of(name), folder)
+        return compared(name, folder, LONGER, prompts, inputs)
     try:
         base, _ = images.processor_class(ALL[name])
         tokenizer, config = images.make_tokenizer(base), config_of(name)

@@ -18,6 +18,7 @@ OTHER = "others, each with a reason of its own"
 KINDS = {  # what stops a class -> what its reason says; the first that matches
     "text alone: each prompt must have an image, with which it is served": "must have an image",
     "its decoder attends to an encoder": "cross attention",
+    "its encoder reads boxes of words": "boxes on the page",
     "its forward needs more than tokens and positions": "takes ",
     "image tokens attend to each other as its own code masks them": "masks of its own",
     "its layers keep or share keys in a way of their own": "shares the keys|is of the type",
@@ -187,8 +188,8 @@ What stops the others:
 **Images.** transformers' own classes process them; where there are two, the one that needs no torchvision. The
 images of {torchvision} classes need it, and an error asks for it where it is not installed. FastVLM, Gemma 3n and
 PerceptionLM need timm too. Each image is encoded alone. The census gives Emu3 and PerceptionLM two images of one
-size: transformers pads others for Emu3, and PerceptionLM takes no others together. BLIP-2, InstructBLIP and Kosmos-2 take
-one image, before the prompt. BLIP-2 and InstructBLIP need one in each prompt, and InstructBLIP the prompt as text,
+size: transformers pads others for Emu3, and PerceptionLM takes no others together. BLIP-2, InstructBLIP and Kosmos-2
+take one image, before the prompt, and InstructBlipVideo one video. BLIP-2 and InstructBLIP need one in each prompt, and InstructBLIP the prompt as text,
 since its Q-Former reads it.
 
 **Sounds.** {heard} Each sound is encoded alone.

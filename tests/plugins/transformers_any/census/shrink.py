@@ -230,6 +230,7 @@ EXCEPTIONS = {
     },
     "Blip2Config": {"image_token_index": 10},
     "InstructBlipConfig": {"image_token_index": 10},
+    "InstructBlipVideoConfig": {"video_token_index": 10},
     "XmodConfig": {"default_language": "en_XX"},
     "MoshiConfig": {"sliding_window": 128},
     "Dots1Config": {"n_shared_experts": 1},
