@@ -1,5 +1,5 @@
 """Text models that are the standard decoder with a few options each: what they are is a row of
-families.py. A config that asks for more runs on transformers' own modules."""
+families.py. A config that asks for more is refused, and runs without this plugin."""
 
 from __future__ import annotations
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-from torch import nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
@@ -15,21 +12,17 @@ from mmdeploy_llm.weights.map import Target, WeightMap, fused_head_targets
 
 from .families import FAMILIES, Family
 
-logger = logging.getLogger(__name__)
 
-
-def new_model(config: Any) -> nn.Module:
-    """Returns the model of a config whose model_type is one of FAMILIES: the standard decoder, or
-    transformers' own modules where the config asks for what that does not compute."""
+def new_model(config: Any) -> StandardModel:
+    """Returns the model of a config whose model_type is one of FAMILIES. Raises
+    ModelNotSupportedError for what the standard decoder does not compute."""
     family = FAMILIES[config.model_type]
     try:
-        decoder = decoder_config(family, config)
+        return StandardModel(family, decoder_config(family, config))
     except ModelNotSupportedError as error:
-        from mmdeploy_llm_plugins.transformers_any.model import AnyModel
-
-        logger.info("transformers' modules compute this model, slower: %s", error)
-        return AnyModel(config)
-    return StandardModel(family, decoder)
+        raise ModelNotSupportedError(
+            f"{error}; blocked_plugins=('decoders',) leaves the model to transformers_any"
+        ) from error
 
 
 def decoder_config(family: Family, config: Any) -> DecoderConfig:
