@@ -34,6 +34,7 @@ OPTIONS = {
     "windows": {"windows": (3, None)},
     "sinks": {"has_sinks": True},
     "norms of heads": {"qk_norm": True},
+    "norms of heads that are not rotated": {"qk_norm": True, "nope_layers": frozenset({1})},
     "centred norms": {
         "qk_norm": True,
         "zero_centered_norms": True,

@@ -243,6 +243,33 @@ def test_experts_with_biases(kernels, monkeypatch):
     assert torch.equal(found, experts(*given))
 
 
+class Plain(Experts):
+    """Experts without gates."""
+
+    is_plain = False
+    gates = Gates(activation="relu2", has_gate=False)
+
+    def __init__(self, num_experts, size, inner, activation):
+        super().__init__(num_experts, size, inner, activation)
+        shape = num_experts, inner, size
+        self.gate_up_proj = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
+
+    def activate(self, both):
+        return self.kernels.activate(both, "relu2")
+
+
+@pytest.mark.parametrize("weights", DTYPES)
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_experts_without_gates(kernels, monkeypatch, quantization, weights):
+    """Products with weights in float32 are not rounded before they are added."""
+    experts = experts_of(kernels, torch.bfloat16, quantization, kind=Plain)
+    x, factors, ids = routed(5, torch.bfloat16)
+    given = x, torch.rand(factors.shape).to(weights), ids
+    found = experts(*given).to(torch.bfloat16)  # the loop leaves float32, as the model rounds it
+    monkeypatch.setattr(type(experts), "_mixture", lambda *args: None)
+    assert torch.equal(found, experts(*given).to(torch.bfloat16))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_rows_that_are_added(kernels, dtype, is_gated):

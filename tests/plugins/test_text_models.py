@@ -15,6 +15,7 @@ from mmdeploy_llm.testing.model_conformance import (
     build,
 )
 from mmdeploy_llm_plugins import (
+    decoders,
     ernie,
     gemma,
     glm,
@@ -29,11 +30,21 @@ from mmdeploy_llm_plugins import (
     reasoning,
 )
 
-SPECS = {
-    spec.name: spec
-    for plugin in (ernie, gemma, glm, gptoss, granite, lfm, llama, nemotron, olmo, phi, qwen)
-    for spec in plugin.provide_models()
-}
+PLUGINS = (
+    decoders,
+    ernie,
+    gemma,
+    glm,
+    gptoss,
+    granite,
+    lfm,
+    llama,
+    nemotron,
+    olmo,
+    phi,
+    qwen,
+)
+SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 WINDOW = {"use_sliding_window": True, "sliding_window": 6}
 YARN = {
     "rope_type": "yarn",
@@ -49,6 +60,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}
 LONGROPE = {
     "rope_type": "longrope",
@@ -63,6 +75,51 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
 # The case -> the family and the arguments of `write_tiny`.
 CASES = {
+    # No gate, squared ReLU.
+    "arcee": ("arcee", {}),
+    # Attention and MLP side by side after a LayerNorm without bias; scaled logits.
+    "cohere": ("cohere", {}),
+    "cohere biases": ("cohere", {"seed": 1, "attention_bias": True, **UNTIED}),
+    # Windows; the layers without one have no rotary embedding.
+    "cohere2": ("cohere2", {}),
+    # Norms after attention and MLP, and of the heads.
+    "exaone4": ("exaone4", {}),
+    "exaone4 without windows": (
+        "exaone4",
+        {"seed": 1, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    # Query, key and value of each head in turn; two norms of a parallel layer.
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox in sequence": (
+        "gpt_neox",
+        {"seed": 1, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "helium": ("helium", {}),
+    "helium biases": ("helium", {"seed": 1, "attention_bias": True, "mlp_bias": True}),
+    "ministral": ("ministral", {}),
+    # Experts that the checkpoint calls w1, w2 and w3.
+    "mixtral": ("mixtral", {}),
+    # LayerNorms that multiply by 1 + weight.
+    "nemotron dense": ("nemotron", {}),
+    # LayerNorms without weights.
+    "olmo": ("olmo", {}),
+    # Norms over all heads together, and after attention and MLP.
+    "olmo2": ("olmo2", {}),
+    # Frequencies of layers without a window are scaled.
+    "olmo3": ("olmo3", {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": YARN}}),
+    # All biases, that of the head too.
+    "phi": ("phi", {}),
+    "seed_oss": ("seed_oss", {}),
+    # A layer without rotary embedding.
+    "smollm3": ("smollm3", {}),
+    "stablelm": ("stablelm", {}),
+    "stablelm parallel": (
+        "stablelm",
+        {"seed": 1, "use_parallel_residual": True, "use_qkv_bias": True},
+    ),
+    # LayerNorms and products with biases, no gate, a window.
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2 without biases": ("starcoder2", {"seed": 1, "use_bias": False, **UNTIED}),
     # Head size that is not hidden / heads, grouped key heads, tied head.
     "ernie": ("ernie4_5", {}),
     # use_bias, an untied head, heads in groups of three.
@@ -345,6 +402,10 @@ PROMISES = (no_bit_depends_on_the_batch, two_ranks_equal_one)
 KINDS = ("qwen2", "qwen3.5", "gemma4", "gpt-oss")
 # Frequencies, windows and ties that the checks of the kinds vary themselves.
 VARIED = ("llama dynamic rope", "llama linear rope", "qwen2 windows", "qwen2 yarn")
+# Rows of the plugin decoders that differ by options which the others have, too.
+VARIED += ("arcee", "cohere", "cohere biases", "exaone4 without windows", "helium", "helium biases")
+VARIED += ("ministral", "nemotron dense", "olmo", "olmo2", "phi", "seed_oss", "smollm3", "stablelm")
+VARIED += ("gpt_neox in sequence", "starcoder2 without biases")
 
 
 def subject_of(conformance, case, references):

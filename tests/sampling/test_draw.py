@@ -25,7 +25,7 @@ VOCAB_SIZES = (2, 30, 64, 65, 500, 3000, 10_000)
 rules = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.05, 0.5, 0.8, 1.0, 1.7, 20.0]),
-        "top_k": st.sampled_from([0, 0, 2, 5, 50, 63, 64, 200]),
+        "top_k": st.sampled_from([0, 0, 2, 5, 50, 63, 64, 200, 1023]),
         "top_p": st.sampled_from([1.0, 1.0, 0.01, 0.3, 0.7, 0.95, 0.999]),
         "min_p": st.sampled_from([0.0, 0.0, 0.01, 0.2, 0.9, 1.0]),
     }

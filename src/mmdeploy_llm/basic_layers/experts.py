@@ -109,7 +109,8 @@ class Experts(PackedPairs, KernelLayer):
         kernels = self.kernels
         if kernels is None or self.gates is None or self.adapted is not None:
             return None
-        own = kernels.mixtures if kernels.takes(x, weights) else None
+        has_weights = weights.dtype in (x.dtype, torch.float32)
+        own = kernels.mixtures if has_weights and kernels.takes(x) else None
         if own is None or x.shape[0] > MAX_RECORDED_ROWS:
             return None
         sizes = self.gate_up_proj.shape[-1], self.down_proj.shape[-1]

@@ -26,7 +26,7 @@ from mmdeploy_llm.kernels import Kernels
 from mmdeploy_llm.kernels.states import NormKernels
 
 from .kernel_layer import KernelLayer
-from .norm import RMSNorm
+from .norm import RMSNorm, heads_normed
 from .rows import row_chunks
 
 # Values in a float32 temporary; see rows.py.
@@ -116,6 +116,11 @@ class NoRope(Rope):
     def rotate(self, x: Tensor) -> Tensor:
         """Returns `x`."""
         return x
+
+    def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
+        """Norms the heads, with kernels in the memory of `x`."""
+        parts = heads_normed(q, x[:, :num_q_heads]), heads_normed(k, x[:, num_q_heads:])
+        return x if parts[0].data_ptr() == x.data_ptr() else torch.cat(parts, 1)
 
 
 class HalfSplitRope(Rope):

@@ -97,14 +97,19 @@ void run_expert(const RunExperts& args, const Routes& routes, int64_t expert, in
     const int64_t size = args.size, inner = args.inner;
     const int64_t* matrices = args.matrices + expert * 2;
     T* rows = at<T>(args.rows) + first * size;
-    T* both = at<T>(args.both) + first * 2 * inner;
-    T* hidden = at<T>(args.hidden) + first * inner;
+    const bool has_gate = args.activation >= -1;
+    T* both = at<T>(args.both) + first * (has_gate ? 2 : 1) * inner;
+    T* hidden = has_gate ? at<T>(args.hidden) + first * inner : both;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t token = routes.order[first + i] / args.top_k;
         std::copy_n(at<const T>(args.x) + token * args.x_stride, size, rows + i * size);
     }
     multiply_rows({matrices, args.first_kind, rows, size, both, count, num_threads});
-    if (args.activation < 0) {
+    if (!has_gate) {
+        by_kind(-2 - args.activation, [&](auto kind) {
+            activate<decltype(kind)::value>(both, count, inner, num_threads);
+        });
+    } else if (args.activation < 0) {
         clamped_mul(both, hidden, count, inner, args.alpha, args.limit, num_threads);
     } else {
         by_kind(args.activation, [&](auto kind) {
@@ -114,6 +119,7 @@ void run_expert(const RunExperts& args, const Routes& routes, int64_t expert, in
     }
     T* outs = at<T>(args.outs) + first * size;
     multiply_rows({matrices + 1, args.last_kind, hidden, inner, outs, count, num_threads});
+    if (args.weights_dtype != args.dtype) return;  // add_experts multiplies
     for (int64_t i = 0; i < count; ++i) {
         const float weight = load(at<const T>(args.weights)[routes.order[first + i]]);
         scale(outs + i * size, weight, size, 1);
@@ -126,12 +132,20 @@ template <typename T>
 void add_experts(const RunExperts& args, const Routes& routes, int64_t token) {
     const int64_t* places = routes.places.data() + token * args.top_k;
     T* to = at<T>(args.out) + token * args.size;
-    std::vector<float> sums(args.size);
+    const bool is_scaled = args.weights_dtype == args.dtype;
+    std::vector<float> sums(args.size), products(is_scaled ? 0 : args.size);
     for (int64_t i = 0; i < args.top_k; ++i) {
         const T* from = at<const T>(args.outs) + places[i] * args.size;
-        float* sum = sums.data();
+        float *sum = sums.data(), *product = products.data();
+        if (is_scaled) {
 #pragma omp simd
-        for (int64_t c = 0; c < args.size; ++c) sum[c] += load(from[c]);
+            for (int64_t c = 0; c < args.size; ++c) sum[c] += load(from[c]);
+            continue;
+        }
+        for (int64_t c = 0; c < args.size; ++c) product[c] = load(from[c]);
+        scale(product, at<const float>(args.weights)[token * args.top_k + i], args.size, 1);
+#pragma omp simd
+        for (int64_t c = 0; c < args.size; ++c) sum[c] += product[c];
     }
     for (int64_t c = 0; c < args.size; ++c) to[c] = store<T>(sums[c]);
 }

@@ -531,11 +531,12 @@ struct Route {
     int32_t num_threads;
 };
 
-// The weighted sum of each token's experts, gated MLPs whose products are calls of a Linear.
+// The weighted sum of each token's experts, MLPs whose products are calls of a Linear.
 struct RunExperts {
-    int32_t dtype;       // of everything that is no number of another type
-    int32_t activation;  // mm::Activation of the gates; -1: as ClampedMul
-    const void* x;       // [tokens][size]
+    int32_t dtype;          // of everything that is no number of another type
+    int32_t weights_dtype;  // float32 or dtype: products with them are rounded to it
+    int32_t activation;     // mm::Activation; -1: as ClampedMul; without gates -2 - Activation
+    const void* x;          // [tokens][size]
     int64_t x_stride;
     const void* weights;     // [tokens][top_k]
     const int64_t* ids;      // [tokens][top_k]
@@ -544,7 +545,7 @@ struct RunExperts {
     int32_t first_kind;      // of gate and up: 0 Linear, 1 LinearS8, 2 LinearCodes
     int32_t last_kind;       // of down
     void* rows;              // [tokens * top_k][size]: memory to compute in, as the next three
-    void* both;              // [tokens * top_k][2 * inner]
+    void* both;              // [tokens * top_k][2 * inner], [inner] without gates
     void* hidden;            // [tokens * top_k][inner]
     void* outs;              // [tokens * top_k][size]
     void* out;               // [tokens][size]

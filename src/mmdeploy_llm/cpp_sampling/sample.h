@@ -62,7 +62,8 @@ void largest(const T* logits, int64_t stride, int64_t rows, int64_t size, int64_
                 if (order >= least) found.push_back({order, int32_t(c)});
             }
         }
-        std::partial_sort(found.begin(), found.begin() + num, found.end());
+        std::nth_element(found.begin(), found.begin() + (num - 1), found.end());
+        std::sort(found.begin(), found.begin() + num);
         for (int64_t i = 0; i < num; ++i) {
             values[row * num + i] = of_order(found[i].order);
             ids[row * num + i] = found[i].id;

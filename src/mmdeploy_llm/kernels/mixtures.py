@@ -44,19 +44,20 @@ class RouteRule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gates:
     """Says what an expert computes between its products: activation(gate) * up; "clamped":
-    as ActivationKernels.clamped_mul does."""
+    as ActivationKernels.clamped_mul does. has_gate: False where it is activation(up)."""
 
     activation: ActivationName | Literal["clamped"] = "silu"
     alpha: float = 0.0
     limit: float = 0.0
+    has_gate: bool = True
 
 
 class Mixture(Protocol):
-    """The experts of one layer: gated MLPs."""
+    """The experts of one layer: MLPs."""
 
     def run(self, x: Tensor, weights: Tensor, experts: Tensor, gates: Gates) -> Tensor:
-        """Computes the weighted sum of experts: x [T, S], weights [T, k] of one dtype, ids [T, k]
-        -> [T, S], with the bits of a loop over experts."""
+        """Computes the weighted sum of experts: x [T, S], weights [T, k] of x's dtype or float32,
+        ids [T, k] -> [T, S] of x's dtype, with the bits of a loop over experts."""
 
 
 class MixtureKernels(Protocol):

@@ -40,16 +40,17 @@ class GroupRouter(KernelLayer, Linear):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Routes x [T, S]: weights [T, k], expert ids [T, k]."""
         rule, bias = self.rule, self.e_score_correction_bias
-        own = mixture_kernels(self.kernels, x) if self.rounds_weights else None
+        own, dtype = mixture_kernels(self.kernels, x), x.dtype
+        dtype = dtype if self.rounds_weights else torch.float32
         if own is not None:
-            return own.choose(self.product(own.widen(x)), bias, rule, x.dtype)
+            return own.choose(self.product(own.widen(x)), bias, rule, dtype)
         scores = self.product(x.float()).sigmoid()
         experts = self._in_groups(scores + bias).topk(rule.top_k, -1).indices
         weights = scores.gather(-1, experts)
         if rule.is_normed:
             weights = weights / (weights.sum(-1, keepdim=True) + MIN_SUM)
         weights = weights * rule.factor
-        return weights.to(x.dtype) if self.rounds_weights else weights, experts
+        return weights.to(dtype), experts
 
     def _in_groups(self, scores: Tensor) -> Tensor:
         """Returns [T, E] with -inf for experts outside the best groups."""

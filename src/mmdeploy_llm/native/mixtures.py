@@ -123,7 +123,9 @@ class Mixture:
         names: tuple[str, ...] = get_args(ActivationName)
         kernels, (size, inner) = self._kernels, self._sizes
         tokens, top_k = experts.shape
-        widths = {"rows": size, "both": 2 * inner, "hidden": inner, "outs": size}
+        both = 2 * inner if gates.has_gate else inner
+        widths = {"rows": size, "both": both, "hidden": inner, "outs": size}
+        kind = -1 if gates.activation == "clamped" else names.index(gates.activation)
         memory = {
             name: kernels._empty((tokens * top_k, width), dtype=x.dtype)
             for name, width in widths.items()
@@ -131,7 +133,8 @@ class Mixture:
         out = kernels._empty((tokens, size), dtype=x.dtype)
         kernels._library.run_experts(
             dtype=x.dtype,
-            activation=-1 if gates.activation == "clamped" else names.index(gates.activation),
+            weights_dtype=weights.dtype,
+            activation=kind if gates.has_gate else -2 - kind,
             alpha=gates.alpha,
             limit=gates.limit,
             x=x,

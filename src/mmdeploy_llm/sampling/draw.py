@@ -10,10 +10,11 @@ Every rule keeps all values from a cutoff upwards, so that equal logits are kept
 and no result depends on the order in which a sort leaves them. One uniform number then selects a
 token by inverse CDF, in vocabulary order.
 
-A row is first drawn from its 64 largest logits, and from the whole vocabulary when a rule may keep
-more. Which of the two depends on that row alone, softmax works row by row, and probabilities are
-whole multiples of 2**-50, whose sums are exact in any order: the same row gives the same token in
-every batch. The CPU kernels compute the same values and therefore draw the same token.
+A row is first drawn from its 64 largest logits, from its 1,024 when top_k keeps more, and from the
+whole vocabulary when these may not be all. Which of them depends on that row alone, softmax works
+row by row, and probabilities are whole multiples of 2**-50, whose sums are exact in any order: the
+same row gives the same token in every batch. The CPU kernels compute the same values and therefore
+draw the same token.
 
 Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 """
@@ -33,7 +34,7 @@ from mmdeploy_llm.kernels import DrawKernels
 from .largest import largest
 
 UNITS = 2.0**50  # units in a probability of 1; sums stay below 2**53, where float64 is exact
-PREFIX_SIZE = 64
+PREFIX_SIZES = (64, 1024)
 CHUNK_SIZE = 2**19  # logits in one operation over whole rows, to bound temporaries
 WIDTH = 64
 
@@ -74,19 +75,22 @@ def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None)
     num_rows, vocab_size = logits.shape
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
     is_mixed = (params.top_k == 0) & (params.min_p == 0)  # no rule drops tokens before top_p
-    # The prefix must hold the k-th value and one below it.
-    is_wide = (params.top_k >= PREFIX_SIZE) | (is_mixed & (params.top_p >= 1))
-    is_wide |= vocab_size <= PREFIX_SIZE
-    wide = [np.flatnonzero(is_wide)]
-    for group, is_top_p_alone in ((is_mixed, True), (~is_mixed, False)):
-        rows = np.flatnonzero(group & ~is_wide)
-        if len(rows):
-            found, is_closed = _draw_from_prefix(
-                take_rows(logits, rows), params.take(rows), is_top_p_alone, kernels
-            )
-            tokens[rows] = found
-            wide.append(rows[~is_closed.cpu().numpy()])
-    chosen = np.sort(np.concatenate(wide))
+    has_no_rule = is_mixed & (params.top_p >= 1)
+    is_drawn = np.zeros(num_rows, dtype=np.bool_)
+    for size in (size for size in PREFIX_SIZES if size < vocab_size):
+        # The prefix must hold the k-th value and one below it. Other rules keep either few tokens
+        # or so many that a second prefix is wasted.
+        is_tried = ~is_drawn & ~has_no_rule & (params.top_k < size)
+        is_tried &= (params.top_k > 0) | (size == PREFIX_SIZES[0])
+        for group, is_top_p_alone in ((is_mixed, True), (~is_mixed, False)):
+            rows = np.flatnonzero(group & is_tried)
+            if len(rows):
+                found, is_closed = _draw_from_prefix(
+                    take_rows(logits, rows), params.take(rows), size, is_top_p_alone, kernels
+                )
+                tokens[rows] = found
+                is_drawn[rows] = is_closed.cpu().numpy()
+    chosen = np.flatnonzero(~is_drawn)
     for chunk in _chunks(len(chosen), vocab_size):
         rows = chosen[chunk]
         tokens[rows] = _draw_from_all(take_rows(logits, rows), params.take(rows), kernels)
@@ -106,17 +110,22 @@ def _chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
 
 
 def _draw_from_prefix(
-    logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: DrawKernels | None
+    logits: Tensor,
+    params: DrawParams,
+    size: int,
+    is_top_p_alone: bool,
+    kernels: DrawKernels | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns token ids [R], and whether the prefix holds all tokens that the rules keep, [R] bool.
+    """Returns token ids [R], and whether the prefix, the `size` largest logits, holds all tokens
+    that the rules keep, [R] bool.
 
     is_top_p_alone: top_p is a share of the probability of the whole vocabulary; otherwise, of the
     tokens that the other rules keep, all of which are in the prefix.
     """
     if kernels is None:
-        values, ids = largest(logits, PREFIX_SIZE)  # [R, K]
+        values, ids = largest(logits, size)  # [R, K]
     else:
-        values, ids = kernels.largest(logits, PREFIX_SIZE)
+        values, ids = kernels.largest(logits, size)
     z = (values.float() - values[:, :1].float()) / _column(params.temperature, values)
     if is_top_p_alone:
         kept = z > -torch.inf

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.layers import MLP, Activation, Experts, GroupRouter, Linear
+from mmdeploy_llm.layers import (
+    MLP,
+    Activation,
+    Experts,
+    Gates,
+    GroupRouter,
+    KernelLayer,
+    Linear,
+    added,
+)
 
 
 class PlainExperts(Experts):
@@ -28,13 +37,18 @@ class PlainExperts(Experts):
             "down_proj": ("down_proj", None),
         }
 
+    @property
+    def gates(self) -> Gates:
+        """See Experts."""
+        return Gates(activation=self.act.name, has_gate=False)
+
     def activate(self, both: Tensor) -> Tensor:
         """See Experts."""
         out: Tensor = self.act(both)
         return out
 
 
-class NemotronMoE(nn.Module):
+class NemotronMoE(KernelLayer):
     """Routed experts and a shared one."""
 
     def __init__(self, config: Any) -> None:
@@ -50,6 +64,6 @@ class NemotronMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Computes all experts, [T, hidden] -> [T, hidden]."""
         weights, experts = self.gate(x)
-        routed = self.experts(self.fc1_latent_proj(x), weights, experts).to(x.dtype)
-        out: Tensor = self.fc2_latent_proj(routed) + self.shared_experts(x)
-        return out
+        routed = self.experts(self.fc1_latent_proj(x), weights, experts)
+        routed = routed if routed.dtype is x.dtype else routed.to(x.dtype)
+        return added(self.fc2_latent_proj(routed), self.shared_experts(x), self.kernels)

@@ -1,0 +1,54 @@
+"""Builds the models of families.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
+from mmdeploy_llm.weights.map import Target, WeightMap, fused_head_targets
+
+from .families import FAMILIES, Family
+
+
+def new_model(config: Any) -> StandardModel:
+    """Returns the model of a config whose model_type is one of FAMILIES. Raises
+    ModelNotSupportedError for what the standard decoder does not compute."""
+    family = FAMILIES[config.model_type]
+    try:
+        return StandardModel(family, decoder_config(family, config))
+    except ModelNotSupportedError as error:
+        raise ModelNotSupportedError(
+            f"{error}; blocked_plugins=('decoders',) leaves the model to transformers_any"
+        ) from error
+
+
+def decoder_config(family: Family, config: Any) -> DecoderConfig:
+    """Converts a config. Raises ModelNotSupportedError for what the standard decoder lacks, and for
+    adapters that the checkpoint's config brings."""
+    if getattr(config, "has_lora_adapter", False):
+        raise ModelNotSupportedError("its config.json has an adapter")
+    rotary = rotary_config(config, is_interleaved=True) if family.is_interleaved else None
+    decoder = standard_decoder(config, rotary, own=family.own)
+    return replace(decoder, **family.options, **family.more(config))
+
+
+class StandardModel(CausalLM):
+    """The standard decoder with the options and the weights' names of a family."""
+
+    def __init__(self, family: Family, decoder: DecoderConfig) -> None:
+        super().__init__(decoder)
+        self._has_fused_heads = family.has_fused_heads
+        ignored = (r"rotary_emb\.inv_freq$", *family.ignored)
+        if decoder.is_tied:
+            ignored += ("^lm_head",)
+        self.weight_map = WeightMap(self, renames=family.renames, ignored=ignored)
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        targets = super().weight_targets(key)
+        if not self._has_fused_heads or not targets or ".qkv_proj." not in targets[0].name:
+            return targets
+        return fused_head_targets(targets[0].name, self.num_kv_heads, self.head_dim)
