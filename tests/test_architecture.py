@@ -497,8 +497,11 @@ def family_names(root: Path) -> set[str]:
             classes = fields["architectures"]
             if "'*'" in classes or source.path.parent.name == ANY_FAMILY:
                 continue
-            prefixes = re.findall(r"'(\w+?)_?For(?:CausalLM|[A-Z]\w*Generation)'", classes)
-            found |= {source.path.parent.name, fields["name"].strip("'"), *prefixes}
+            is_table = not fields["name"].startswith("'")  # of many families, all in this module
+            where = ast.unparse(source.syntax) if is_table else classes
+            found |= set(re.findall(r"'(\w+?)_?For(?:CausalLM|[A-Z]\w*Generation)'", where))
+            if not is_table:
+                found |= {source.path.parent.name, fields["name"].strip("'")}
     return {name.lower() for name in found} - ORDINARY
 
 

@@ -1,4 +1,4 @@
-"""What neither the config nor the names of its weights tell of a family: one row for each."""
+"""A row for each family: what its config and the names of its weights do not tell."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ OLMO2 = Family(options={**AFTER, "has_full_qk_norm": True}, renames=NORMS_AFTER)
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "arcee": Family(options={"has_gate": False}, renames=PLAIN_MLP),
-        "cohere": Family(options=COHERE, is_interleaved=True),
         "cohere2": Family(options=COHERE, more=_all_but_windows, is_interleaved=True),
         "exaone4": Family(options={**AFTER, "qk_norm": True}, more=_exaone4, renames=NORMS_AFTER),
         "gpt_neox": Family(
@@ -114,23 +113,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             },
             renames=PLAIN_MLP,
         ),
-        "olmo": Family(options={"has_norm_biases": False, "has_norm_weights": False}),
         "olmo2": OLMO2,
         "olmo3": OLMO2,
-        "phi": Family(
-            options={
-                **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "head_bias"), True),
-                "is_parallel": True,
-                "has_gate": False,
-            },
-            renames=(
-                (r"^model\.final_layernorm\.", "model.norm."),
-                (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
-            ),
-        ),
         "seed_oss": Family(),
         "smollm3": Family(),
-        "stablelm": Family(),
         "starcoder2": Family(
             options={"has_gate": False},
             renames=((r"\.c_fc\.", ".fc1."), (r"\.c_proj\.", ".fc2.")),
