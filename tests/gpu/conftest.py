@@ -16,6 +16,7 @@ from mmdeploy_llm.tiny import write_tiny
 LARGER_HEADS = {
     "qwen2": {"hidden_size": 96},
     **{name: {"head_dim": 24} for name in ("gemma", "glm", "glm4", "llama", "qwen3", "qwen3_moe")},
+    "seed_oss": {"head_dim": 24},
 }
 NOT_HERE = re.compile(
     "cannot be imported|takes no|compute capability|needs a CUDA device"

@@ -70,10 +70,13 @@ def test_no_more_is_read_ahead_than_is_allowed(ahead, most):
         with lock:
             begun.append(read.name)
 
+        return read.name
+
     given = reads(*"abcdef")
     with ThreadPoolExecutor(2) as pool:
-        for number, read in enumerate(streaming._done(pool, fill, given, ahead)):
-            assert read is given[number]
+        done = streaming.done_in_order(pool, fill, given, streaming._size, ahead)
+        for number, (read, result) in enumerate(done):
+            assert (read, result) == (given[number], given[number].name)
             assert len(begun) <= number + most
     assert sorted(begun) == list("abcdef")
 
@@ -103,7 +106,7 @@ def test_what_fails_is_raised_and_ends_the_reads():
         done.append(read.name)
 
     with pytest.raises(ValueError, match="torn"), ThreadPoolExecutor(1) as pool:
-        list(streaming._done(pool, fill, reads(*"abcdef"), 8))
+        list(streaming.done_in_order(pool, fill, reads(*"abcdef"), streaming._size, 8))
     assert "f" not in done
 
 

@@ -162,11 +162,6 @@ class CodedPanels:
         self._places = None if weight.columns is None else weight.columns.argsort()
         self.bits, self.is_float8, self.rounds = weight.bits, weight.is_float8, rounds
         self.scale_form, words = scale_words(weight)
-        if words.numel() < weight.scales.numel() and weight.scales.is_contiguous():
-            # All weights of a checkpoint in few bits are read before the first is packed: memory of
-            # its own would come on top of that of the scales, which the allocator keeps.
-            place = weight.scales.view(torch.int32).flatten()[: words.numel()]
-            words = place.view(words.shape).copy_(words)
         self.scales = kernels.pack_units(words)
         self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 

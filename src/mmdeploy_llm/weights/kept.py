@@ -67,6 +67,11 @@ class Kept:
         *rows, k = self.shape if self.share is None else self.share.shape_of(self.shape)
         return math.prod(rows), num_units(k, self.layout.bits)
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of these units."""
+        return 4 * math.prod(self.units_shape)
+
 
 def kept_weights(
     model: nn.Module,

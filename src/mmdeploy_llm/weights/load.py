@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -45,13 +45,14 @@ from .kept import CanKeep, Kept, hold, kept_weights
 from .map import Target
 from .quantized.reading import readable_files
 from .shard import Read
-from .streaming import NUM_READERS, PackModule, can_pack_early, read_all
+from .streaming import NUM_READERS, PackModule, can_pack_early, done_in_order, read_all
 
 logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 MAX_NAMED = 10  # keys listed in one error message
 DUMMY_SCALE = 0.02
+CODED_AHEAD_BYTES = 2**24  # of codes that may be read before earlier ones are packed
 
 
 # Reduces a whole model on the meta device to one rank's shard, see sharding.shards.
@@ -309,20 +310,25 @@ def _hold(
     memory: WeightMemory | None,
     pack: PackModule | None,
 ) -> None:
-    """Reads weights in few bits, and packs their modules once all are there."""
+    """Reads weights in few bits, and packs each module once all of its are there."""
     empty = torch.empty if memory is None else memory.empty
-    units = [empty(own.units_shape, dtype=torch.int32) for own in kept.values()]
+    units = {name: empty(own.units_shape, dtype=torch.int32) for name, own in kept.items()}
 
-    def hold_one(name: str, own: Tensor) -> int:
-        return hold(model, name, kept[name], own).num_bytes
+    def hold_one(name: str) -> int:
+        return hold(model, name, kept[name], units.pop(name)).num_bytes
 
+    def size_of(name: str) -> int:
+        return kept[name].num_bytes
+
+    left, size = Counter(name.rpartition(".")[0] for name in kept), 0
     with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights") as pool:
-        sizes = list(pool.map(hold_one, kept, units))
-    if sizes:
-        logger.info("%d weights stay in few bits: %.2f GB", len(sizes), sum(sizes) / 1e9)
-    for path in dict.fromkeys(name.rpartition(".")[0] for name in kept):
-        if pack is not None:
-            pack(path, model.get_submodule(path))
+        for name, own in done_in_order(pool, hold_one, kept, size_of, CODED_AHEAD_BYTES):
+            path = name.rpartition(".")[0]
+            size, left[path] = size + own, left[path] - 1
+            if pack is not None and not left[path]:
+                pack(path, model.get_submodule(path))
+    if kept:
+        logger.info("%d weights stay in few bits: %.2f GB", len(kept), size / 1e9)
 
 
 def _fill_dummy(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -30,6 +31,9 @@ AHEAD_BYTES = 2**26  # that may be read before what was read earlier is packed
 PIECE_BYTES = 2**24  # of larger reads, which several threads share
 PROGRESS_BYTES = 2 * 2**30  # a progress bar is shown for a larger checkpoint
 OWN_PACKAGES = ("mmdeploy_llm", "mmdeploy_llm_plugins")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # Packs a module, with its path; does nothing to one that has nothing to pack.
 PackModule = Callable[[str, nn.Module], object]
@@ -75,8 +79,8 @@ def read_all(
     left = Counter(_owner(read.name) for read in reads)
     left.update(map(_owner, kept))  # which are never done here
     with ThreadPoolExecutor(num_readers, thread_name_prefix="weights") as pool:
-        done = _done(pool, fill_one, reads, None if pack is None else AHEAD_BYTES)
-        for read in _progress(done, sum(map(_size, reads))):
+        done = done_in_order(pool, fill_one, reads, _size, None if pack is None else AHEAD_BYTES)
+        for read, _ in _progress(done, sum(map(_size, reads))):
             owner = _owner(read.name)
             left[owner] -= 1
             module = None if left[owner] else modules.get(owner)
@@ -114,23 +118,25 @@ def _size(read: Read) -> int:
     return read.size * read.file.entries[read.key].dtype.itemsize
 
 
-def _done(
+def done_in_order(
     pool: ThreadPoolExecutor,
-    fill_one: Callable[[Read], None],
-    reads: Sequence[Read],
-    ahead: int | None,
-) -> Iterator[Read]:
-    """Yields reads in their order as they are done. ahead: bytes that may be read or waiting at a
-    time, or one read that is larger; None: all."""
-    begun: deque[tuple[Read, Future[None]]] = deque()
+    run: Callable[[Item], Result],
+    items: Iterable[Item],
+    size_of: Callable[[Item], int],
+    ahead: int | None = AHEAD_BYTES,
+) -> Iterator[tuple[Item, Result]]:
+    """Yields items in their order with what `run` returns of each. ahead: bytes, by size_of, that
+    may be read or waiting at a time, or one item that is larger; None: all. Raises what a run
+    raised."""
+    begun: deque[tuple[Item, Future[Result]]] = deque()
     size = 0
     try:
-        for read in reads:
-            while begun and ahead is not None and size + _size(read) > ahead:
-                size -= _size(begun[0][0])
+        for item in items:
+            while begun and ahead is not None and size + size_of(item) > ahead:
+                size -= size_of(begun[0][0])
                 yield _first(begun)
-            begun.append((read, pool.submit(fill_one, read)))
-            size += _size(read)
+            begun.append((item, pool.submit(run, item)))
+            size += size_of(item)
         while begun:
             yield _first(begun)
     finally:  # one has failed
@@ -138,19 +144,18 @@ def _done(
             future.cancel()
 
 
-def _first(begun: deque[tuple[Read, Future[None]]]) -> Read:
-    """Waits for the first read and takes it. Raises what it raised."""
-    read, future = begun.popleft()
-    future.result()
-    return read
+def _first(begun: deque[tuple[Item, Future[Result]]]) -> tuple[Item, Result]:
+    """Waits for the first item and takes it. Raises what its run raised."""
+    item, future = begun.popleft()
+    return item, future.result()
 
 
-def _progress(done: Iterator[Read], total: int) -> Iterator[Read]:
+def _progress(done: Iterator[tuple[Read, None]], total: int) -> Iterator[tuple[Read, None]]:
     logger.info("reading %.2f GB of weights", total / 1e9)
     bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="weights", disable=total < PROGRESS_BYTES
     )
     with bar:
-        for read in done:
-            yield read
+        for read, result in done:
+            yield read, result
             bar.update(_size(read))
