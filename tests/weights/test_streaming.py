@@ -14,7 +14,7 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.basic_layers.rotary import Rotary
 from mmdeploy_llm.layers import install
 from mmdeploy_llm.startup import loaded
-from mmdeploy_llm.weights import streaming
+from mmdeploy_llm.weights import load, streaming
 from mmdeploy_llm.weights.shard import Read
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
@@ -108,6 +108,22 @@ def test_what_fails_is_raised_and_ends_the_reads():
     with pytest.raises(ValueError, match="torn"), ThreadPoolExecutor(1) as pool:
         list(streaming.done_in_order(pool, fill, reads(*"abcdef"), streaming._size, 8))
     assert "f" not in done
+
+
+def test_weights_in_few_bits_are_packed_before_later_ones_are_read(monkeypatch):
+    seen = []
+
+    def hold(model, name, kept, units):
+        seen.append(name)
+        return SimpleNamespace(num_bytes=4)
+
+    monkeypatch.setattr(load, "hold", hold)
+    monkeypatch.setattr(load, "CODED_AHEAD_BYTES", 4)
+    names = ("a.gate_proj", "a.up_proj", "b.weight", "c.weight")
+    kept = {name: SimpleNamespace(units_shape=(1, 1), num_bytes=4) for name in names}
+    model = nn.ModuleDict({path: nn.Module() for path in "abc"})
+    load._hold(model, kept, None, lambda path, module: seen.append(path))
+    assert seen == ["a.gate_proj", "a.up_proj", "a", "b.weight", "b", "c.weight", "c"]
 
 
 class OfAPlugin(nn.Module):

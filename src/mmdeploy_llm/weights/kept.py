@@ -90,7 +90,7 @@ def kept_weights(
     by_name: dict[str, list[Read]] = defaultdict(list)
     for read in reads:
         by_name[read.name].append(read)
-    coded = {name for name, own in by_name.items() if all(_layout(read) for read in own)}
+    coded = [name for name, own in by_name.items() if all(_layout(read) for read in own)]
     found: dict[str, Kept] = {}
     for name in coded:
         own = sorted(by_name[name], key=lambda read: read.start)
@@ -98,7 +98,7 @@ def kept_weights(
         if kept is not None and _can_hold(model, name):
             found[name] = kept
     found = {name: own for name, own in found.items() if _siblings(model, name) <= found.keys()}
-    left = sorted(coded - found.keys())
+    left = [name for name in coded if name not in found]
     if left:
         logger.info("%d weights of few bits are dequantised, such as %s", len(left), left[0])
     return found
