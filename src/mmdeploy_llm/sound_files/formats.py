@@ -5,13 +5,6 @@ from __future__ import annotations
 HEAD = 200  # bytes that identify the format
 ACCEPTED = "WAV, FLAC, MP3, OGG (Vorbis, Opus), M4A, AAC, AIFF, or a video with a sound track"
 # A picture in an ID3 tag can have megabytes.
-# Formats whose headers state how long the sound is. Of others FFmpeg computes it from the bit rate
-# of the first frames, or has no header.
-WITH_LENGTH = frozenset(
-    ("wav", "w64", "aiff", "flac", "ogg", "mp4", "matroska", "caf", "au", "avi", "flv", "asf")
-)
-# In the first frame of an MP3 file: names of what may state the number of frames; a flag says so.
-MPEG_FRAME, XING, HAS_FRAMES, VBRI = 64, (b"Xing", b"Info"), 1, b"VBRI"
 ID3, ID3_HEADER, ID3_FOOTER = b"ID3", 10, 0x10  # bytes of the header, and of the footer of a flag
 
 
@@ -45,23 +38,11 @@ def sniff_file(blob: bytes) -> str | None:
     name = sniff(blob[:HEAD])
     if name != "mp3" or not blob.startswith(ID3):
         return name
-    after = sniff(blob[_after_tags(blob) :][:HEAD])
+    after = sniff(blob[after_tags(blob) :][:HEAD])
     return after if after in ("flac", "aac") else name
 
 
-def states_length(blob: bytes, name: str) -> bool:
-    """Whether a file of a format says how long it is."""
-    if name != "mp3":
-        return name in WITH_LENGTH
-    frame = blob[_after_tags(blob) :][:MPEG_FRAME]
-    for mark in XING:
-        _, found, flags = frame.partition(mark)
-        if found:
-            return bool(int.from_bytes(flags[:4], "big") & HAS_FRAMES)
-    return VBRI in frame
-
-
-def _after_tags(blob: bytes) -> int:
+def after_tags(blob: bytes) -> int:
     """Returns where the ID3 tags of a file end."""
     at = 0
     while blob[at : at + len(ID3)] == ID3 and at + ID3_HEADER <= len(blob):

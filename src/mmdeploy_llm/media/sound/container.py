@@ -19,9 +19,8 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
-from mmdeploy_llm.sound_files.formats import states_length
+from mmdeploy_llm.sound_files.lengths import stated_seconds
 from mmdeploy_llm.sound_files.parts import parts_of
-from mmdeploy_llm.sound_files.riff import stated_seconds
 from mmdeploy_llm.sound_files.tally import Tally
 
 from .limits import MAX_CHANNELS, check_values, no_samples, too_long
@@ -59,7 +58,7 @@ def read_container(
     Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
     UnsupportedMediaError for one without sound.
     """
-    read = Tally()
+    read = Tally(name=name)
     yield from _resampled(_cut(_mono(blob, name, read), span), rate)
     if notes is not None and span.end is None:
         notes += read.notes()
@@ -120,7 +119,7 @@ def _mono(blob: bytes, name: str, read: Tally) -> Iterator[_Block]:
         read.num_damaged += link.num_lost
         left = sys.maxsize if link.num_samples is None else link.num_samples
         with _opened(link.blob, name) as (container, stream):
-            _note(read, link.blob, name, container, stream)
+            _note(read, link.blob, container, stream)
             for frame in _frames(container, stream, read):
                 if samples := min(frame.samples, left):
                     left -= samples
@@ -134,18 +133,13 @@ def _mono(blob: bytes, name: str, read: Tally) -> Iterator[_Block]:
         )
 
 
-def _note(
-    read: Tally, blob: bytes, name: str, container: InputContainer, stream: AudioStream
-) -> None:
+def _note(read: Tally, blob: bytes, container: InputContainer, stream: AudioStream) -> None:
     """Adds what the header of a file, or of one link of it, says."""
+    own = float((stream.duration or 0) * (stream.time_base or 0))
     tracks = [*container.streams.audio]
-    if states_length(blob, name):
-        own = float((stream.duration or 0) * (stream.time_base or 0))
-        is_alone = len(container.streams) == 1  # a picture may be longer than its sound
-        whole = (container.duration or 0) / av.time_base if is_alone else 0.0
-        if name == "matroska":  # states that of the whole file; a track's is FFmpeg's estimate
-            own, whole = 0.0, 0.0 if own else whole
-        read.stated += stated_seconds(blob) or own or whole
+    is_alone = len(container.streams) == 1  # a picture may be longer than its sound
+    whole = (container.duration or 0) / av.time_base if is_alone else 0.0
+    read.stated += stated_seconds(blob, read.name, own, whole)
     languages = (track.language or "und" for track in tracks)
     read.tracks, read.track = tuple(languages), tracks.index(stream)
 
