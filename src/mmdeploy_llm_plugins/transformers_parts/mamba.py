@@ -156,7 +156,7 @@ def _is_same(mixer: AnyMamba2, plain: Any) -> bool:
 
 def _passes(mixer: Any, x: Tensor, layer: int) -> list[Tensor]:
     cache = Cache(layers=[StateLayer() for _ in range(layer + 1)])
-    return [mixer(part, cache).float() for part in x.split(NUM_TOKENS, dim=1)]
+    return [mixer(part, cache).float() for part in (x[:, :NUM_TOKENS], x[:, NUM_TOKENS:])]
 
 
 def _config_of(plain: Any) -> Mamba2Config | None:
