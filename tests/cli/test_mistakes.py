@@ -67,6 +67,21 @@ def test_it_is_told_before_anything_is_loaded(words, message, tmp_path):
     assert not list(tmp_path.glob("*.html"))
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--quantization", "int4"], "option: --quantization; give --engine quantization=VALUE"),
+        (["--speculative=mtp"], "option: --speculative; give --engine speculative=VALUE"),
+        (["--kv-cache-memory", "1"], "--kv-cache-memory; give --engine kv_cache_memory=VALUE"),
+        (["--repetition-penalty", "2"], "give --sampling repetition_penalty=VALUE"),
+    ],
+)
+def test_an_option_that_only_the_library_has_is_shown_where_it_is_given(words, hint):
+    done = CliRunner().invoke(app, [*HERE, *words])
+    assert (done.exit_code, hint in done.stderr) == (2, True), done.stderr
+    assert "give --" not in CliRunner().invoke(app, [*HERE, "--nothing-known"]).stderr
+
+
 @pytest.fixture
 def planned(monkeypatch):
     """The list of jobs that the program has planned and not run."""

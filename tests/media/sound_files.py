@@ -31,11 +31,12 @@ def wav16(samples, rate=RATE, **fields):
     return wav(samples.tobytes(), channels=samples.shape[1], rate=rate, **fields)
 
 
-def encoded(samples, codec, container, rate=RATE, sample_format=None, options=None):
-    """Returns int16 samples [samples, channels] in another format."""
+def encoded(samples, codec, container, rate=RATE, sample_format=None, options=None, muxing=None):
+    """Returns int16 samples [samples, channels] in another format. options: of the codec; muxing:
+    of the container."""
     buffer = io.BytesIO()
     layout = {1: "mono", 2: "stereo", 6: "5.1"}[samples.shape[1]]
-    with av.open(buffer, "w", format=container) as file:
+    with av.open(buffer, "w", format=container, options=muxing or {}) as file:
         stream = file.add_stream(codec, rate=rate, layout=layout, options=options or {})
         if sample_format:
             stream.format = sample_format

@@ -246,6 +246,25 @@ def test_what_is_left_out_is_noted(decoder):
     assert "header says 4.0 s" in notes(decoder, flac[: len(flac) // 2])[0]
 
 
+def test_lengths_that_ffmpeg_guesses_are_not_what_a_header_says(decoder):
+    """It takes the bit rate of the first frames, here of silence, for that of the whole file."""
+    samples = noise(9)
+    samples[: 3 * RATE] = 0
+    bare = {"write_xing": "0", "id3v2_version": "0"}
+    parts = (samples[: 3 * RATE], "8000"), (samples[3 * RATE :], "128000")
+    plain = b"".join(
+        encoded(part, "libmp3lame", "mp3", options={"b": bits}, muxing=bare) for part, bits in parts
+    )
+    adts = encoded(samples, "aac", "adts")
+    for blob, name in ((plain, "mp3"), (adts, "aac")):
+        with av.open(io.BytesIO(blob), format=name) as file:
+            assert file.duration / av.time_base > 10, name  # FFmpeg's guess
+        assert notes(decoder, blob) == ()
+    stated = encoded(samples, "libmp3lame", "mp3")
+    assert notes(decoder, stated) == ()
+    assert "though its header says 9.0 s" in notes(decoder, stated[: len(stated) // 2])[0]
+
+
 def test_other_sound_tracks_are_noted(decoder):
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="matroska") as file:

@@ -52,6 +52,7 @@ def router_of(kind, dtype, **options):
         (Router, {"norm_min": 0.9}),
         (SoftmaxRouter, {}),
         (SoftmaxRouter, {"is_normed": False}),
+        (SoftmaxRouter, {"rounds_weights": False}),
     ],
 )
 def test_routers_equal_plain_torch(kernels, dtype, kind, options):
@@ -59,7 +60,8 @@ def test_routers_equal_plain_torch(kernels, dtype, kind, options):
     expected, logits = router(x), router.product(x.float() if kind is Router else x)
     router.kernels = kernels
     found = router(x)
-    assert found[0].dtype is expected[0].dtype is dtype
+    own_dtype = dtype if options.get("rounds_weights", True) else torch.float32
+    assert found[0].dtype is expected[0].dtype is own_dtype
     torch.testing.assert_close(found[0], expected[0], **CLOSE[dtype])
     # Of experts with equal logits torch chooses any.
     own = logits if kind is SoftmaxRouter else logits.softmax(-1) + router.correction_bias
@@ -73,6 +75,10 @@ def test_experts_have_factors_of_their_weights(kernels, dtype):
     weights = (scores / scores.sum(-1, keepdim=True)).to(dtype) * factors[experts]
     found = kernels.choose(logits, None, RouteRule(top_k=TOP_K), dtype, factors)
     assert_alike(found, (weights, experts), dtype)
+    wide = kernels.widen(factors)
+    weights = scores / scores.sum(-1, keepdim=True) * wide[experts]
+    found = kernels.choose(logits, None, RouteRule(top_k=TOP_K), torch.float32, wide)
+    assert_alike(found, (weights, experts), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -168,6 +174,16 @@ def test_one_call_has_the_bits_of_a_loop(kernels, monkeypatch, dtype, quantizati
             context.setattr(type(experts), "_mixture", lambda *args: None)
             expected = experts(*given)
         assert torch.equal(found, expected)
+
+
+def test_weights_in_more_bits(kernels, monkeypatch):
+    """Those in float32 are not rounded to the dtype of the rows, which the sum has."""
+    experts = experts_of(kernels, torch.bfloat16, None)
+    x, weights, ids = routed(5, torch.float32)
+    found = experts(x.bfloat16(), weights, ids)
+    assert found.dtype is torch.bfloat16
+    monkeypatch.setattr(type(experts), "_mixture", lambda *args: None)
+    assert torch.equal(found, experts(x.bfloat16(), weights, ids))
 
 
 def test_activations_of_gates(kernels, monkeypatch):

@@ -3,7 +3,9 @@ test_text_models.py compares each family with transformers."""
 
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 
+from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.model_folder import read_checkpoint
 from mmdeploy_llm_plugins.decoders import CLASSES
@@ -30,3 +32,19 @@ def test_what_the_decoder_lacks_is_left_to_transformers_any(tiny_folder, family,
     words = rf"{next(iter(options))} .*blocked_plugins=\('decoders',\)"
     with pytest.raises(ModelNotSupportedError, match=words):
         new_model(config)
+
+
+def tokens_of(folder):
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with LLM(str(folder), use_warmup=False, max_model_len=64) as llm:
+        return llm.generate([[5, 9, 200]], params, use_tqdm=False)[0].outputs.token_ids
+
+
+def test_the_copy_of_a_tied_head_is_not_read(tiny_folder, tiny_copy, tmp_path):
+    """Checkpoints of GPT-NeoX call it embed_out."""
+    options = {"tie_word_embeddings": True, "is_decoder": True}
+    path = tiny_copy("gpt_neox", tmp_path, **options) / "model.safetensors"
+    weights = load_file(path)
+    weights["embed_out.weight"] = weights["gpt_neox.embed_in.weight"].clone()
+    save_file(weights, path, {"format": "pt"})
+    assert tokens_of(tmp_path) == tokens_of(tiny_folder("gpt_neox", **options))

@@ -5,6 +5,7 @@ import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.basic_layers import recordings
+from mmdeploy_llm_plugins.decoders import CLASSES
 
 PROMPTS = ([5, 9, 200, 31, 7], [40, 41, 42])
 PARAMS = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=1)
@@ -20,8 +21,8 @@ def answers(folder):
     return found, {own is not None for own in known}
 
 
-# With the quick one, families of each kind of layer that had kept its steps from being recorded.
-FAMILIES = ("starcoder2", "cohere2", "exaone4", "nemotron_h")
+WITH_EXPERTS = ("mixtral", "nemotron_h")
+FAMILIES = (*CLASSES, "nemotron_h")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,6 @@ FAMILIES = ("starcoder2", "cohere2", "exaone4", "nemotron_h")
 def test_recorded_steps_have_the_tokens_of_others(tiny_folder, monkeypatch, kernels, family):
     """But for experts on the portable level, where torch multiplies by their router."""
     found, are_recorded = answers(tiny_folder(family))
-    assert are_recorded == {kernels.has_wide_registers or family != "nemotron_h"}
+    assert are_recorded == {kernels.has_wide_registers or family not in WITH_EXPERTS}
     monkeypatch.setattr(recordings, "MAX_RECORDED_ROWS", 0)
     assert answers(tiny_folder(family)) == (found, set())

@@ -101,7 +101,22 @@ def test_a_child_has_its_time_and_no_more():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         begin = time.monotonic()
-        assert children.left_after_waiting(ours, 0.2) <= 0
+        assert children.left_after_waiting(ours, 0.2) is None
         assert time.monotonic() - begin > 0.19
         theirs.sendall(b"x")
         assert 0 < children.left_after_waiting(ours, 60.0) <= 60
+
+
+def test_what_a_child_has_sent_counts_though_no_time_is_left(monkeypatch):
+    """An answer that waits, or comes in the last part of the time, is no silence."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert children.left_after_waiting(ours, 0) is None
+        theirs.sendall(b"x")
+        assert children.left_after_waiting(ours, 0) == 0
+        assert children.left_after_waiting(ours, -1.0) == 0
+        waits = iter([*[[]] * (children.NUM_PARTS - 1), [ours]])
+        clock = iter(range(1000))
+        monkeypatch.setattr(children, "wait", lambda peers, seconds: next(waits))
+        monkeypatch.setattr(children.time, "monotonic", lambda: next(clock))
+        assert children.left_after_waiting(ours, 8.0) == pytest.approx(0, abs=1e-9)

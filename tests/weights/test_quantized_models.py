@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.testing import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm.weight_formats import FORMATS
+from mmdeploy_llm.weights.quantized.reading import QuantizedFile
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of
 
@@ -151,7 +154,10 @@ METHODS = {
 }
 
 
-def quantised_pair(folder, method, plain):
+LINEAR = re.compile(r"_proj\.weight")
+
+
+def quantised_pair(folder, method, plain, linear=LINEAR):
     """Writes two copies of the checkpoint `plain`: one whose decoder layers are quantised, one with
     the same weights dequantised."""
     make, settings = METHODS[method]
@@ -159,7 +165,7 @@ def quantised_pair(folder, method, plain):
     tensors = load_file(plain / "model.safetensors")
     quantised, dequantised = {}, {}
     for key, tensor in tensors.items():
-        is_linear = "_proj.weight" in key and tensor.dim() == 2 and "visual" not in key
+        is_linear = linear.search(key) and tensor.dim() == 2 and "visual" not in key
         if not is_linear:
             quantised[key] = dequantised[key] = tensor
             continue
@@ -329,6 +335,30 @@ def test_a_model_of_transformers(
         found = tokens_of(quantised, blocked_plugins=("olmo", "decoders"))
     assert found == reference_tokens(dequantised)
     assert ("weights stay in few bits" in caplog.text) == (method in KEPT)
+
+
+@pytest.mark.parametrize(
+    "method", ["packed", *(pytest.param(each, marks=pytest.mark.full) for each in ("gptq", "w8a8"))]
+)
+def test_heads_in_one_matrix(tiny_folder, tmp_path, monkeypatch, method, caplog):
+    """Each matrix is decoded once, though its rows go to many places of the model's."""
+    read = Counter()
+    original = QuantizedFile.read_coded
+
+    def counted(self, key, out=None):
+        read[key] += 1
+        return original(self, key, out)
+
+    monkeypatch.setattr(QuantizedFile, "read_coded", counted)
+    plain = tiny_folder("gpt_neox", **SIZES)
+    quantised, dequantised = quantised_pair(
+        tmp_path, method, plain, re.compile(r"(query_key_value|dense\w*)\.weight$")
+    )
+    expected = tokens_of(dequantised)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        assert tokens_of(quantised) == expected
+    assert ("weights stay in few bits" in caplog.text) == (method in KEPT)
+    assert {*read.values()} == ({1} if method in KEPT else set())
 
 
 @pytest.mark.full

@@ -56,7 +56,8 @@ class Experts(PackedPairs, KernelLayer):
         }
 
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Computes the weighted sum of experts: x [T, S], weights [T, k], ids [T, k] -> [T, S].
+        """Computes the weighted sum of experts: x [T, S], weights [T, k] of x's dtype or float32,
+        ids [T, k] -> [T, S] of x's dtype.
 
         Each expert multiplies all of its tokens at once; experts without tokens cost nothing. If
         `is_fused`, an id of E or more adds nothing.
@@ -78,7 +79,8 @@ class Experts(PackedPairs, KernelLayer):
             with of_rows(rows, self):
                 sorted_out = self._run_loop(sorted_x, counts)
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
-        return _sum_of_experts(out.view(-1, top_k, x.shape[-1]) * weights[..., None])
+        total = _sum_of_experts(out.view(-1, top_k, x.shape[-1]) * weights[..., None])
+        return total.to(x.dtype)
 
     @property
     def gates(self) -> Gates | None:

@@ -47,16 +47,19 @@ class FoundBoxes:
     num_unread: int = 0
 
 
-def find_boxes(text: str, rule: BoxRule, size: Size, shown: Size | None = None) -> FoundBoxes:
+def find_boxes(
+    text: str, rule: BoxRule, size: Size, shown: Size | None = None, prompt: str = ""
+) -> FoundBoxes:
     """Finds the boxes of an answer about a picture.
 
     size: of the picture, upright. shown: of the picture as the model sees it, where the rule counts
-    its pixels. Parts of a box outside the picture are cut off.
+    its pixels. prompt: what was asked, where the rule tells kinds of boxes by it. Parts of a box
+    outside the picture are cut off; one with swapped corners is the box between them.
     """
     width, height = shown or size
     spans = (rule.scale, rule.scale) if rule.scale is not None else (width, height)
     found, num_unread = [], 0
-    for label, numbers in _raw(text, rule):
+    for label, numbers in _raw(text, rule, prompt):
         if not numbers:
             num_unread += 1
             continue
@@ -82,10 +85,10 @@ def _inside(value: float, most: int) -> float:
     return round(min(max(value, 0.0), float(most)), 2)
 
 
-def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
+def _raw(text: str, rule: BoxRule, prompt: str) -> Iterator[tuple[str, list[float]]]:
     """Yields label and numbers of each box, as they are written; no numbers for one that is
     half-written."""
-    count, has_json = None if rule.has_both else 2 * rule.corners, False
+    count, has_json = _count(rule, prompt), False
     if rule.keys:
         names = "|".join(map(re.escape, rule.keys))
         key = re.compile(rf'"(?:{names})"\s*:\s*(\[[-\d\s.,\[\]]*)')
@@ -107,11 +110,18 @@ def _raw(text: str, rule: BoxRule) -> Iterator[tuple[str, list[float]]]:
             yield named.get("label", line).strip(), numbers
 
 
+def _count(rule: BoxRule, prompt: str) -> int | None:
+    """Returns how many numbers a box has; 0: all in a row; None: as they tell themselves."""
+    if not rule.has_both:
+        return 2 * rule.corners
+    return next((count for task, count in rule.tasks if task in prompt), None)
+
+
 def _groups(text: str, count: int | None) -> Iterator[list[float]]:
-    """Yields the numbers of each box; none for one that is half-written. "[]" is no box. count: of
-    a box; None: as its numbers tell, see BoxRule.has_both."""
+    """Yields the numbers of each box; none for one that is half-written. "[]" is no box. count: see
+    _count."""
     numbers = [float(number) for number in NUMBER.findall(text)]
-    size = count or _size(numbers)
+    size = _size(numbers) if count is None else count or max(4, len(numbers))
     for start in range(0, len(numbers), size):
         own = numbers[start : start + size]
         yield own if len(own) == size and size % 2 == 0 else []
@@ -120,10 +130,12 @@ def _groups(text: str, count: int | None) -> Iterator[list[float]]:
 
 
 def _size(numbers: list[float]) -> int:
-    """Returns how many numbers in a row are one box: 4 where all are corners of boxes, whose second
-    one is never left of the first or above it, 8 of quadrangles, else all, of one polygon."""
+    """Returns how many numbers in a row are one box: 4 where most are corners of boxes, whose
+    second one is not left of the first or above it, 8 of quadrangles, else all, of one polygon. Of
+    closed lines at most half of the sides run so."""
     pairs = zip(numbers[::4], numbers[1::4], numbers[2::4], numbers[3::4], strict=False)
-    if all(x0 <= x1 and y0 <= y1 for x0, y0, x1, y1 in pairs):
+    are_boxes = [x0 <= x1 and y0 <= y1 for x0, y0, x1, y1 in pairs]
+    if 2 * sum(are_boxes) > len(are_boxes) or not are_boxes:
         return 4
     is_back = all(x3 < x2 for x2, x3 in zip(numbers[4::8], numbers[6::8], strict=False))
     return 8 if len(numbers) % 8 == 0 and is_back else max(4, len(numbers))

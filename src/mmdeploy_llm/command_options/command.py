@@ -35,10 +35,24 @@ class Command(TyperCommand):
         if HELP_ALL in args and "--" not in args[: args.index(HELP_ALL)]:
             typer.echo(help_text(self, ctx, is_whole=True), color=ctx.color)
             raise typer.Exit
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        except Exception as error:
+            self._hint(error)
+            raise
         for name in repeated(order):
             ctx.fail(f"{name} is given twice; it has one value: give it once")
         return super().parse_args(ctx, args)
+
+    def _hint(self, error: Any) -> None:
+        """Adds to click's NoSuchOption, which typer keeps in a private module, where a name of the
+        library is given: not all of them are options of their own."""
+        name = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+        own = {param.name for param in self.params}
+        where = next((option for option in elsewhere(name) if option in own), None)
+        if name and where is not None and type(error).__name__ == "NoSuchOption":
+            error.message += f"; give --{where} {name}=VALUE"
+            error.possibilities = None
 
     def get_help(self, ctx: Any) -> str:
         """Returns what --help prints: everything if it fits two screens, else the usual."""
@@ -59,6 +73,15 @@ class CommandGroup(TyperGroup):
         self.format_options(ctx, formatter)
         formatter.write_paragraph()
         formatter.write_text(notes)
+
+
+def elsewhere(name: str) -> Iterator[str]:
+    """Yields the options that take a name of the library with its value."""
+    from mmdeploy_llm.config import EngineConfig  # which imports all of pydantic
+    from mmdeploy_llm.params import SamplingParams
+
+    classes: dict[str, Any] = {"engine": EngineConfig, "sampling": SamplingParams}
+    yield from (option for option, own in classes.items() if name in own.model_fields)
 
 
 def repeated(order: Iterable[Any]) -> Iterator[str]:

@@ -42,15 +42,18 @@ constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
 constexpr int64_t GROUP = 128;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
+constexpr int64_t MOST_BESIDE = 16384;  // bytes
 static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 
-// How weights are read: in chunks of at most so many units. One strip of rows waits for memory, so that
-// its chunks are others, and every so many units of one it prefetches as many of the next.
+// How weights are read: in chunks of at most `units` units. A product of one strip of rows waits for
+// memory; its chunks have at most `strip_units`, and after every `strip_every` of them the lines of as
+// many units of the next chunk are prefetched.
 struct Reading {
     int64_t units = PART_UNITS;
     int64_t strip_units = MM_VECTOR_BYTES == 64 ? 512 : 32;
     int64_t strip_every = MM_VECTOR_BYTES == 64 ? PREFETCH_UNITS : 1;
-    // What a panel needs beside its units, the scales of groups; one strip prefetches them, too.
+    // The scales of a panel's groups; one strip prefetches those of the next panel, or the first of them
+    // if there are many, which would displace the codes from the cache.
     const char* beside = nullptr;
     int64_t beside_bytes = 0;
 
@@ -62,7 +65,8 @@ struct Reading {
     }
     void prefetch_beside(int64_t panel) const {
         const char* own = beside + panel * beside_bytes;
-        for (int64_t i = 0; i < beside_bytes; i += 64) __builtin_prefetch(own + i, 0, 2);
+        const int64_t num = std::min(beside_bytes, MOST_BESIDE);
+        for (int64_t i = 0; i < num; i += 64) __builtin_prefetch(own + i, 0, 2);
     }
 };
 
@@ -130,7 +134,7 @@ struct Next {
 };
 
 // Returns what to prefetch of the `next_bytes` of the next chunk while one of `num_strips` strips
-// computes `units` units, `every` so many.
+// computes `units` units: some lines for every `every` of them.
 inline Prefetch prefetch_of(const char* next, int64_t next_bytes, int64_t strip, int64_t num_strips,
                       int64_t units, int64_t every) {
     if (next == nullptr) return {nullptr, 0};

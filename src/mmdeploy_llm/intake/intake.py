@@ -217,7 +217,7 @@ class Intake:
                 f"boxes need a prompt with one picture and nothing else, found "
                 f"{', '.join(item.kind for item in rendered.items) or 'no media'}"
             )
-        return find_boxes(text, self._box_rule, found[0].size, found[0].shown)
+        return find_boxes(text, self._box_rule, found[0].size, found[0].shown, rendered.text)
 
     def _sample(self, request: Request, index: int) -> Request:
         """Returns one of the n requests of a prompt."""

@@ -23,6 +23,7 @@ from mmdeploy_llm.portable import children, limits, signals
 from .wire import PeerGoneError, receive, send
 
 START_TIMEOUT = 60.0  # extra seconds for the first answer, which includes the process start
+LAST_SECONDS = 0.1  # to receive an answer that came in the last moment
 MAX_REPLY = 2**31  # bytes of one array
 BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
 
@@ -154,22 +155,22 @@ class Workers:
             worker.peer.settimeout(left)
             send(worker.peer, call, blob)
             while True:
-                left = children.left_after_waiting(worker.peer, left)
-                if left <= 0:
+                rest = children.left_after_waiting(worker.peer, left)
+                if rest is None:
                     raise TimeoutError
-                begin = time.monotonic()
-                worker.peer.settimeout(left)
+                begin, left = time.monotonic(), rest
+                worker.peer.settimeout(max(left, LAST_SECONDS))
                 fields, payload = receive(worker.peer, MAX_REPLY)
                 left -= time.monotonic() - begin
                 if worker.is_fresh:
                     worker.is_fresh, left = False, min(left, timeout)
-                if left <= 0:
-                    raise TimeoutError
                 if "error" in fields:
                     raise _reported(fields)
                 if "done" in fields:
                     return
                 yield fields["fields"], _array(fields["shape"], payload)
+                if left <= 0:  # what came in time was given
+                    raise TimeoutError
         except TimeoutError:
             raise MediaTimeoutError(
                 f"decoding took longer than the {timeout:g} seconds that are allowed; raise "

@@ -26,6 +26,8 @@ class MoEConfig:
 
     router: "corrected" is Router, "softmax" is SoftmaxRouter.
     is_normed: whether SoftmaxRouter divides the weights of the chosen experts by their sum.
+    rounds_weights: whether weights that SoftmaxRouter chooses have the dtype of the hidden states,
+        and not float32.
     norm_min: lower bound of the sum that Router divides by.
     shared_size: width of all shared experts together, 0 for none.
     is_shared_gated: whether a sigmoid gate weights the output of the shared experts.
@@ -40,6 +42,7 @@ class MoEConfig:
     intermediate_size: int
     router: Literal["corrected", "softmax"] = "corrected"
     is_normed: bool = True
+    rounds_weights: bool = True
     norm_min: float = 1e-12
     shared_size: int = 0
     shared_bias: bool = False
@@ -85,26 +88,30 @@ class SoftmaxRouter(KernelLayer, Matrix):
     def __init__(self, size: int, config: MoEConfig) -> None:
         super().__init__(config.num_experts, size)
         self.rule = RouteRule(top_k=config.top_k, is_normed=config.is_normed)
+        self.rounds_weights = config.rounds_weights
 
     def forward(self, x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]. factors: [E] in x's
-        dtype, which multiply the weights."""
+        """Routes x [T, S]: weights [T, k], expert ids [T, k]. factors: [E] in x's dtype, which
+        multiply the weights."""
         own = mixture_kernels(self.kernels, x)
+        dtype = x.dtype if self.rounds_weights else torch.float32
         if own is not None:
-            return own.choose(self.product(x), None, self.rule, x.dtype, factors)
-        weights, experts = self._chosen(x)
+            if factors is not None and factors.dtype is not dtype:
+                factors = own.widen(factors)
+            return own.choose(self.product(x), None, self.rule, dtype, factors)
+        weights, experts = self._chosen(x, dtype)
         return weights if factors is None else weights * factors[experts], experts
 
-    def _chosen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _chosen(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         logits, rule, kernels = self.product(x), self.rule, self.kernels
         if kernels is not None and kernels.experts is not None and kernels.takes(logits):
             norm_min = 0.0 if rule.is_normed else None
-            return kernels.experts.route(logits, None, rule.top_k, x.dtype, norm_min)
+            return kernels.experts.route(logits, None, rule.top_k, dtype, norm_min)
         scores = logits.softmax(-1, dtype=torch.float32)
         weights, experts = scores.topk(rule.top_k, dim=-1)
         if rule.is_normed:
             weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(x.dtype), experts
+        return weights.to(dtype), experts
 
 
 class SparseMLP(KernelLayer):

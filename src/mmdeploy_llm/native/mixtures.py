@@ -121,6 +121,8 @@ class Mixture:
 
     def run(self, x: Tensor, weights: Tensor, experts: Tensor, gates: Gates) -> Tensor:
         names: tuple[str, ...] = get_args(ActivationName)
+        assert weights.is_contiguous()
+        assert experts.is_contiguous()
         kernels, (size, inner) = self._kernels, self._sizes
         tokens, top_k = experts.shape
         both = 2 * inner if gates.has_gate else inner

@@ -149,21 +149,23 @@ def _accepted(
     return ours
 
 
-def left_after_waiting(peer: socket.socket | Connection, seconds: float) -> float:
-    """Waits until a child sends something or ends. Returns what is left of `seconds`, 0 or less
-    when nothing came.
+def left_after_waiting(peer: socket.socket | Connection, seconds: float) -> float | None:
+    """Waits until a child sends something or ends. Returns what is left of `seconds`, which may be
+    0; None when nothing came. What waits already has come, however few seconds there are.
 
     Time in which this process does not run is not the child's fault: a job that is suspended and a
     container that is frozen stop both. So a look at the clock counts as a part at most.
     """
-    left, part = seconds, seconds / NUM_PARTS
-    while left > 0:
+    left = max(0.0, seconds)
+    part = left / NUM_PARTS
+    while True:
         begin = time.monotonic()
         has_come = wait([peer], min(left, part))
-        left -= min(time.monotonic() - begin, part)
+        left = max(0.0, left - min(time.monotonic() - begin, part))
         if has_come:
-            break
-    return left
+            return left
+        if not left:
+            return None
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class Helper:
             self._drop()
 
     def _answer(self, worker: Worker, seconds: float) -> bytes:
-        if left_after_waiting(worker.connection, seconds) <= 0:
+        if left_after_waiting(worker.connection, seconds) is None:
             raise TimeoutError(f"{self._name} did not answer in {seconds:g} s")
         try:
             return worker.connection.recv_bytes(self._max_answer)
@@ -124,7 +124,7 @@ class Helper:
         if self._is_ready:
             return worker
         with contextlib.suppress(EOFError, OSError):
-            if left_after_waiting(worker.connection, START_SECONDS) > 0:
+            if left_after_waiting(worker.connection, START_SECONDS) is not None:
                 self._is_ready = worker.connection.recv_bytes(len(READY)) == READY
         if not self._is_ready:
             self._check_open()

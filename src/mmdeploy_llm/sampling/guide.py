@@ -188,6 +188,7 @@ class Thoughts:
         end = self._parser.end_marker
         is_end = bool(end) and self._begun.endswith(str(end).encode())
         self._next = NextText(kind="free")
+        matcher.restart()  # it may have read the blanks before as an answer
         if is_end:
             self._enter(matcher, content)
 

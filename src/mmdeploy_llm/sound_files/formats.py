@@ -38,11 +38,11 @@ def sniff_file(blob: bytes) -> str | None:
     name = sniff(blob[:HEAD])
     if name != "mp3" or not blob.startswith(ID3):
         return name
-    after = sniff(blob[_after_tags(blob) :][:HEAD])
+    after = sniff(blob[after_tags(blob) :][:HEAD])
     return after if after in ("flac", "aac") else name
 
 
-def _after_tags(blob: bytes) -> int:
+def after_tags(blob: bytes) -> int:
     """Returns where the ID3 tags of a file end."""
     at = 0
     while blob[at : at + len(ID3)] == ID3 and at + ID3_HEADER <= len(blob):

@@ -13,10 +13,12 @@ MISSING = 0.02, 0.5  # share and seconds of the stated length from which on miss
 class Tally:
     """Counts what is read of a file; its reader is the only writer.
 
-    num_whole, num_damaged: packets. seconds: that were read; stated: that the header says, 0 where
-    it does not. tracks: languages of the sound tracks; track: the one that is read.
+    name: FFmpeg's of the format. num_whole, num_damaged: packets. seconds: that were read; stated:
+    that the header says, 0 where it does not. tracks: languages of the sound tracks; track: the one
+    that is read.
     """
 
+    name: str
     num_whole: int = 0
     num_damaged: int = 0
     seconds: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -157,13 +157,7 @@ def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
     if kept.share is not None:
         shape = sum(rows), num_units(kept.shape[-1], kept.layout.bits)
         whole = torch.empty(shape, dtype=torch.int32)
-    parts = []
-    for read, target in zip(kept.reads, torch.split(whole, rows), strict=True):
-        assert isinstance(read.file, CODED_FILES)
-        first = read.first_value // read.shape[1]
-        weight = read.file.read_coded(read.key, target)
-        parts.append(weight.rows(slice(first, first + read.shape[0])))
-    weight = joined(parts, whole)
+    weight = joined(_parts(kept.reads, torch.split(whole, rows)), whole)
     if weight.has_nan():
         keys = ", ".join(dict.fromkeys(read.key for read in kept.reads))
         raise CheckpointError(
@@ -177,6 +171,23 @@ def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
     assert isinstance(module, CodedHolder)
     module.hold_coded(own, weight)
     return weight
+
+
+def _parts(reads: Sequence[Read], targets: Sequence[Tensor]) -> list[CodedWeight]:
+    """Returns what is read, from weights that are each decoded once. targets: memory of the units
+    of each read, which a weight that has one read is decoded into."""
+    num_reads = Counter((id(read.file), read.key) for read in reads)
+    decoded: dict[tuple[int, str], CodedWeight] = {}
+    parts = []
+    for read, target in zip(reads, targets, strict=True):
+        assert isinstance(read.file, CODED_FILES)
+        key = id(read.file), read.key
+        if key not in decoded:
+            out = target if num_reads[key] == 1 else None
+            decoded[key] = read.file.read_coded(read.key, out)
+        first = read.first_value // read.shape[1]
+        parts.append(decoded[key].rows(slice(first, first + read.shape[0])))
+    return parts
 
 
 def _taken(weight: CodedWeight, shape: Sequence[int], share: Share) -> CodedWeight:

@@ -62,6 +62,7 @@ def _mixtral(config: Any) -> Options:
             top_k=config.num_experts_per_tok,
             intermediate_size=config.intermediate_size,
             router="softmax",
+            rounds_weights=False,
         ),
         "moe_layers": frozenset(range(config.num_hidden_layers)),
     }
@@ -79,6 +80,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gpt_neox": Family(
             options={"mlp_bias": True, "has_gate": False},
             more=lambda config: {"has_mlp_norm": config.use_parallel_residual},
+            own=("is_decoder",),  # which its model never reads
             has_fused_heads=True,
             renames=(
                 (r"^gpt_neox\.", "model."),

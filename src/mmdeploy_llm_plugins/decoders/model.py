@@ -43,7 +43,7 @@ class StandardModel(CausalLM):
         self._has_fused_heads = family.has_fused_heads
         ignored = (r"rotary_emb\.inv_freq$", *family.ignored)
         if decoder.is_tied:
-            ignored += ("^lm_head",)
+            ignored += (r"^(lm_head|embed_out)\.",)
         self.weight_map = WeightMap(self, renames=family.renames, ignored=ignored)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:

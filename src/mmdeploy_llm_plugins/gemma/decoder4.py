@@ -186,13 +186,14 @@ class Gemma4Router(KernelLayer):
             num_experts=num_experts,
             top_k=text.top_k_experts,
             intermediate_size=text.moe_intermediate_size,
+            rounds_weights=False,
         )
         self.norm = RMSNorm(size, config.norm_eps)
         self.proj = SoftmaxRouter(size, options)
         self.per_expert_scale = nn.Parameter(torch.empty(num_experts), requires_grad=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Routes x [T, hidden]: weights [T, k] in x's dtype, expert ids [T, k]."""
+        """Routes x [T, hidden]: weights [T, k] in float32, expert ids [T, k]."""
         normed = scaled(self.norm(x), x.shape[1] ** -0.5, self.kernels)
         weights, experts = self.proj(normed, self.per_expert_scale)
         return weights, experts

@@ -38,7 +38,7 @@ class GlmExperts(KernelLayer):
     def __init__(self, config: Any, decoder: DecoderConfig) -> None:
         super().__init__()
         size, inner_size = config.hidden_size, config.moe_intermediate_size
-        self.gate = GroupRouter(config)
+        self.gate = GroupRouter(config, rounds_weights=False)
         activation: Any = decoder.activation
         self.experts = Experts(config.n_routed_experts, size, inner_size, activation)
         shared_size = inner_size * config.n_shared_experts

@@ -65,5 +65,4 @@ class NemotronMoE(KernelLayer):
         """Computes all experts, [T, hidden] -> [T, hidden]."""
         weights, experts = self.gate(x)
         routed = self.experts(self.fc1_latent_proj(x), weights, experts)
-        routed = routed if routed.dtype is x.dtype else routed.to(x.dtype)
         return added(self.fc2_latent_proj(routed), self.shared_experts(x), self.kernels)

@@ -143,6 +143,33 @@ def test_location_tokens_are_boxes(text, expected):
     assert found.num_unread == (not expected)
 
 
+ONE = "<loc_0><loc_0><loc_10><loc_10>"
+BACK = "<loc_900><loc_500><loc_700><loc_800>"
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "num_boxes"),
+    [
+        (ONE + BACK, "<OD>", 2),
+        (BACK + ONE, "Q: <OD>", 2),
+        (ONE + BACK, "<OCR_WITH_REGION>", 1),
+        (ONE + ONE, "<REGION_TO_SEGMENTATION><loc_1><loc_1><loc_9><loc_9>", 1),
+        (ONE + BACK + ONE * 2, "<OD>", 4),
+        (ONE + BACK + ONE * 2, "Where is a car?", 4),
+        (BACK + ONE * 3, "<OPEN_VOCABULARY_DETECTION>car", 4),
+        (ONE * 2, "", 2),
+    ],
+)
+def test_one_box_that_runs_back_does_not_change_the_others(text, prompt, num_boxes):
+    """It is the box between its corners, as transformers keeps it. The task says what kind of boxes
+    answer it; else most of them do."""
+    found = find_boxes(f"car{text}", RULE, (100, 200), None, prompt)
+    assert (len(found.boxes), found.num_unread) == (num_boxes, 0)
+    sizes = {(box.x0, box.y0, box.x1, box.y1) for box in found.boxes}
+    if BACK in text and num_boxes > 1:
+        assert sizes == {(0.05, 0.1, 1.05, 2.1), (70.05, 100.1, 90.05, 160.1)}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

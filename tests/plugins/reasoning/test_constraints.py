@@ -299,6 +299,16 @@ def test_the_limit_of_the_thinking_holds(writer) -> None:
         assert found.text in ("red", "<blue>"), name  # it ends white space before the thinking
 
 
+@pytest.mark.parametrize("name", ["qwen3", "glm-4.5"])
+def test_white_space_before_a_forced_end_is_no_part_of_the_answer(writer, name) -> None:
+    """The grammar took it for the beginning of an answer, and begins again after the end."""
+    one, guided = writer(name, are_tokens=True), GuidedDecodingParams(regex=r"\n\n[ab]{3}")
+    found = one.write(guided, "Q", "\n" * 9, "x", reasoning_max_tokens=2)
+    _, end, answer = one.tokenizer.decode(found.token_ids).partition("</think>")
+    assert end
+    assert re.fullmatch(r"\n\n[ab]{3}(<eos>)?", answer), answer
+
+
 @pytest.mark.parametrize("kind", ["json", "structural_tag"])
 def test_a_tool_call_ends_the_thinking_only_where_the_constraint_allows_it(writer, kind) -> None:
     call = {"begin": "<tool_call>", "schema": SCHEMA, "end": "</tool_call>"}

@@ -229,7 +229,7 @@ class _Child:
             raise _EndedError(str(error)) from None
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        if left_after_waiting(self._worker.connection, seconds) <= 0:
+        if left_after_waiting(self._worker.connection, seconds) is None:
             raise _EndedError(f"it was not read within {seconds:g} seconds")
         try:
             return receive(self._peer, self._spec.mark, self._spec.max_bytes)

@@ -19,8 +19,8 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.sound_files.lengths import stated_seconds
 from mmdeploy_llm.sound_files.parts import parts_of
-from mmdeploy_llm.sound_files.riff import stated_seconds
 from mmdeploy_llm.sound_files.tally import Tally
 
 from .limits import MAX_CHANNELS, check_values, no_samples, too_long
@@ -58,7 +58,7 @@ def read_container(
     Raises MediaError for a file that cannot be read, MediaLimitError for a part that is too long,
     UnsupportedMediaError for one without sound.
     """
-    read = Tally()
+    read = Tally(name=name)
     yield from _resampled(_cut(_mono(blob, name, read), span), rate)
     if notes is not None and span.end is None:
         notes += read.notes()
@@ -139,7 +139,7 @@ def _note(read: Tally, blob: bytes, container: InputContainer, stream: AudioStre
     tracks = [*container.streams.audio]
     is_alone = len(container.streams) == 1  # a picture may be longer than its sound
     whole = (container.duration or 0) / av.time_base if is_alone else 0.0
-    read.stated += stated_seconds(blob) or own or whole
+    read.stated += stated_seconds(blob, read.name, own, whole)
     languages = (track.language or "und" for track in tracks)
     read.tracks, read.track = tuple(languages), tracks.index(stream)
 

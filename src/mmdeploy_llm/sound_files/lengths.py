@@ -1,0 +1,35 @@
+"""Tells how long a sound file says it is, apart from what FFmpeg guesses."""
+
+from __future__ import annotations
+
+from . import riff
+from .formats import after_tags
+
+# Formats whose headers state how long the sound is. Of others FFmpeg computes it from the bit rate
+# of the first frames, or has no header.
+WITH_LENGTH = frozenset(
+    ("wav", "w64", "aiff", "flac", "ogg", "mp4", "matroska", "caf", "au", "avi", "flv", "asf")
+)
+# In the first frame of an MP3 file: names of what may state the number of frames; a flag says so.
+MPEG_FRAME, XING, HAS_FRAMES, VBRI = 64, (b"Xing", b"Info"), 1, b"VBRI"
+
+
+def stated_seconds(blob: bytes, name: str, track: float, whole: float) -> float:
+    """Returns the seconds that the header of a file states, 0 where it does not. name: FFmpeg's of
+    its format; track, whole: the seconds of its sound track and of all, as FFmpeg has them."""
+    if not _states_length(blob, name):
+        return 0.0
+    if name == "matroska":  # states those of the whole file; a track's are FFmpeg's guess
+        return 0.0 if track else whole
+    return (riff.stated_seconds(blob) if name == "wav" else None) or track or whole
+
+
+def _states_length(blob: bytes, name: str) -> bool:
+    if name != "mp3":
+        return name in WITH_LENGTH
+    frame = blob[after_tags(blob) :][:MPEG_FRAME]
+    for mark in XING:
+        _, found, flags = frame.partition(mark)
+        if found:
+            return bool(int.from_bytes(flags[:4], "big") & HAS_FRAMES)
+    return VBRI in frame
