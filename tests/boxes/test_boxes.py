@@ -96,26 +96,36 @@ def test_hostile_answers(text, boxes):
     assert read_boxes(text, QWEN3_VL, SIZE) == boxes
 
 
+def seconds(text, rule):
+    """Returns the least CPU time of three readings, in this thread, and no less than a clock tells
+    apart on any system."""
+    taken = []
+    for _ in range(3):
+        begin = time.thread_time()
+        read_boxes(text, rule, SIZE)
+        taken.append(time.thread_time() - begin)
+    return max(0.01, min(taken))
+
+
 @pytest.mark.parametrize("rule", [QWEN2_VL, QWEN3_VL, GEMMA, INTERNVL, GLM, PADDLE])
 @pytest.mark.parametrize(
     "text",
     [
-        "(1,2),(3,4)" * 20_000,
-        '{"bbox_2d": [1,2,3,4], "box_2d": [1,2,3,4]}' * 20_000,
-        "[[1, 2, 3, 4]]" * 20_000,
-        "<|LOC_1|><|LOC_9|>" * 20_000,
-        "a" * 200_000,
-        "<ref>" * 40_000,
-        " " * 200_000,
-        '"label": "' * 20_000,
-        "[[1" * 60_000,
+        "(1,2),(3,4)" * 5_000,
+        '{"bbox_2d": [1,2,3,4], "box_2d": [1,2,3,4]}' * 5_000,
+        "[[1, 2, 3, 4]]" * 5_000,
+        "<|LOC_1|><|LOC_9|>" * 5_000,
+        "a" * 50_000,
+        "<ref>" * 10_000,
+        " " * 50_000,
+        '"label": "' * 5_000,
+        "[[1" * 15_000,
     ],
 )
 def test_many_boxes_take_linear_time(rule, text):
-    """Nothing that a model writes holds the program."""
-    begin = time.process_time()
-    read_boxes(text, rule, SIZE)
-    assert time.process_time() - begin < 3
+    """Nothing that a model writes holds the program: four times the text takes about four times as
+    long, where a square would take sixteen."""
+    assert seconds(4 * text, rule) < 12 * seconds(text, rule)
 
 
 def test_coco_and_yolo():

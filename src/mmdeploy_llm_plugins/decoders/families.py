@@ -70,6 +70,7 @@ def _mixtral(config: Any) -> Options:
 
 COHERE: Options = {"has_norm_biases": False, "is_parallel": True}
 AFTER: Options = {"pre_norms": False, "post_norms": True}
+# transformers rounds the norms of OLMo 2 and 3, and of Helium, only after the weight multiplies.
 OLMO2 = Family(options={**AFTER, "has_full_qk_norm": True}, renames=NORMS_AFTER)
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

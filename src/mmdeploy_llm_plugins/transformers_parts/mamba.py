@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from mmdeploy_llm.layers import Mamba2, Mamba2Config
 
 from .cache import carriers
-from .cache.states import CONV, RECURRENT
+from .cache.states import CONV, RECURRENT, StateLayer
 from .linear import AnyLinear
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 CHILDREN = frozenset({"in_proj", "conv1d", "norm", "out_proj"})
 PARAMETERS = frozenset({"A_log", "D", "dt_bias"})
 SIZES = ("hidden_size", "num_heads", "head_dim", "ssm_state_size", "n_groups", "conv_kernel_size")
-NUM_TOKENS = 7  # of the comparison
+NUM_TOKENS = 7  # of the prompt of the comparison
 ROUNDING, ROUNDING_OF_HALF = 1e-3, 0.05
 # Tokens that transformers' own scan computes as one square of scores, with padding up to it.
 CHUNK = 32
@@ -120,31 +121,42 @@ def use_engine_mixers(model: nn.Module) -> None:
 
 def check_mixers(model: nn.Module) -> None:
     """Puts transformers' mixers back where the engine's compute something else with the loaded
-    weights, and says so."""
+    weights, and says so. One of each configuration is compared."""
     found = [
         (parent, name, child)
         for parent in list(model.modules())
         for name, child in parent.named_children()
         if isinstance(child, AnyMamba2)
     ]
-    if not found or _is_same(found[0][2]):
-        return
-    logger.warning(
-        "the engine's layers of Mamba-2 compute something else than %s, which stays",
-        type(found[0][2].plain()).__name__,
-    )
+    is_same: dict[tuple[type, Mamba2Config], bool] = {}
     for parent, name, child in found:
-        setattr(parent, name, child.plain())
+        plain = child.plain()
+        kind = type(plain), child.config
+        if kind not in is_same:
+            is_same[kind] = _is_same(child, plain)
+            if not is_same[kind]:
+                logger.warning(
+                    "the engine's layers of Mamba-2 compute something else than %s, which stays",
+                    type(plain).__name__,
+                )
+        if not is_same[kind]:
+            setattr(parent, name, plain)
 
 
-def _is_same(mixer: AnyMamba2) -> bool:
-    weight, plain = mixer.conv1d.weight, mixer.plain()
+def _is_same(mixer: AnyMamba2, plain: Any) -> bool:
+    """Whether both give the same for a prompt and for a token that continues from its states."""
+    weight = mixer.conv1d.weight
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(1, NUM_TOKENS, mixer.config.hidden_size, generator=random).to(weight)
-    with torch.inference_mode():
-        wanted, own = plain(x).float(), mixer(x).float()
+    x = torch.randn(1, NUM_TOKENS + 1, mixer.config.hidden_size, generator=random).to(weight)
     allowed = ROUNDING if weight.dtype == torch.float32 else ROUNDING_OF_HALF
-    return bool((own - wanted).norm() <= allowed * wanted.norm())
+    with torch.inference_mode():
+        pairs = zip(*(_passes(each, x, mixer.layer) for each in (mixer, plain)), strict=True)
+        return all(bool((a - b).norm() <= allowed * b.norm()) for a, b in pairs)
+
+
+def _passes(mixer: Any, x: Tensor, layer: int) -> list[Tensor]:
+    cache = Cache(layers=[StateLayer() for _ in range(layer + 1)])
+    return [mixer(part, cache).float() for part in (x[:, :NUM_TOKENS], x[:, NUM_TOKENS:])]
 
 
 def _config_of(plain: Any) -> Mamba2Config | None:

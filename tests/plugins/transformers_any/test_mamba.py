@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
@@ -71,7 +72,7 @@ def test_other_mixers_stay(loaded):
 
 
 def test_what_computes_something_else_is_put_back(loaded, monkeypatch, caplog):
-    monkeypatch.setattr(mamba, "_is_same", lambda _: False)
+    monkeypatch.setattr(mamba, "_is_same", lambda *_: False)
     model, own = loaded("BambaForCausalLM")
     assert not mixers(model)
     assert "compute something else than BambaMixer, which stays" in caplog.text
@@ -79,3 +80,33 @@ def test_what_computes_something_else_is_put_back(loaded, monkeypatch, caplog):
     with torch.inference_mode():
         found, wanted = (each(ids, use_cache=False).logits for each in (model.inner, own))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_token_that_continues_is_compared_too(loaded, monkeypatch, caplog):
+    """Mixers that compute prompts alike and forget their states are put back."""
+    monkeypatch.setattr(mamba._Passed, "keep", lambda _: None)
+    model, _ = loaded("BambaForCausalLM")
+    assert not mixers(model)
+    assert "compute something else than BambaMixer, which stays" in caplog.text
+
+
+def test_one_of_each_configuration_is_compared(caplog):
+    """Those of one that computes something else are put back, the others stay."""
+    plain = []
+    for layer, size in enumerate((16, 16, 32, 32)):
+        config = transformers.Mamba2Config(
+            hidden_size=64, num_heads=8, head_dim=16, n_groups=2, state_size=size
+        )
+        plain.append(Mamba2Mixer(config, layer))
+    model = torch.nn.ModuleList(plain).requires_grad_(False)
+    random = torch.Generator().manual_seed(0)
+    for param in model.parameters():
+        param.uniform_(-0.5, 0.5, generator=random)
+    mamba.use_engine_mixers(model)
+    mamba.check_mixers(model)
+    assert len(mixers(model)) == 4
+    assert not caplog.text
+    plain[2].norm.variance_epsilon = 10.0
+    mamba.check_mixers(model)
+    assert [module.layer for module in mixers(model)] == [0, 1]
+    assert caplog.text.count("compute something else than Mamba2Mixer, which stays") == 1

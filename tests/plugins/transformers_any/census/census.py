@@ -5,7 +5,8 @@ greedy tokens here as in transformers, on small random weights, or says why it c
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
     CENSUS_SOUNDS=1 python .../census.py                               sounds only; writes them too
     CENSUS_ODD=1 python .../census.py                                  text, with odd sizes; prints
-    CENSUS_WRITE=1 python .../census.py CLASS ...                      writes these into the data
+    CENSUS_WRITE=1 python .../census.py CLASS ...                      writes these into the data,
+                                                                       with CENSUS_SOUNDS=1, too
 
 All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
 bounded time and memory: text, and for classes that take them, images.
@@ -41,6 +42,7 @@ from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.tiny import make_tokenizer
 from mmdeploy_llm_plugins import (
     blip,
+    decoders,
     ernie,
     florence,
     formulanet,
@@ -77,7 +79,7 @@ import shrink
 import sounds
 from page import BY_PLUGIN, BY_SEQUENCE, EQUAL, NOT_MADE, REFUSED, Result
 
-# The plugins of single families.
+# The plugins of single families, and of standard decoders.
 NATIVE = (
     *(ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, minicpm, nemotron),
     *(
@@ -86,6 +88,7 @@ NATIVE = (
         phi,
         qwen,
         blip,
+        decoders,
         florence,
         formulanet,
         git,
@@ -395,7 +398,7 @@ def take_sounds():
     for name in sys.argv[1:] or sorted(SOUNDS):
         heard[name] = run(name, "sounds")
         print(name, "with sounds:", *heard[name], flush=True)
-    if not sys.argv[1:]:
+    if not sys.argv[1:] or os.environ.get("CENSUS_WRITE"):
         data = page.with_sounds(json.loads(page.DATA.read_text(encoding="utf-8")), heard)
         page.DATA.write_text(page.dumps(data), encoding="utf-8")
         page.main()

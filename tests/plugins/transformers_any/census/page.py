@@ -54,12 +54,12 @@ def data_of(results, pictured, plugins, version, date):
 
 
 def with_sounds(data, heard):
-    """Returns the census with other outcomes of prompts with sounds. heard: class -> Result."""
+    """Returns the census with these outcomes of prompts with sounds. heard: class -> Result."""
     rows = {
         name: {"sounds": found.outcome, "reason": shorten(found.reason)}
         for name, found in sorted(heard.items())
     }
-    return {**data, "sounds": rows}
+    return {**data, "sounds": dict(sorted((data["sounds"] | rows).items()))}
 
 
 def shorten(reason):

@@ -1,7 +1,7 @@
 """Gives a class of the census what its sounds need, and compares its answers about them.
 
 Tiny families that are described somewhere are taken as they are; of the others the config is shrunk
-and the feature extractor has its defaults.
+and the feature extractor has its defaults, but Whisper's the frequencies that the config asks for.
 """
 
 import json
@@ -64,7 +64,9 @@ def write(name, kind, folder):
     base, processor = images.processor_class(kind)
     tokenizer = images.make_tokenizer(base)
     extractor = getattr(transformers, FEATURE_EXTRACTOR_MAPPING_NAMES.get(kind, WHISPER))
-    fields = {**extractor().to_dict(), "feature_extractor_type": extractor.__name__}
+    bins = getattr(getattr(config, "audio_config", None), "num_mel_bins", None)
+    sizes = {"feature_size": bins} if bins and extractor.__name__ == WHISPER else {}
+    fields = {**extractor(**sizes).to_dict(), "feature_extractor_type": extractor.__name__}
     (folder / "preprocessor_config.json").write_text(json.dumps(fields, default=str))
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": processor}))
     tokenizer.save_pretrained(folder)
