@@ -107,6 +107,17 @@ def test_a_child_has_its_time_and_no_more():
         assert 0 < children.left_after_waiting(ours, 60.0) <= 60
 
 
+def test_waits_for_a_core_count_where_the_time_is_short(monkeypatch):
+    """Otherwise a limit of a tenth of a millisecond would be as long as the machine is busy."""
+    ours, theirs = socket.socketpair()
+    clock = iter(range(1000))
+    monkeypatch.setattr(children, "wait", lambda peers, seconds: [])
+    monkeypatch.setattr(children.time, "monotonic", lambda: next(clock))
+    with ours, theirs:
+        assert children.left_after_waiting(ours, 1e-4) is None
+    assert next(clock) == 2
+
+
 def test_what_a_child_has_sent_counts_though_no_time_is_left(monkeypatch):
     """An answer that waits, or comes in the last part of the time, is no silence."""
     ours, theirs = socket.socketpair()

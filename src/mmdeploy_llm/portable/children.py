@@ -29,6 +29,7 @@ SECRET_BYTES = 32
 CONNECT_SECONDS = 60.0
 PARENT_CHECK_SECONDS = 1.0
 NUM_PARTS = 20  # of the time for an answer
+LEAST_PART = 0.01  # seconds; a process waits as long for a core
 LOOPBACK = "127.0.0.1"
 
 
@@ -157,7 +158,7 @@ def left_after_waiting(peer: socket.socket | Connection, seconds: float) -> floa
     container that is frozen stop both. So a look at the clock counts as a part at most.
     """
     left = max(0.0, seconds)
-    part = left / NUM_PARTS
+    part = max(left / NUM_PARTS, LEAST_PART)
     while True:
         begin = time.monotonic()
         has_come = wait([peer], min(left, part))
