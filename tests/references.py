@@ -104,7 +104,9 @@ class References:
         }
         answers = self._root / digest(contents)
         answers.mkdir(exist_ok=True)
-        return self._loaded.setdefault(answers, Reference(Path(folder), answers))
+        found = self._loaded.setdefault(answers, Reference(answers))
+        found.folder = Path(folder)  # an earlier one with the same files may be gone
+        return found
 
     def changed(self):
         """Returns the checkpoints that a test wrote to. They are removed."""
@@ -154,12 +156,12 @@ class Reference:
     """transformers' model of a folder, as model_checks.reference runs it. It is loaded when it is
     asked for what it has not answered yet."""
 
-    def __init__(self, folder, answers):
-        self._folder, self.answers = folder, Answers(answers)
+    def __init__(self, answers):
+        self.folder, self.answers = None, Answers(answers)
 
     @cached_property
     def loaded(self):
-        return transformers_reference(self._folder)
+        return transformers_reference(self.folder)
 
     @property
     def model(self):
