@@ -11,7 +11,8 @@ from mmdeploy_llm.processes import without_collections
 
 @pytest.fixture(autouse=True)
 def nothing_is_frozen():
-    """As in a program that has not called gc.freeze, which these tests have."""
+    """Lets the collector look at everything again, as in a program that has not called gc.freeze:
+    the suite has called it."""
     gc.unfreeze()
     yield
     gc.freeze()

@@ -375,8 +375,8 @@ def test_fewer_image_tokens_are_tried(llm, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_work_of_1500_files_is_right_within_a_quarter(llm, tmp_path, seed, monkeypatch):
-    """What a sample tells of all: how many tokens and pictures. Each token and each picture counts
-    as some time, whatever step it is in, so the answer is the same on every machine.
+    """A sample tells how many tokens and pictures all files have. Each token and each picture
+    counts as some time, whatever step it is in, so the answer is the same on every machine.
 
     It does not cover real seconds: what a step costs besides and how many sequences share one,
     which follows from how fast pictures come, nor what is outside of steps: the intake of pictures,

@@ -14,7 +14,7 @@ from mmdeploy_llm_plugins.decoders.model import decoder_config, new_model
 
 
 def test_every_class_has_a_family_that_reads_what_transformers_declares():
-    """With the defaults of its config, those of the published models."""
+    """Each family is built from the defaults of its config in transformers."""
     assert FAMILIES.keys() == CLASSES.keys()
     for name, architecture in CLASSES.items():
         config = getattr(transformers, architecture).config_class()

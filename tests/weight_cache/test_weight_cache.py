@@ -357,7 +357,8 @@ def test_what_is_removed_while_it_is_written_is_told(cache, kernels, monkeypatch
     assert restored(cache, kernels) is not None
 
 
-def test_two_processes_that_make_room_remove_no_more_than_one_does(cache, kernels, monkeypatch):
+def three_of_different_times(cache, kernels):
+    """Keeps three models, the first of which was not used for longest. Returns their files."""
     paths = []
     for number, key in enumerate("abc"):
         own = cache(key)
@@ -365,6 +366,11 @@ def test_two_processes_that_make_room_remove_no_more_than_one_does(cache, kernel
         own.wait()
         paths.append(own._path)
         os.utime(own._path, (number, number))
+    return paths
+
+
+def test_two_processes_that_make_room_remove_no_more_than_one_does(cache, kernels, monkeypatch):
+    paths = three_of_different_times(cache, kernels)
     files = folder._files
 
     def both_look(place):
@@ -386,13 +392,7 @@ def test_a_stopped_writer_leaves_nothing(cache, kernels):
 
 
 def test_files_that_were_not_used_for_longest_leave(cache, kernels):
-    paths = []
-    for number, key in enumerate("abc"):
-        own = cache(key)
-        own.keep(packed(kernels, None))
-        own.wait()
-        paths.append(own._path)
-        os.utime(own._path, (number, number))
+    paths = three_of_different_times(cache, kernels)
     size = paths[0].stat().st_size
     assert cache("a").restore(on_meta(), kernels, kernels.memory)  # used now
     left = paths[0].with_name("killed.new")

@@ -154,16 +154,15 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
               const Reading& reading = {}) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int64_t chunk = reading.chunk(units, rows);
+    const int64_t tasks = panels * blocks, chunk = reading.chunk(units, rows);
     const char* weights = static_cast<const char*>(packed);
-    parallel_with_next(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
+    parallel_with_next(tasks, num_threads, [&](int64_t task, int64_t next_task) {
         const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
         const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
         const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
         const int64_t every = num_strips == 1 ? reading.strip_every : PREFETCH_UNITS;
-        if (num_strips == 1 && next_task < panels * blocks) reading.prefetch_beside(next_task % panels);
+        if (num_strips == 1 && next_task < tasks) reading.prefetch_beside(next_task % panels);
         const char* own = weights + panel * units * UNIT_BYTES;
-        const int64_t tasks = panels * blocks;
         const char* after = weights + next_task % panels * units * UNIT_BYTES;
         if (next_task >= tasks) {
             after = next_product.weights;
